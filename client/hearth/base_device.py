@@ -575,7 +575,7 @@ class BaseDevice(ABC, Generic[A, S]):
         from hearth.types import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
-        return self._connection.asking(command, lambda result: MemoryUsage.of(result.memory_usage))
+        return self._connection.request(command, lambda result: MemoryUsage.of(result.memory_usage))
 
     def _cleaning(self) -> Reply:
         command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())

@@ -484,7 +484,7 @@ class BaseEvent(CupyNames):
         command = commands_pb2.Command()
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
-        return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
+        return self._connection.request(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
 
     def _call_when_done(self, deliver: Callable[[Callable[[], None]], object], call: Callable[[], object]) -> None:
         """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
@@ -497,7 +497,7 @@ class BaseEvent(CupyNames):
         command = commands_pb2.Command()
         command.query_event.event = self._recorded_on(attachment, self._connection)
         command.query_event.wait = wait
-        return self._connection.asking(command, lambda result: result.event.done, attachment)
+        return self._connection.request(command, lambda result: result.event.done, attachment)
 
     def __del__(self) -> None:
         attachment = getattr(self, "_attachment", None)

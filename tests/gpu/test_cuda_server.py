@@ -213,13 +213,13 @@ def test_host_pool_grows_outside_the_device_thread() -> None:
 
     grown = threading.Event()
     pool = HostPool(4 << 20, lock=PageLocks(0).allocate, slab=1 << 20, on_grown=grown.set)
-    first = pool.take(1 << 20)
-    assert first is not None and pool.take(4096) is None, "nothing is locked on this thread"
+    first = pool.allocate(1 << 20)
+    assert first is not None and pool.allocate(4096) is None, "nothing is locked on this thread"
     assert grown.wait(10) and pool.grown() and not pool.grown()
-    second = pool.take(4096)
+    second = pool.allocate(4096)
     assert second is not None and pool.pinned == 2 << 20
-    pool.give(first)
-    pool.give(second)
+    pool.free(first)
+    pool.free(second)
 
 
 # copies

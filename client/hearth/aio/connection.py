@@ -203,7 +203,7 @@ class LoopConnection(Connection):
             if attachment is not None and attachment.session.device_lost and self._space is not None:
                 self._space.lost = True  # `_ended` is about to set this
             self._last = fresh = LoopAttachment(
-                self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
+                self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
                 # no array of an earlier space is left, so its generation may become known later

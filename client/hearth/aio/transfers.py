@@ -81,7 +81,7 @@ def upload(
     try:
         if not (registered.shareable(data) and registered.likely(connection, attachment)):
             # the caller may change its memory as soon as this call returns
-            data = registered.taken(connection, attachment, data)
+            data = registered.copy_of_bytes(connection, attachment, data)
         reply, number = router.begin_upload(connection, attachment, part, size)
     except BaseException:
         connection.finish_upload(size)
@@ -267,9 +267,9 @@ class _Download(_Transfer):
             landing = registered.download(connection, attachment, number, there)
         self._from = there
         if landing is not None and landing.guaranteed:
-            reply.on_error = partial(registered.spoil, there)  # the session thereby keeps `there` alive
+            reply.on_error = partial(registered.mark_spoiled, there)  # the session thereby keeps `there` alive
             if reply.error is not None:
-                registered.spoil(there)
+                registered.mark_spoiled(there)
             return True
         try:
             router.carry_download(connection, attachment, reply, number, there, None, self._report)

@@ -63,7 +63,7 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
         strided_copy.copy(to, since, stream)
         return
     handle = streams.resolve_captured(stream, to._connection, attachment)
-    for move in strided.moves(to._as_rows(), since._as_rows()):
+    for move in strided.copies_between(to._as_rows(), since._as_rows()):
         attachment.submit(strided_copy.command(handle, to, since, move))
 
 

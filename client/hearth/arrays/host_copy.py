@@ -107,7 +107,7 @@ class PinnedCopies:
         self._pairs = {}  # a remembered copy may refer to an attachment that has ended
         return None
 
-    def remember(
+    def add(
         self, array: ArrayLike, host: np.ndarray[Any, Any], direction: int, given: BaseStream | None, copy: PinnedCopy
     ) -> None:
         """Keeps a copy, to be found again by its host array.
@@ -393,7 +393,7 @@ def _remember(
     if type(host) is np.ndarray and host.dtype is array._dtype and host.base is not None:
         if array._copies is None:
             array._copies = PinnedCopies()
-        array._copies.remember(array, host, direction, on, copy)
+        array._copies.add(array, host, direction, on, copy)
 
 
 def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:

@@ -152,7 +152,7 @@ def reshaped_strides(
     return tuple(reversed(made))
 
 
-def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
+def copies_between(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
     """Generates the fewest copies that transfer an array to another one of the same shape and dtype.
 
     Args:

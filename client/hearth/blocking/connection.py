@@ -83,7 +83,7 @@ class BlockingConnection(Connection):
                 if self.refusal is not None:
                     raise self.refusal.again()
                 fresh = _attachment_type()(
-                    self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
+                    self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
                 )
                 try:
                     fresh.open(self.transport, self.token, self.ordinal, backoff.left, self.lease)

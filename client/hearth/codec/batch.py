@@ -32,7 +32,7 @@ different sizes."""
 _BETWEEN_LIMIT = 4096
 
 
-def asking(request: int, command: bytes) -> bytes:
+def with_request(request: int, command: bytes) -> bytes:
     """Adds a request number to a serialized command.
 
     Args:
@@ -56,7 +56,7 @@ def number(value: int) -> bytes:
     return varint(value)
 
 
-def answered(response: bytes) -> tuple[int, bytes]:
+def parse_answer(response: bytes) -> tuple[int, bytes]:
     """Extracts the request number and the rest of the serialized `Result` from an `ExecuteResponse`.
 
     Returns 0 and no bytes if the response is of another kind or long, or the number has more than 28 bits.

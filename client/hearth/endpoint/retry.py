@@ -63,7 +63,7 @@ def retrying(
             error: Error of the last attempt.
             pauses: Pauses of this call.
         """
-        pause = pauses.after(error) if may_repeat(error, idempotent) else None
+        pause = pauses.after(error) if may_retry(error, idempotent) else None
         if pause is not None and on_retry is not None:
             on_retry(error, pause)
         return pause
@@ -165,7 +165,7 @@ def _retry(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection[s
         time.sleep(pause)
 
 
-def may_repeat(error: HearthError, idempotent: bool) -> bool:
+def may_retry(error: HearthError, idempotent: bool) -> bool:
     """Decides whether a failed call may be repeated.
 
     Args:

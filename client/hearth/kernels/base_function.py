@@ -387,12 +387,12 @@ class BaseFunction(CupyNames):
         asked.shared_mem = shared_mem
         if cluster is not None:
             asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
-        return self._connection.asking(command, _occupancy, attachment)
+        return self._connection.request(command, _occupancy, attachment)
 
     def _describing(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
         command = _description(self._handle_on(attachment), carveout)
-        return self._connection.asking(command, lambda result: result.function, attachment)
+        return self._connection.request(command, lambda result: result.function, attachment)
 
     def _repr_html_(self) -> str:
         from hearth import html_repr

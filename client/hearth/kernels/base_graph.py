@@ -214,7 +214,7 @@ class BaseGraph(CupyNames, Program):
             )
 
         with self._or_closed():
-            return self._connection.asking(command, read, attachment)
+            return self._connection.request(command, read, attachment)
 
     # ---- use ----
 

@@ -138,7 +138,7 @@ class BaseModule(CupyNames, Generic[F, G]):
         command.get_global.module = self._handle_on(attachment)
         command.get_global.name = name
         # "global" is a keyword of Python
-        return connection.asking(
+        return connection.request(
             command,
             lambda result: self._found(attachment, handle, name, getattr(result, "global").size, dtype, shape),
             attachment,
@@ -171,7 +171,7 @@ class BaseModule(CupyNames, Generic[F, G]):
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_module.module = self._handle_on(attachment)
-        return self._connection.asking(command, lambda result: result.module, attachment)
+        return self._connection.request(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
         """Returns the module's handle on the attachment to be used; loads the module again after a loss."""

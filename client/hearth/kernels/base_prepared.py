@@ -69,7 +69,7 @@ class BasePrepared(Program):
             self._calls = tuple(one_by_one(recorder.calls))
 
         with self._or_closed():
-            return self._connection.asking(command, read, attachment)
+            return self._connection.request(command, read, attachment)
 
     def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None) -> None:
         """Runs all launches in order. Does not block.

@@ -110,4 +110,4 @@ def job_of(
 def _copied(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
     from hearth.transfer import registered  # not imported for small arrays
 
-    return registered.taken(connection, attachment, data)
+    return registered.copy_of_bytes(connection, attachment, data)

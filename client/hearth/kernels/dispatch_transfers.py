@@ -109,7 +109,8 @@ class DispatchBytes:
         from hearth.transfer import registered
 
         self._uploads = [
-            (number, registered.taken(self._connection, self._attachment, data)) for number, data in self._uploads
+            (number, registered.copy_of_bytes(self._connection, self._attachment, data))
+            for number, data in self._uploads
         ]
 
     def place(self) -> bool:
@@ -146,7 +147,7 @@ class DispatchBytes:
             self._written.append((landing.memory, output))
             over = self._over
         if over:
-            registered.spoil(landing.memory)
+            registered.mark_spoiled(landing.memory)
         return True
 
     def move(self) -> None:
@@ -267,4 +268,4 @@ class DispatchBytes:
 def _spoil(memory: memoryview) -> None:
     from hearth.transfer import registered
 
-    registered.spoil(memory)
+    registered.mark_spoiled(memory)

@@ -79,7 +79,7 @@ class Program(ABC):
             )
         attachment = connection.attachment()
         if space.lost or attachment.space is not space:
-            raise lost(self._what, connection, space)
+            raise lost_handle_error(self._what, connection, space)
         return attachment
 
     @contextmanager
@@ -135,7 +135,7 @@ def count(n: SupportsIndex) -> int:
     return number
 
 
-def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
+def lost_handle_error(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
     """Builds the error of a handle that was lost with its device process or connection.
 
     Args:

@@ -75,7 +75,7 @@ def _copy(to: ArrayLike, since: ArrayLike) -> commands_pb2.Command:
         move = strided_copy.common_axes(to._shape, to.strides, since.strides, to.itemsize).move
         moves = [] if move is None else [move]
     else:
-        moves = list(strided.moves(to._as_rows(), since._as_rows()))
+        moves = list(strided.copies_between(to._as_rows(), since._as_rows()))
     if len(moves) != 1:
         raise _several("copy", since)
     return strided_copy.command(0, to, since, moves[0])

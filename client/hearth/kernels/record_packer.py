@@ -70,7 +70,7 @@ def packer(
 def _looping(
     pointers: Sequence[int], raw: Sequence[int], pack: Callable[..., bytes], raw_bytes: Callable[[Any], bytes]
 ) -> Packer:
-    def looping(args: Sequence[Any], space: Space) -> bytes | None:
+    def pack_one_by_one(args: Sequence[Any], space: Space) -> bytes | None:
         """Packs the arguments one by one; see `Packer`.
 
         Args:
@@ -91,4 +91,4 @@ def _looping(
             values[index] = raw_bytes(values[index])
         return pack(*handles, *values)
 
-    return looping
+    return pack_one_by_one

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hearth import base_stream as streams
 from hearth import stream_scope
 from hearth.errors import LaunchError
-from hearth.kernels.graph_program import lost
+from hearth.kernels.graph_program import lost_handle_error
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseEvent, BaseStream, LaunchCall
@@ -141,7 +141,7 @@ class CaptureRecorder:
         Raises:
             InvalidHandleError: Always.
         """
-        raise lost("the graph that was being recorded", self._connection, None)
+        raise lost_handle_error("the graph that was being recorded", self._connection, None)
 
 
 class PreparedRecorder:
@@ -193,7 +193,7 @@ class PreparedRecorder:
             InvalidHandleError: The attachment is not the one on which the list began.
         """
         if attachment is not self.attachment:
-            raise lost("the list of launches that was being prepared", self._connection, None)
+            raise lost_handle_error("the list of launches that was being prepared", self._connection, None)
 
 
 def default_stream(what: str) -> LaunchError:

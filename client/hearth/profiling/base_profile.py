@@ -71,7 +71,7 @@ class BaseProfile:
         def read(result: commands_pb2.Result) -> None:
             self._result = result.profile
 
-        return self._connection.asking(command, read, self._attachment, reports=True)
+        return self._connection.request(command, read, self._attachment, reports=True)
 
     def __repr__(self) -> str:
         times = self._result

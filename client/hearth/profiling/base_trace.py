@@ -101,13 +101,13 @@ class BaseTrace:
             self._attachment = attachment
 
         # If a trace is already running, this request fails, not the end of the trace.
-        return self._connection.asking(command, begun, attachment)
+        return self._connection.request(command, begun, attachment)
 
     def _drop(self) -> None:
         """Ends the trace without waiting; its events are lost."""
         if self._attachment is None or self._attachment.alive:
             command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
-            self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
+            self._connection.request(command, lambda _: None, self._attachment).reply.abandon()
 
     def _end(self, error: BaseException | None) -> PendingResult[None] | None:
         """Ends the trace. Returns the request to wait for; None if there is none."""
@@ -119,7 +119,7 @@ class BaseTrace:
         def read(result: commands_pb2.Result) -> None:
             self._result = result.trace
 
-        return self._connection.asking(command, read, self._attachment)
+        return self._connection.request(command, read, self._attachment)
 
     def _done(self) -> commands_pb2.TraceResult:
         if self._result is None:

@@ -129,7 +129,7 @@ class Attachment:
         if self._lock.acquire(blocking=False):
             try:
                 if self.channel is not None:
-                    self.channel.nudge()
+                    self.channel.wake_sender()
                 if self._sender_waits:
                     self._call_sender()
             finally:
@@ -267,7 +267,7 @@ class Attachment:
             reply.on_error = on_error
         if reports:
             reply.on_late_error = self._on_late_error
-        command = batch.asking(request, command)
+        command = batch.with_request(request, command)
         try:
             with self._lock:
                 queue, session = self.queue, self.session
@@ -328,7 +328,7 @@ class Attachment:
             one_way: True if the command counts as lost one-way work when the attachment ends before the answer.
         """
         request = next(self._requests_minted)
-        data, session = batch.asking(request, command), self.session
+        data, session = batch.with_request(request, command), self.session
         with self._lock:
             if one_way:
                 self.queue.submitted += 1
@@ -411,7 +411,7 @@ class Attachment:
             self._calls = SimpleQueue()
             return self._stream
 
-    def take(self, stream: int) -> bytes | None:
+    def next_request(self, stream: int) -> bytes | None:
         """Returns the next request for gRPC's sending thread, which also drives the watchdog while it is idle.
 
         While a lane is in use or awaited, only a receipt that the opening lane waits for is returned.
@@ -459,7 +459,7 @@ class Attachment:
                 self.changed()
             return self.session.fail_later
 
-    def early(self, response: bytes) -> bool:
+    def process_early(self, response: bytes) -> bool:
         """Processes an empty or an expected result without decoding it.
 
         Args:

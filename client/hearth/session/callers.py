@@ -122,7 +122,7 @@ class CallerLog:
         Args:
             request: Number of the request.
         """
-        head = batch.asking(request, b"")
+        head = batch.with_request(request, b"")
         for callers in reversed(self._batches.values()):
             for entry in callers:
                 if not entry[4] and entry[3].startswith(head):

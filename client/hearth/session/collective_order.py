@@ -107,7 +107,7 @@ class CollectiveSequence:
 
 
 @contextmanager
-def taken(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
+def hold_locks(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
     """Holds the locks of `sequences`. All sessions acquire them in the same order, so that no deadlock is possible."""
     held: list[threading.Lock] = []
     try:
@@ -133,7 +133,7 @@ def submit_in_order(
         commands: Each device's numbering, attachment and command, whose `collective.sequence` is set here.
         order: Ranks that take part in the operation.
     """
-    with taken(sequence for sequence, _, _ in commands):
+    with hold_locks(sequence for sequence, _, _ in commands):
         number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)
         for sequence, _, command in commands:
             sequence.take(order.name, number)

@@ -188,7 +188,7 @@ class Connection(ABC):
         if attachment.session.device_lost and attachment.space is not None:
             attachment.space.lost = True
         if report and attachment.space is not None and not isinstance(error, ClosedError):
-            self._deferred.keep(error)
+            self._deferred.add(error)
 
     def arrived(self, transfer: int, size: int) -> None:
         """Reports to the daemon that the first `size` bytes of a download have arrived.
@@ -254,7 +254,7 @@ class Connection(ABC):
         """
         return (attachment or self.attachment()).request(command).wait(timeout)
 
-    def asking(
+    def request(
         self,
         command: commands_pb2.Command | Plain,
         read: Callable[[commands_pb2.Result], T],
@@ -314,7 +314,7 @@ class Connection(ABC):
             error: Error that a later wait raises.
             origin: Copy that failed; None: any wait may raise the error.
         """
-        self._deferred.keep(error, origin)
+        self._deferred.add(error, origin)
 
     def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
         """Raises, once, a deferred error that concerns this thread, `stream` or `buffer`.
@@ -324,7 +324,7 @@ class Connection(ABC):
             buffer: Handle of the buffer that the caller waits for; 0: none.
         """
         if self._deferred:
-            error = self._deferred.take(stream, buffer)
+            error = self._deferred.pop_matching(stream, buffer)
             if error is not None:
                 raise error.again()
 

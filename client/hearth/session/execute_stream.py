@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
 from hearth.session.timing import TIMING, Timing
-from hearth.transport.backoff import Backoff, may_go_on
+from hearth.transport.backoff import Backoff, may_replace_stream
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StreamDriver(Protocol):
     def begin(self) -> int:
         """Begins another stream, and returns its number. Earlier streams send nothing more."""
 
-    def take(self, stream: int) -> bytes | None:
+    def next_request(self, stream: int) -> bytes | None:
         """Blocks until there is a request for this stream, and returns it; None: the stream has ended.
 
         Args:
@@ -61,7 +61,7 @@ class StreamDriver(Protocol):
             response: Response of the daemon, received on the stream.
         """
 
-    def early(self, response: bytes) -> bool:
+    def process_early(self, response: bytes) -> bool:
         """Processes a serialized response that completes a request. Returns False, with nothing done, for any other.
 
         Args:
@@ -195,7 +195,7 @@ class ExecuteStream:
     def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
         """Yields the requests to gRPC's sending thread."""
         yield attach
-        while (request := self._driver.take(number)) is not None:
+        while (request := self._driver.next_request(number)) is not None:
             yield request
 
     def _run(self, responses: Responses) -> None:
@@ -203,7 +203,7 @@ class ExecuteStream:
         try:
             while True:
                 error = self._cause(self._receive(stream))
-                if not (may_go_on(error) and self._driver.session.attached) or self._driver.over.is_set():
+                if not (may_replace_stream(error) and self._driver.session.attached) or self._driver.over.is_set():
                     break
                 stream = self._reattach(error)
         except HearthError as refused:
@@ -259,7 +259,7 @@ class ExecuteStream:
 
         Called by the transport's thread, after all responses before it were delivered.
         """
-        return self._channel is None and self._offer is None and self._driver.early(response)
+        return self._channel is None and self._offer is None and self._driver.process_early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None
@@ -299,7 +299,7 @@ class ExecuteStream:
                 self.resumed += 1
                 return stream
             except HearthError as error:
-                if not may_go_on(error) or driver.over.is_set():
+                if not may_replace_stream(error) or driver.over.is_set():
                     raise
                 told = error.retry_after or 0.0
             if not self._transport.absent():

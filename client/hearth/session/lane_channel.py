@@ -99,7 +99,7 @@ class LaneChannel:
         Args:
             name: Prefix of the threads' names.
         """
-        self.push()  # now: threads take a while to start
+        self.send_queued()  # now: threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
@@ -128,22 +128,22 @@ class LaneChannel:
         under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
             if queue.queued + queue.extra >= GATHER << 2 * under_way:
-                self.push()
+                self.send_queued()
             elif self.role.parked:  # it goes with an ack at the latest
-                self.role.wake_background()
+                self.role.wake_thread()
         elif queue.queued + queue.extra >= GATHER:
-            self.push()
+            self.send_queued()
         elif not self._soon:
-            self.push()
+            self.send_queued()
             self._pushed_alone = time.monotonic()
         elif self._sender_waits and not self.role.tick_soon():
-            self.nudge()
+            self.wake_sender()
 
     def push_awaited(self) -> None:
         """Called after a request was queued for whose answer a thread waits: sends it."""
         if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
-        self.push()
+        self.send_queued()
         self._awaited = self._queue.queued > 0
 
     def push_request(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> None:
@@ -167,7 +167,7 @@ class LaneChannel:
                 lane.send(*numbered)
         except OSError as error:
             self._break(lane_lost(error))
-        except BaseException as error:  # as in `push`
+        except BaseException as error:  # as in `send_queued`
             self._break(lane_lost(error))
             session.interrupted()
             raise
@@ -177,7 +177,7 @@ class LaneChannel:
             return
         self._awaited = False
         if lane.blocked and self._sender_waits:
-            self.nudge()
+            self.wake_sender()
         if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
 
@@ -192,10 +192,10 @@ class LaneChannel:
             )
             or session.resend or session.receipts.due
         ):  # fmt: skip
-            self.push()
+            self.send_queued()
             self._awaited = self._awaited and queue.queued > 0
 
-    def push(self, idle: bool = False) -> None:
+    def send_queued(self, idle: bool = False) -> None:
         """Sends as much as the window and the lane accept. Never blocks.
 
         Args:
@@ -217,11 +217,11 @@ class LaneChannel:
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
-            self.nudge()  # it waits until the lane takes more
+            self.wake_sender()  # it waits until the lane takes more
         if queue.queued and self.role.parked:
-            self.role.wake_background()  # the window has no room: acks make some
+            self.role.wake_thread()  # the window has no room: acks make some
 
-    def nudge(self) -> None:
+    def wake_sender(self) -> None:
         """Wakes the sending thread."""
         self._sender_waits = False
         self._left.notify()
@@ -249,7 +249,7 @@ class LaneChannel:
         session = self._session
         if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
-            self.push()
+            self.send_queued()
         self._ticked = session.next_seq
 
     # ---- in: threads that wait ----
@@ -303,7 +303,7 @@ class LaneChannel:
                     return
                 lane.receive()
                 if began:
-                    lane.spin_wait.came(time.monotonic() - began)
+                    lane.spin_wait.answer_arrived(time.monotonic() - began)
                 self._taking = True
                 came = lane.frames()
                 with lock:
@@ -323,7 +323,7 @@ class LaneChannel:
         Responses that the device sent before the signal have arrived, and are delivered first.
         """
         lane, now = self.lane, time.monotonic()
-        lane.spin_wait.came(now - began)
+        lane.spin_wait.answer_arrived(now - began)
         lane.spin_wait.signalled(now)
         came: list[Came] = []
         if lane.ready:
@@ -349,7 +349,7 @@ class LaneChannel:
             if self._taking:
                 self._break(lane_lost("receiving was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-        self.role.wake_background()  # also where it came while the role was left: perhaps no thread was called
+        self.role.wake_thread()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
         """Called when a thread has stopped sleeping.
@@ -362,7 +362,7 @@ class LaneChannel:
     def expect(self) -> None:
         """Wakes the background thread to receive if no thread does, because something depends on the next response."""
         if self.role.parked:
-            self.role.wake_background()
+            self.role.wake_thread()
 
     def _leave_role(self, thread: int) -> None:
         self._taking = False
@@ -448,7 +448,7 @@ class LaneChannel:
                 if self._queue.queued:
                     self._soon = False  # the thread that left it behind has gone on to something else
                 self._owner.queue_frees()
-                self.push(idle)
+                self.send_queued(idle)
                 self._owner.changed()
                 blocked = self.lane.blocked
                 if not (blocked or self.over):

@@ -21,7 +21,7 @@ class ErrorOrigin(NamedTuple):
     buffer: int
     thread: int
 
-    def concerns(self, stream: int, buffer: int, thread: int) -> bool:
+    def is_reported_to(self, stream: int, buffer: int, thread: int) -> bool:
         """True if a failure of this origin is reported to `thread`, which waits for `stream` and `buffer`.
 
         Args:
@@ -55,7 +55,7 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
     def __init__(self) -> None:
         super().__init__(maxlen=_MOST)
 
-    def keep(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
+    def add(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """Queues `error`. Evicts the oldest error if the queue is full.
 
         Args:
@@ -64,7 +64,7 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
         """
         self.append((error, origin))
 
-    def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
+    def pop_matching(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
         """Removes and returns the oldest error that concerns the calling thread, `stream` or `buffer`.
 
         Args:
@@ -77,7 +77,7 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
         thread = threading.get_ident()
         for each in tuple(self):
             origin = each[1]
-            if stream is None or origin is None or origin.concerns(stream, buffer, thread):
+            if stream is None or origin is None or origin.is_reported_to(stream, buffer, thread):
                 try:
                     self.remove(each)
                 except ValueError:  # another thread took it first

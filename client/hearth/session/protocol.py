@@ -475,7 +475,7 @@ class Session:
         Returns:
             False, with nothing done, for any other response.
         """
-        request, rest = batch.answered(data)
+        request, rest = batch.parse_answer(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
             return False

@@ -97,7 +97,7 @@ class ReceiverRole:
             return
         if self.parked:
             if self._needed():
-                self.wake_background()
+                self.wake_thread()
             elif self.watching:
                 self._wake_parked()
 
@@ -109,7 +109,7 @@ class ReceiverRole:
                 return True
         return False
 
-    def wake_background(self) -> None:
+    def wake_thread(self) -> None:
         """Wakes the background thread to receive, unless another thread holds the role."""
         if self.parked and not self.holder:
             self._wake_requested = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hearth.errors import HearthError, TransferError
 from hearth.transfer import plan
-from hearth.transport.backoff import Backoff, may_go_on
+from hearth.transport.backoff import Backoff, may_replace_stream
 from hearth_proto import chunks
 from hearth_proto.v1 import device_pb2
 
@@ -95,7 +95,7 @@ class _Stream(ABC, Generic[_S]):
         """Waits before another stream is opened. Raises `error` if there is no further attempt."""
         if self._over.is_set():
             raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
-        again = may_go_on(error) and not self._connection.transport.absent()
+        again = may_replace_stream(error) and not self._connection.transport.absent()
         pause = patience.pause(error.retry_after or 0.0) if again else None
         if pause is None:
             raise error

@@ -156,7 +156,7 @@ class PinnedCopy:
             if self._shared.lost(error):
                 return False
             raise
-        attachment.spin_wait.end(direction, size, begun, monotonic())
+        attachment.spin_wait.copy_ended(direction, size, begun, monotonic())
         if direction == DOWN and result.read.size != size:
             raise short(result.read.size, size)
         return True
@@ -182,7 +182,7 @@ class PinnedCopy:
         if self._direction == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
         if error is None:
-            attachment.spin_wait.end(self._direction, self.size, begun, monotonic())
+            attachment.spin_wait.copy_ended(self._direction, self.size, begun, monotonic())
             return
         self._unanswered(self._segment(), None)
         # A skipped read reports its cause, like one with a waiting thread; the cause of a skipped write is kept by its

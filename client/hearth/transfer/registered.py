@@ -55,7 +55,7 @@ def memory(size: int) -> memoryview | None:
         return None
 
 
-def taken(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
+def copy_of_bytes(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
     """Returns a copy of the bytes, in memory that can be shared if that may be useful.
 
     Args:
@@ -125,11 +125,11 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
     if shared is None:
         return None
     there = into if shareable(into) else memory(len(into))
-    taken = there is not None and _place(shared, Kind.DOWNLOAD, number, there)
-    return None if there is None or taken is False else Landing(there, bool(taken))
+    copy_of_bytes = there is not None and _place(shared, Kind.DOWNLOAD, number, there)
+    return None if there is None or copy_of_bytes is False else Landing(there, bool(copy_of_bytes))
 
 
-def spoil(data: memoryview) -> None:
+def mark_spoiled(data: memoryview) -> None:
     """Marks the segment as spoiled: the device may still write to it, and its completion is not reported."""
     place = known.find(address_of(data), len(data))
     if place is not None:

@@ -115,7 +115,7 @@ class Ring:
         """Number of slots that exist."""
         return len(self._slots)
 
-    def take(self, holder: object, *, wait: Callable[[], bool] | None = None) -> Slot | None:
+    def acquire(self, holder: object, *, wait: Callable[[], bool] | None = None) -> Slot | None:
         """Returns a slot for `holder`; None: there is none.
 
         Args:
@@ -173,7 +173,7 @@ class Ring:
             self._change.wait(max(left, self._stall / 10))
         return False
 
-    def give(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """Frees a slot. Does nothing for a slot that was dropped, or at a second call. Does not block for long.
 
         Args:

@@ -186,12 +186,12 @@ class RingUpload(_Transfer):
         ring = self._shared.ring
         try:
             while self._wanted():
-                slot = ring.take(self, wait=self._wanted if self._waits else None)
+                slot = ring.acquire(self, wait=self._wanted if self._waits else None)
                 if slot is None:
                     return self._stop()
                 piece = self._take_piece()
                 if piece is None:
-                    return ring.give(slot)
+                    return ring.release(slot)
                 slot.segment.bytes[: piece.size] = self._host[piece.start : piece.start + piece.size]
                 command = self._part_of(piece).write()
                 command.write.size = piece.size
@@ -202,7 +202,7 @@ class RingUpload(_Transfer):
             self._stop(error)
 
     def _ended(self, slot: Slot, _: commands_pb2.Result | None, error: HearthError | None) -> None:
-        self._shared.ring.give(slot)
+        self._shared.ring.release(slot)
         if error is None:
             return
         with self._lock:
@@ -246,7 +246,7 @@ class RingDownload(_Transfer):
             while (came := self._await()) is not None:
                 slot, piece = came
                 self._host[piece.start : piece.start + piece.size] = slot.segment.bytes[: piece.size]
-                self._shared.ring.give(slot)
+                self._shared.ring.release(slot)
                 self._report(piece.size)
                 with self._lock:
                     self._under_way -= 1
@@ -259,14 +259,14 @@ class RingDownload(_Transfer):
         ring = self._shared.ring
         while self._wanted() and self._under_way < AHEAD:
             waits = not self._under_way
-            slot = ring.take(self, wait=self._alone if waits else None)
+            slot = ring.acquire(self, wait=self._alone if waits else None)
             if slot is None:
                 with self._lock:
                     self._stopped = self._stopped or (waits and not self._under_way)
                 break
             piece = self._take_piece()
             if piece is None:
-                ring.give(slot)
+                ring.release(slot)
                 break
             command = self._part_of(piece).read(piece.size)
             command.read.shared.segment = slot.number
@@ -307,7 +307,7 @@ class RingDownload(_Transfer):
                 slot.sent = False  # the slot is reclaimed if no thread returns it
                 return self._came.put((slot, piece))
             told, over = self._error, self._over
-        self._shared.ring.give(slot)
+        self._shared.ring.release(slot)
         if error is None:
             return
         self._stop(error)

@@ -238,7 +238,7 @@ def reading(
 
     whole = part.rows is None
     command = encode.read(part.stream, part.buffer, part.offset, size) if whole else part.read(size)
-    return connection.asking(command, read, attachment, reports=True)
+    return connection.request(command, read, attachment, reports=True)
 
 
 def _download(

@@ -118,7 +118,7 @@ class Stripes:
         """Returns the number of open stripes, and whether the daemon has none to offer."""
         return StripesView(len(self._live), self._refused)
 
-    def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
+    def add_transfer(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
         """Routes incoming frames of the transfer `number` to `transfer` from now on.
 
         Args:
@@ -164,7 +164,7 @@ class Stripes:
 
     # ---- events of a stripe; see `hearth.transport.stripe.StripeObserver` ----
 
-    def live(self, stripe: Stripe) -> None:
+    def stripe_opened(self, stripe: Stripe) -> None:
         """Adds a stripe that is open, and wakes the thread that opens stripes. Closes it if the pool is closed.
 
         Args:
@@ -178,7 +178,7 @@ class Stripes:
                 self._live.append(stripe)
             self._change.notify_all()
 
-    def over(self, stripe: Stripe, _why: str) -> None:
+    def stripe_ended(self, stripe: Stripe, _why: str) -> None:
         """Removes a stripe that has ended, and notifies all transfers in flight.
 
         Args:
@@ -192,9 +192,9 @@ class Stripes:
             carried = list(self._carried.values())
             self._change.notify_all()
         for transfer in carried:
-            transfer.lost(stripe)
+            transfer.stripe_lost(stripe)
 
-    def carries(self) -> bool:
+    def has_transfers(self) -> bool:
         """True while any transfer is in flight. Takes no lock."""
         return bool(self._carried)
 

@@ -113,11 +113,11 @@ class Striped(ABC):
         with self._change:
             for stripe in lines:
                 self._lines[stripe] = 0
-        ended = self._stripes.carry(self.number, self, lines)
+        ended = self._stripes.add_transfer(self.number, self, lines)
         for stripe in lines:
             stripe.put(announce(self._kind, self.number, self._cut.chunk))
         for stripe in ended:
-            self.lost(stripe)
+            self.stripe_lost(stripe)
 
     # ---- waiting ----
 
@@ -283,7 +283,7 @@ class Striped(ABC):
         """
 
     @abstractmethod
-    def taken(self, stripe: Stripe, offset: int) -> None:
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
         """Counts the chunk of an upload at `offset`, which the daemon has received.
 
         Args:
@@ -293,7 +293,7 @@ class Striped(ABC):
 
     @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped.
+        """Returns the destination of a chunk of a download, valid until `chunk_placed`; None: the bytes are dropped.
 
         Args:
             stripe: Stripe over which the chunk arrives.
@@ -305,7 +305,7 @@ class Striped(ABC):
         """
 
     @abstractmethod
-    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
         """Counts a received chunk of a download.
 
         Args:
@@ -316,7 +316,7 @@ class Striped(ABC):
         """
 
     @abstractmethod
-    def lost(self, stripe: Stripe) -> None:
+    def stripe_lost(self, stripe: Stripe) -> None:
         """Removes a stripe that has ended.
 
         Args:

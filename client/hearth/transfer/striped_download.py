@@ -90,7 +90,7 @@ class StripedDownload(Striped):
         """
         pass  # only uploads have credits
 
-    def taken(self, stripe: Stripe, offset: int) -> None:
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
         """Does nothing: the daemon acknowledges only chunks of uploads.
 
         Args:
@@ -114,7 +114,7 @@ class StripedDownload(Striped):
             self._enter(stripe)
         return self._memory[offset : offset + size]
 
-    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
         """Counts the chunk if it has arrived completely; a chunk that arrives twice counts once.
 
         Args:
@@ -128,7 +128,7 @@ class StripedDownload(Striped):
                 self._count(self._cut.index(offset, size))
             self._exit(stripe)
 
-    def lost(self, stripe: Stripe) -> None:
+    def stripe_lost(self, stripe: Stripe) -> None:
         """Removes a stripe that has ended; the daemon sends its chunks again over other stripes.
 
         Args:

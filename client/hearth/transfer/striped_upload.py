@@ -67,7 +67,7 @@ class StripedUpload(Striped):
                 self._lines[stripe] += chunks
                 self._assign_chunks(stripe)
 
-    def taken(self, stripe: Stripe, offset: int) -> None:
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
         """Counts a chunk that the daemon has received, or all chunks if `offset` is the total size.
 
         Args:
@@ -92,7 +92,7 @@ class StripedUpload(Striped):
         """
         return None  # only downloads place chunks
 
-    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
         """Does nothing: no chunks arrive for an upload.
 
         Args:
@@ -103,7 +103,7 @@ class StripedUpload(Striped):
         """
         pass
 
-    def lost(self, stripe: Stripe) -> None:
+    def stripe_lost(self, stripe: Stripe) -> None:
         """Removes a stripe that has ended, and hands out its unacknowledged chunks to the other stripes.
 
         Args:
@@ -130,7 +130,7 @@ class StripedUpload(Striped):
             stripe.put_chunk(_Part(self, stripe), index)
 
     def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
-        """Returns offset and bytes of a chunk, valid until `sent`; None once no thread may access the data.
+        """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
 
         Args:
             stripe: Stripe whose thread sends the chunk.
@@ -143,7 +143,7 @@ class StripedUpload(Striped):
             self._enter(stripe)
         return offset, self._data[offset : offset + size]
 
-    def sent(self, stripe: Stripe) -> None:
+    def chunk_sent(self, stripe: Stripe) -> None:
         """Ends a stripe's access to the data that `lend` returned.
 
         Args:
@@ -164,12 +164,12 @@ class _Part:
         self._stripe = stripe
 
     def lend(self, index: int) -> tuple[int, memoryview] | None:
-        """Returns offset and bytes of a chunk, valid until `sent`; None once no thread may access the data.
+        """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
 
         Args:
             index: Index of the chunk.
         """
         return self._upload.lend(self._stripe, index)
 
-    def sent(self) -> None:
-        self._upload.sent(self._stripe)
+    def chunk_sent(self) -> None:
+        self._upload.chunk_sent(self._stripe)

@@ -22,7 +22,7 @@ _BROKEN_S = 1.0
 """Seconds during which a first attach is repeated if its connection breaks."""
 
 
-def may_go_on(error: HearthError) -> bool:
+def may_replace_stream(error: HearthError) -> bool:
     """True if another stream may replace one that ended with `error`.
 
     That is so if its connection broke, if an older connection of this client displaced it with a late attach, or if an

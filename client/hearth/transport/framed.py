@@ -213,11 +213,11 @@ class FramedTransport:
             call.start(method, metadata, message, more=more)
         except BaseException:
             call.close()
-            self.over(call)
+            self.remove_call(call)
             raise
         return call
 
-    def over(self, call: FramedExchange) -> None:
+    def remove_call(self, call: FramedExchange) -> None:
         """Removes a call that has ended.
 
         Args:
@@ -241,7 +241,7 @@ class _Answer:
             for message in self._call.messages():
                 answer = message
         finally:
-            self._transport.over(self._call)
+            self._transport.remove_call(self._call)
         if answer is None:
             raise transport_errors.unreached(self._transport.target, "the call ended without a response")
         try:
@@ -291,7 +291,7 @@ class _Chunks:
         try:
             yield from self._call.messages()
         finally:
-            self._transport.over(self._call)
+            self._transport.remove_call(self._call)
 
     def cancel(self) -> None:
         self._call.cancel()

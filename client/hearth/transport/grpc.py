@@ -113,7 +113,7 @@ class GrpcTransport:
             call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
         except ValueError:  # gRPC's answer to a closed channel
             raise self._closed_or_broken() from None
-        return _Answer(call, self.target, partial(self.line.broke, channel))
+        return _Answer(call, self.target, partial(self.line.mark_stale, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """Makes a unary call of DeviceService, and waits for the answer. Raises `HearthError`.
@@ -167,7 +167,7 @@ class GrpcTransport:
             except ValueError:  # gRPC's answer to a closed channel
                 error = self._closed_or_broken()
             if error.broken or (line is self._bulk and isinstance(error, errors.TimeoutError)):
-                line.broke(channel)
+                line.mark_stale(channel)
             if not error.broken or not tries:
                 raise error
 
@@ -197,7 +197,7 @@ class GrpcTransport:
             response_deserializer=partial(_read_early, early),
         )
         return _Stream(
-            self._start(stub, requests, metadata=self.metadata), self.target, partial(self.line.broke, channel)
+            self._start(stub, requests, metadata=self.metadata), self.target, partial(self.line.mark_stale, channel)
         )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
@@ -223,7 +223,7 @@ class GrpcTransport:
         return _Upload(
             self._start(stub.future, requests, metadata=self._shown()),
             self.target,
-            partial(self._bulk.broke, channel),
+            partial(self._bulk.mark_stale, channel),
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
@@ -240,7 +240,7 @@ class GrpcTransport:
             response_deserializer=_identity,
         )
         return _Stream(
-            self._start(stub, request, timeout, self._shown()), self.target, partial(self._bulk.broke, channel)
+            self._start(stub, request, timeout, self._shown()), self.target, partial(self._bulk.mark_stale, channel)
         )
 
     def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:

@@ -38,7 +38,7 @@ class ReopenedChannel:
             left.close()
         return channel
 
-    def broke(self, channel: grpc.Channel) -> None:
+    def mark_stale(self, channel: grpc.Channel) -> None:
         """Marks `channel` as stale, because a call on it ended with a broken connection.
 
         The next call uses a new channel.

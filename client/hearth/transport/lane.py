@@ -175,7 +175,7 @@ class Lane:
             return 0.0
         began = monotonic()
         if not self._look(began + lookout.patience, word, number):
-            due = lookout.due(monotonic())
+            due = lookout.poll_interval(monotonic())
             if due is not None:
                 begins, ends = due if deadline is None else (min(due[0], deadline), min(due[1], deadline))
                 if not self._sleep(begins):

@@ -66,7 +66,7 @@ class SpinWait:
 
     # ---- answers ----
 
-    def came(self, waited: float) -> None:
+    def answer_arrived(self, waited: float) -> None:
         """Adapts to an answer that arrived: the next one is expected to take as long.
 
         Args:
@@ -107,7 +107,7 @@ class SpinWait:
         self._signalled, self.copies = now, 0
         self.ends_at = min(self.ends_at, now)
 
-    def end(self, direction: int, size: int, begun: float, now: float) -> None:
+    def copy_ended(self, direction: int, size: int, begun: float, now: float) -> None:
         """Records that a copy has ended, and updates the estimated pace.
 
         Args:
@@ -131,7 +131,7 @@ class SpinWait:
         known = self._pace.get(key)
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 
-    def due(self, now: float) -> tuple[float, float] | None:
+    def poll_interval(self, now: float) -> tuple[float, float] | None:
         """Returns the interval in which to poll for the end of the last copy; None: it is not polled for.
 
         Args:

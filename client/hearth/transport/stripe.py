@@ -59,13 +59,13 @@ class OutgoingUpload(Protocol):
     number: int
 
     def lend(self, index: int) -> tuple[int, memoryview] | None:
-        """Returns offset and bytes of a chunk, valid until `sent`; None: the chunk is no longer needed.
+        """Returns offset and bytes of a chunk, valid until `chunk_sent`; None: the chunk is no longer needed.
 
         Args:
             index: Index of the chunk in the transfer.
         """
 
-    def sent(self) -> None:
+    def chunk_sent(self) -> None:
         """Called after `lend` returned a chunk, once its bytes are no longer accessed, even if sending it failed."""
         ...
 
@@ -82,7 +82,7 @@ class Carried(Protocol):
         """
         ...
 
-    def taken(self, stripe: Stripe, offset: int) -> None:
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
         """Called when the device process has received the chunk of an upload at `offset`.
 
         Args:
@@ -92,7 +92,7 @@ class Carried(Protocol):
         ...
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped.
+        """Returns the destination of a chunk's bytes, valid until `chunk_placed`; None: the bytes are dropped.
 
         Args:
             stripe: Stripe over which the chunk arrives.
@@ -103,7 +103,7 @@ class Carried(Protocol):
             ValueError: The transfer has no such chunk.
         """
 
-    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
         """Called once per `place` that returned memory: the memory is no longer accessed.
 
         Args:
@@ -122,7 +122,7 @@ class Carried(Protocol):
         """
         ...
 
-    def lost(self, stripe: Stripe) -> None:
+    def stripe_lost(self, stripe: Stripe) -> None:
         """Called when a stripe has ended, whether or not it carried this transfer.
 
         Args:
@@ -134,7 +134,7 @@ class Carried(Protocol):
 class StripeObserver(Protocol):
     """Observer of a stripe, called in the stripe's threads."""
 
-    def live(self, stripe: Stripe) -> None:
+    def stripe_opened(self, stripe: Stripe) -> None:
         """Called in the receiving thread once the stripe is open.
 
         Args:
@@ -149,10 +149,10 @@ class StripeObserver(Protocol):
             transfer: Number of the transfer.
         """
 
-    def carries(self) -> bool:
+    def has_transfers(self) -> bool:
         """True while any transfer is in flight."""
 
-    def over(self, stripe: Stripe, why: str) -> None:
+    def stripe_ended(self, stripe: Stripe, why: str) -> None:
         """Called in the receiving thread as its last step: the stripe has ended, or could not be opened.
 
         Args:
@@ -165,7 +165,7 @@ class StripeObserver(Protocol):
 class Stripe:
     """A stripe that opens itself in its receiving thread.
 
-    That thread calls the owner's `live` if the stripe opens, and `over` at the end.
+    That thread calls the owner's `stripe_opened` if the stripe opens, and `stripe_ended` at the end.
     """
 
     def __init__(self, address: Address, ticket: bytes, owner: StripeObserver, timing: StripeTiming = TIMING) -> None:
@@ -200,7 +200,7 @@ class Stripe:
         self._out.put((upload, index))
 
     def close(self) -> None:
-        """Ends the stripe for both sides; `over` is called afterwards. A second call does nothing."""
+        """Ends the stripe for both sides; `stripe_ended` is called afterwards. A second call does nothing."""
         self._closed = True
         connection = self._connection
         if connection is not None:
@@ -215,7 +215,7 @@ class Stripe:
             pipe = self._open()
             self._sender = threading.Thread(target=self._send, args=(pipe,), name="hearth-stripe-out", daemon=True)
             self._sender.start()
-            self._owner.live(self)
+            self._owner.stripe_opened(self)
             while not self._closed:
                 self._frame(pipe)
         except (OSError, FrameError, ValueError) as error:
@@ -227,7 +227,7 @@ class Stripe:
                 self._sender.join()
             if self._connection is not None:
                 self._connection.close()
-            self._owner.over(self, why)
+            self._owner.stripe_ended(self, why)
 
     def _open(self) -> Pipe:
         """Connects, presents the ticket and waits for the device process's first frame.
@@ -275,14 +275,14 @@ class Stripe:
             if frame.kind == Kind.STRIPE:
                 self._chunk(pipe, frame, offset, carried)
             elif carried is not None:
-                carried.taken(self, offset)
+                carried.chunk_acknowledged(self, offset)
 
     def _wait_on(self) -> bool:
         """True if the stripe is kept open.
 
         That is so while a transfer is in flight, and for `StripeTiming.idle` seconds after the last frame.
         """
-        return self._owner.carries() or time.monotonic() - self._last < self._timing.idle
+        return self._owner.has_transfers() or time.monotonic() - self._last < self._timing.idle
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
         size = frame.length - OFFSET
@@ -296,7 +296,7 @@ class Stripe:
                 whole = True
             finally:
                 del place
-                carried.placed(self, offset, size, whole)
+                carried.chunk_placed(self, offset, size, whole)
         self._out.put(taken(frame.id, offset))
 
     def _skip(self, pipe: Pipe, size: int) -> None:
@@ -339,7 +339,7 @@ class Stripe:
                 pipe.send([*parts, chunk_head(upload.number, offset, len(data)), data])
             finally:
                 del data, lent
-                upload.sent()
+                upload.chunk_sent()
         elif parts:
             pipe.send(parts)
 

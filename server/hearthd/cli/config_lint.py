@@ -71,10 +71,11 @@ def _exposure(config: Config) -> Iterator[LintAdvice]:
 
 
 def _logins(config: Config) -> Iterator[LintAdvice]:
-    address = exposure.unguarded(config)
+    address = exposure.unguarded_address(config)
     if address and (address == exposure.UNIX or not exposed(address)):
         yield LintAdvice(
-            "tenants", f"there are none, so {exposure.who(address)} may do everything through {address}; {exposure.FIX}"
+            "tenants",
+            f"there are none, so {exposure.reachable_by(address)} may do everything through {address}; {exposure.FIX}",
         )
 
 

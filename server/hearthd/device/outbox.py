@@ -105,7 +105,7 @@ class LaneSink(Protocol):
         """Sets the number of the next expected batch to `last + 1`."""
         ...
 
-    def came(self, seq: int, size: int) -> None:
+    def batch_received(self, seq: int, size: int) -> None:
         """Records that batch `seq`, of `size` bytes, was accepted."""
         ...
 

@@ -45,7 +45,7 @@ _FATBIN = b"\x50\xed\x55\xba"
 """Magic number of a fatbin. Its code may be compressed, so its symbols cannot be searched."""
 
 
-def prints(code: bytes) -> bool:
+def may_print(code: bytes) -> bool:
     """True if kernels of this code may print. A false positive costs the session a little time at every answer."""
     return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
 

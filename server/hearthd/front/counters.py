@@ -66,7 +66,7 @@ class Counts:
             dict(numbers(snapshot.get("quotas"))),
         )
 
-    def plus(self, other: Counts) -> Counts:
+    def merged(self, other: Counts) -> Counts:
         """Returns the sum of both. If the bounds of two histograms of one name differ, that of `other` is taken."""
         return Counts(
             _sum(self.counters, other.counters),
@@ -92,7 +92,7 @@ class DeviceTotals:
         self._tenants: dict[int, str] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def belongs(self, generation: int, tenant: str) -> None:
+    def set_tenant(self, generation: int, tenant: str) -> None:
         """Attributes the counts of this generation's process to the tenant."""
         self._tenants[generation] = tenant or EVERYBODY
 
@@ -104,20 +104,20 @@ class DeviceTotals:
         if generation not in self._over:
             self._last[generation] = Counts.of(snapshot)
 
-    def settle(self, generation: int) -> None:
+    def add_final(self, generation: int) -> None:
         """Adds the last counts of a process that has ended to the totals."""
         self._over.append(generation)
         tenant = self._tenants.pop(generation, EVERYBODY)
         last = self._last.pop(generation, None)
         if last is not None:
-            self._before[tenant] = self._before.get(tenant, Counts()).plus(last)
+            self._before[tenant] = self._before.get(tenant, Counts()).merged(last)
 
     def by_tenant(self) -> dict[str, Counts]:
         """Returns the totals of each tenant, with the last known counts of running processes."""
         found = dict(self._before)
         for generation, last in sorted(self._last.items()):
             tenant = self._tenants.get(generation, EVERYBODY)
-            found[tenant] = found.get(tenant, Counts()).plus(last)
+            found[tenant] = found.get(tenant, Counts()).merged(last)
         return found
 
     def sums(self, names: Iterable[str]) -> dict[str, Number]:
@@ -129,7 +129,7 @@ class DeviceTotals:
         """Returns the totals of all tenants together."""
         total = Counts()
         for counts in self.by_tenant().values():
-            total = total.plus(counts)
+            total = total.merged(counts)
         return total
 
 

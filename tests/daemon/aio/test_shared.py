@@ -222,7 +222,7 @@ def test_dispatch_copies_its_inputs_outside_the_event_loop(
         async with aio.connect(daemon.unix) as node:
             gpu, loop = node.device(0), asyncio.get_running_loop()
             kernel, host, kept = invert(gpu), make(noise(size)), noise(size)
-            began, go, taken = asyncio.Event(), threading.Event(), registered.taken
+            began, go, taken = asyncio.Event(), threading.Event(), registered.copy_of_bytes
 
             def slow(*given: Any) -> memoryview:
                 loop.call_soon_threadsafe(began.set)
@@ -230,7 +230,7 @@ def test_dispatch_copies_its_inputs_outside_the_event_loop(
                 return taken(*given)
 
             same((await gpu.dispatch(kernel, *inverting(host, size)))[0], ~kept)
-            monkeypatch.setattr(registered, "taken", slow)
+            monkeypatch.setattr(registered, "copy_of_bytes", slow)
             for cancels in (False, True):
                 began.clear()
                 go.clear()

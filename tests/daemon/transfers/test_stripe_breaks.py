@@ -92,7 +92,7 @@ def test_stalled_stripes_and_grpc_connection_recover(
             cutter.stall()
             front.stall()
 
-        place, taken, placed = StripedDownload.place, StripedUpload.taken, StripedDownload.placed
+        place, taken, placed = StripedDownload.place, StripedUpload.chunk_acknowledged, StripedDownload.chunk_placed
 
         def placing(download: StripedDownload, *arguments: Any) -> Any:
             if download.inspect().done == 3:
@@ -110,7 +110,7 @@ def test_stalled_stripes_and_grpc_connection_recover(
             placed(download, *arguments)
 
         if way == "up":
-            monkeypatch.setattr(StripedUpload, "taken", taking)
+            monkeypatch.setattr(StripedUpload, "chunk_acknowledged", taking)
             x.set(host[::-1].copy())
             assert (x.get() == host[::-1]).all()
         else:
@@ -168,7 +168,7 @@ def test_lost_completion_report_is_repeated(
 ) -> None:
     """The daemon has received a whole upload, and the stripe breaks that should report it: the daemon reports it again
     over another stripe."""
-    hear, deaf = StripedUpload.taken, list[Stripe]()
+    hear, deaf = StripedUpload.chunk_acknowledged, list[Stripe]()
 
     def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
         state = upload.inspect()
@@ -179,7 +179,7 @@ def test_lost_completion_report_is_repeated(
         if stripe not in deaf:
             hear(upload, stripe, offset)
 
-    monkeypatch.setattr(StripedUpload, "taken", taken)
+    monkeypatch.setattr(StripedUpload, "chunk_acknowledged", taken)
     with connect(lossy.grpc, count) as node:
         for _ in range(30):  # what is said on the others may come sooner
             move(node.device(0), 20 * MIB)

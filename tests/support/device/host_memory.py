@@ -48,7 +48,7 @@ class LockingServer(CpuServer):
         return self.streams[number]
 
     def allocate_host(self, size: int) -> Any:
-        return self.pool.take(size)
+        return self.pool.allocate(size)
 
     def host_grown(self) -> bool:
         return self.pool.grown()
@@ -61,7 +61,7 @@ class LockingServer(CpuServer):
 
     def free_host(self, buffer: Any) -> None:
         assert isinstance(buffer, PinnedBuffer)
-        self.pool.give(buffer)
+        self.pool.free(buffer)
 
     def record(self, stream: CpuStream, *, timing: bool = False) -> Any:
         self.events += 1

@@ -63,7 +63,7 @@ async def node(
     made = Node(policy, launcher, devices)
     made.supervisor.start()
     try:
-        await made.supervisor.settled()
+        await made.supervisor.wait_until_started()
         yield made
     finally:
         for session in made.sessions:

@@ -72,7 +72,7 @@ class View:
         self.gone: Gone | None = None
         self._answered = at
 
-    def saw(self, document: Document, at: float) -> None:
+    def answered(self, document: Document, at: float) -> None:
         """Records that the daemon answered with `document` at the time `at`."""
         self.before, self.now = self.now, document
         self.gone, self._answered = None, at
@@ -100,7 +100,7 @@ def _print(arguments: argparse.Namespace, asker: Asker, first: Document) -> int:
         due = max(due + arguments.interval, time.monotonic())
         time.sleep(due - time.monotonic() if due > time.monotonic() else 0.0)
         try:
-            view.saw(asker.status(), time.time())
+            view.answered(asker.status(), time.time())
         except HearthError as error:
             view.missed(one_line(str(error)), time.time())
         if arguments.json:
@@ -163,7 +163,7 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, name="hearth-top", daemon=True)
         self._thread.start()
 
-    def taken(self) -> list[tuple[float, Document | HearthError]]:
+    def pop_all(self) -> list[tuple[float, Document | HearthError]]:
         """Returns and removes the answers and errors since the last call, each with its time."""
         with self._lock:
             came, self._came = self._came, []
@@ -197,11 +197,11 @@ def _live(asker: Asker, first: Document, interval: float) -> int:
         watch = _Watch(asker, interval, screen.wake)
         try:
             while True:
-                for at, came in watch.taken():
+                for at, came in watch.pop_all():
                     if isinstance(came, HearthError):
                         view.missed(one_line(str(came)), at)
                     else:
-                        view.saw(came, at)
+                        view.answered(came, at)
                 view.overdue(time.time(), interval)
                 _draw(screen, view)
                 if _QUIT & set(screen.wait(_REDRAW_S)):

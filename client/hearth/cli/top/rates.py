@@ -41,7 +41,7 @@ def elapsed(before: Document | None, now: Document) -> float | None:
     return float(seconds) if seconds > 0 else None
 
 
-def told(device: Mapping[str, Any]) -> Rates:
+def reported_rates(device: Mapping[str, Any]) -> Rates:
     """Returns the rates that the daemon reports; None for missing ones."""
     throughput = device.get("throughput") or {}
     return Rates(*(throughput.get(name) for name in NAMES))
@@ -58,7 +58,7 @@ def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
     for device in now.get("devices", ()):
         ordinal, counters = device["ordinal"], device.get("counters") or {}
         if seconds is None or ordinal not in counted:
-            found[ordinal] = told(device)
+            found[ordinal] = reported_rates(device)
         else:
             found[ordinal] = Rates(
                 *(

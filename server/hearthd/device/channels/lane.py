@@ -336,7 +336,7 @@ class LaneConnection:
             self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
-            self.came(seq, size)
+            self.batch_received(seq, size)
         elif seq <= self._last:
             self._repeated.append(size)
             self._unacked += size
@@ -344,7 +344,7 @@ class LaneConnection:
             raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
 
-    def came(self, seq: int, size: int) -> None:
+    def batch_received(self, seq: int, size: int) -> None:
         """Counts the next batch, of `size` bytes, as received."""
         self._last = seq
         self._sizes.append(size)

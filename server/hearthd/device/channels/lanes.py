@@ -74,7 +74,7 @@ class LaneConnections:
         self._numbers = itertools.count(1)
         executor.in_order[Kind.LIVE] = self._begin
         if descriptors is not None:
-            descriptors.on(LANE, self._arrived)
+            descriptors.register(LANE, self._arrived)
 
     def opened(self, channel: int) -> None:
         """Begins the lane that was waiting for this channel, if any."""
@@ -127,7 +127,7 @@ class LaneConnections:
 
     def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
-        crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.take
+        crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.execute_batch
         lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
         self._outbox.schedule_settle(lane)

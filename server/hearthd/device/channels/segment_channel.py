@@ -192,7 +192,7 @@ class SegmentConnection:
         try:
             announced, signals = _read(frame.payload)
             then = partial(self._answer, ident)
-            segment = self._segments.take(self.session, ident, announced, file, self._most, then)
+            segment = self._segments.accept(self.session, ident, announced, file, self._most, then)
             segment.signals = signals
             self._own[ident] = segment
         except Refusal as refusal:

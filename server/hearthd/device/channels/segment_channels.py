@@ -53,7 +53,7 @@ class SegmentConnections:
         """Highest channel opened so far: channels are numbered in ascending order."""
         segments.journal = journal
         if descriptors is not None:
-            descriptors.on(SEGMENTS, self._arrived)
+            descriptors.register(SEGMENTS, self._arrived)
 
     def opened(self, channel: int) -> None:
         """Begins the connections that were waiting for this channel."""

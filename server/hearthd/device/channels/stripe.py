@@ -73,7 +73,7 @@ class StripeOwner(Protocol):
         """
         ...
 
-    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
+    def chunk_received(self, stripe: Stripe, transfer: int, offset: int) -> None:
         """Called when the client confirms that it has received the chunk at byte `offset` of the transfer."""
         ...
 
@@ -84,7 +84,7 @@ class StripeOwner(Protocol):
         """
         ...
 
-    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+    def stripe_ended(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
         """Called when the stripe has ended, as the last event.
 
         `why` is the error that ended the stripe; empty if either side closed it. The owner takes back the memory
@@ -166,11 +166,11 @@ class Stripe:
             self.close()
 
     def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
-        """Queues `size` bytes of lent memory for sending; `sent` or `over` returns the memory."""
+        """Queues `size` bytes of lent memory for sending; `sent` or `stripe_ended` returns the memory."""
         self._out.put(OutgoingChunk(transfer, offset, host, size, time.monotonic()))
 
     def close(self) -> None:
-        """Ends the stripe; `over` is called afterwards. Further calls have no effect."""
+        """Ends the stripe; `stripe_ended` is called afterwards. Further calls have no effect."""
         self._closed.set()
         self._ahead.release()
         with contextlib.suppress(OSError):  # the connection has ended already
@@ -205,7 +205,7 @@ class Stripe:
             item = self._out.get()
             if isinstance(item, OutgoingChunk):
                 left.append(item.host)
-        self._owner.over(self, why, left)
+        self._owner.stripe_ended(self, why, left)
 
     def _open(self) -> None:
         tune(self._end)
@@ -248,7 +248,7 @@ class Stripe:
             self._chunk(pipe, frame, offset)
         elif kind == Kind.TAKEN:
             (offset,) = STRIPE_OFFSET.unpack_from(head, HEAD)
-            self._tell(partial(owner.taken, self, transfer, offset))
+            self._tell(partial(owner.chunk_received, self, transfer, offset))
         else:
             (chunk,) = CHUNK_BYTES.unpack_from(head, HEAD)
             self._tell(partial(owner.announced, self, kind, transfer, chunk))

@@ -56,7 +56,7 @@ class Stripes:
         transfers.on_close = self._closed
         transfers.stripes = lambda: sum(map(len, self._of.values()))
         if descriptors is not None:
-            descriptors.on(STRIPE, self.handed_over)
+            descriptors.register(STRIPE, self.handed_over)
 
     def opened(self, channel: int) -> None:
         """Begins the stripes that were waiting for this channel."""
@@ -153,31 +153,31 @@ class Stripes:
     def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
         """Passes the chunk to its upload and confirms it to the client, or drops it if the upload does not want it."""
         session = self._sessions(stripe.channel)
-        if session is not None and self._transfers.uploads.striped.landed(
+        if session is not None and self._transfers.uploads.striped.chunk_arrived(
             session, transfer, stripe, offset, size, host, seconds
         ):
             stripe.put(taken(transfer, offset))
         else:
-            self._transfers.stripe_staging.give_back(host)
+            self._transfers.stripe_staging.release(host)
 
-    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
+    def chunk_received(self, stripe: Stripe, transfer: int, offset: int) -> None:
         """Notifies the download. Closes the stripe if the chunk was never sent."""
         session = self._sessions(stripe.channel)
         if session is not None:
             try:
-                self._transfers.downloads.striped.taken(session, transfer, stripe, offset)
+                self._transfers.downloads.striped.chunk_received(session, transfer, stripe, offset)
             except ValueError as error:
                 self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
                 stripe.close()
 
     def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
         """Returns the chunk's memory to the staging window and notifies the download."""
-        self._transfers.stripe_staging.give_back(chunk.host)
+        self._transfers.stripe_staging.release(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
-            self._transfers.downloads.striped.gone(session, chunk.transfer, stripe, seconds)
+            self._transfers.downloads.striped.chunk_written(session, chunk.transfer, stripe, seconds)
 
-    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+    def stripe_ended(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
         """Removes the stripe, returns its memory, and notifies its transfers. Logs `why` unless it is empty."""
         self._waiting.pop(stripe, None)
         stripes = self._of.get(stripe.channel, set())
@@ -185,7 +185,7 @@ class Stripes:
         if not stripes:
             self._of.pop(stripe.channel, None)
         for host in left:
-            self._transfers.stripe_staging.give_back(host)
+            self._transfers.stripe_staging.release(host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.lost(session, stripe)

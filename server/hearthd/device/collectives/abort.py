@@ -96,7 +96,7 @@ class CommunicatorAborts:
                 continue
             each.deadline = math.inf
             tracks = self._device.tracks
-            before = [track for track in tracks.undone(tracks.all) if track is not each.track]
+            before = [track for track in tracks.unfinished(tracks.all) if track is not each.track]
             if each.stopping and before:  # its operations may be queued on the device behind those of these tracks
                 tracks.after_all(before, partial(self._expect, each))
             else:

@@ -178,7 +178,7 @@ class CollectiveCommands:
             return False
         member = self.members.get(pending.comm)
         if member is None:
-            raise self.members.why_gone(pending.comm)
+            raise self.members.gone_refusal(pending.comm)
         if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
         self._launch(wanted, member, locate(pending.parts))
@@ -188,7 +188,7 @@ class CollectiveCommands:
         device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
         stream, destinations = origin.stream, wanted.destinations
         device.tracks.fence(track, stream.track)
-        device.tracks.before(
+        device.tracks.claim_position(
             track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in wanted.sources]
         )
         size = sum(part.size for part in pending.parts)

@@ -22,7 +22,7 @@ from hearthd.device.backend.communicator import CollectiveExchange, RankCommunic
 from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts
 from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.launch_order import LaunchOrder
-from hearthd.device.collectives.membership import Membership, given_up, not_started, verdict
+from hearthd.device.collectives.membership import Membership, in_flight_refusal, not_started, verdict
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream
@@ -70,7 +70,7 @@ class Memberships:
         """Returns this rank's membership in a communicator; None if it has not joined, or the communicator is gone."""
         return self._live.get(comm)
 
-    def why_gone(self, comm: str) -> Refusal:
+    def gone_refusal(self, comm: str) -> Refusal:
         """Returns the refusal of an operation whose communicator is gone."""
         return self._gone.get(comm) or Refusal(
             Reason.COMMUNICATOR_FAILED,
@@ -101,7 +101,7 @@ class Memberships:
 
     def _arrived(self, member: Membership, flight: InFlightCollective) -> None:
         """Handles the end of an operation on the device, successful or not."""
-        if flight.over:
+        if flight.settled:
             return
         reason = member.communicator.failed()
         # the contents of its destinations are undefined: the operation is not over before the front's decision
@@ -143,7 +143,9 @@ class Memberships:
         encoded = message.get("status")
         refusal = verdict(encoded) if encoded else None
         why = str(message.get("reason") or "no reason was given")
-        self._end(member, (lambda _flight: refusal) if refusal is not None else partial(given_up, why, 0), refusal)
+        self._end(
+            member, (lambda _flight: refusal) if refusal is not None else partial(in_flight_refusal, why, 0), refusal
+        )
 
     def _known(self, comm: str) -> bool:
         return comm in self._live or comm in self._making or comm in self._gone
@@ -214,7 +216,7 @@ class Memberships:
         """
         if member.failing:
             return
-        member.refusal = partial(given_up, reason, sequence if timed_out else 0)
+        member.refusal = partial(in_flight_refusal, reason, sequence if timed_out else 0)
         member.gone = not_started(reason, timed_out)
         self._tell_progress(member, at_once=True)
         member.reported = time.monotonic()
@@ -240,8 +242,8 @@ class Memberships:
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
-        given_up = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
-        self.aborts.end(given_up, under_way=bool(flights))
+        in_flight_refusal = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
+        self.aborts.end(in_flight_refusal, under_way=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----

@@ -29,7 +29,7 @@ class OperationName(Protocol):
 class InFlightCollective:
     """A launched collective, a `hearthd.device.streams.pending_outcomes.PendingOutcome`. Device-handle thread only."""
 
-    __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "over", "place", "row")
+    __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "place", "row", "settled")
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class InFlightCollective:
         self.row = flights
         """The communicator's operations in flight; this operation is added to them next."""
         self.place = flights.launched
-        self.over = False
+        self.settled = False
         self.failure: StreamFailure | None = None
         """The failure that was recorded for the stream; None before a failure."""
         self._destinations = destinations
@@ -65,7 +65,7 @@ class InFlightCollective:
 
     def then(self, callback: Callable[[], None]) -> None:
         """Calls `callback` when the outcome is known; immediately if it is known already."""
-        if self.over:
+        if self.settled:
             callback()
         else:
             self._behind.append(callback)
@@ -79,7 +79,7 @@ class InFlightCollective:
 
         Its results, and all contents that depend on them, become invalid.
         """
-        if self.over:
+        if self.settled:
             return
         spoiled = dict.fromkeys(self._destinations)
         spoiled.update(
@@ -97,7 +97,7 @@ class InFlightCollective:
         self._end()
 
     def _end(self) -> None:
-        self.over = True
+        self.settled = True
         self._destinations = ()
         self._tracks.pending_outcomes.open.pop(self, None)
         self.origin.stream.flights.pop(self, None)

@@ -48,7 +48,7 @@ class Membership:
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 
-def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
+def in_flight_refusal(why: str, late: int, flight: InFlightCollective) -> Refusal:
     """Returns the refusal of an operation that was in flight when its communicator failed.
 
     `late` is the number of the operation that missed its deadline, or 0.

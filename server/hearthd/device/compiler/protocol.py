@@ -118,15 +118,15 @@ def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
 
 def pack_image(image: Image) -> tuple[dict[str, Any], list[bytes]]:
     """Returns an image as the head and the parts of a message. The log is shortened to `MAX_LOG` characters."""
-    return {"names": dict(image.names), "log": cut(image.log), "kinds": dict(image.kinds)}, [image.code]
+    return {"names": dict(image.names), "log": shorten_log(image.log), "kinds": dict(image.kinds)}, [image.code]
 
 
 def pack_refusal(refusal: Refusal) -> dict[str, Any]:
     """Returns a refusal as the head of a message. Each text is shortened to `MAX_LOG` characters."""
-    details = {key: cut(value) for key, value in refusal.details.items()}
+    details = {key: shorten_log(value) for key, value in refusal.details.items()}
     return {
         "reason": str(refusal.reason),
-        "message": cut(refusal.message),
+        "message": shorten_log(refusal.message),
         "fix": refusal.fix,
         "details": details,
         "fields": list(refusal.fields),
@@ -179,7 +179,7 @@ _REASONS = frozenset(
 _FIELDS = ("code", "options", "name_expressions", "headers")
 
 
-def cut(text: str) -> str:
+def shorten_log(text: str) -> str:
     """Returns a log shortened to `MAX_LOG` characters."""
     if len(text) <= MAX_LOG:
         return text

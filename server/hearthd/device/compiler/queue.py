@@ -33,10 +33,10 @@ class CompileQueue(Generic[T]):
         return 2 * self._slots
 
     def put(self, owner: Hashable, item: T) -> None:
-        """Queues an item behind those of the same owner. It is not counted as running before `take` returns it."""
+        """Queues an item behind those of the same owner. It is not counted as running before `next_item` returns it."""
         self._waiting.setdefault(owner, deque()).append(item)
 
-    def take(self) -> tuple[Hashable, T] | None:
+    def next_item(self) -> tuple[Hashable, T] | None:
         """Returns the next (owner, item) that may run, and counts it as running; None if none may."""
         for owner in list(self._waiting):
             beyond = self._total >= self._slots

@@ -136,7 +136,7 @@ class CompileService:
     def _next(self) -> tuple[Hashable, _Flight] | None:
         with self._changed:
             while not self._closed:
-                taken = self._queue.take()
+                taken = self._queue.next_item()
                 if taken is not None:
                     return taken
                 self._free += 1

@@ -31,7 +31,7 @@ class CrashKeeping:
             self._runtime.hearth_output(*self._output)
         return ask, answering
 
-    def take(self, file: int) -> None:
+    def start(self, file: int) -> None:
         """Starts to write to this file, which the front created with `crash_record.make`; closes the descriptor.
 
         Raises OSError or ValueError if the file cannot be mapped.

@@ -101,7 +101,7 @@ class CpuHostPool:
         """Bytes lent out, plus bytes kept for reuse."""
         return self._kept + self.in_use
 
-    def take(self, size: int) -> CpuHostBuffer:
+    def allocate(self, size: int) -> CpuHostBuffer:
         """Returns a buffer of at least `size` bytes.
 
         Size classes are powers of two up to 1 MiB, then eighths of powers of two, because otherwise up to half of the
@@ -119,7 +119,7 @@ class CpuHostPool:
         self._kept -= size
         return free.pop()
 
-    def give(self, buffer: CpuHostBuffer) -> None:
+    def free(self, buffer: CpuHostBuffer) -> None:
         """Takes back a buffer that was lent out. Must be called once for each buffer."""
         self.in_use -= buffer.size
         if self._kept + buffer.size <= self._keep:

@@ -150,7 +150,7 @@ class CpuFunction:
         self.check(grid, block, shared_bytes, params)
         data = bytes(params) if isinstance(params, bytearray) else params
         self._launch(self._address, _Dim3(*grid), _Dim3(*block), shared_bytes, data, cooperative)
-        return () if self._races is None else self._races.take(self.name, block)
+        return () if self._races is None else self._races.pop_all(self.name, block)
 
     @property
     def checks_races(self) -> bool:

@@ -115,7 +115,7 @@ class RaceReports:
         self._take.restype = ctypes.c_uint32
         self._take.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
 
-    def take(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
+    def pop_all(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
         """Returns the races of the calling thread's latest launch, one for each pair of source lines.
 
         That launch was of `kernel` with blocks of `block` threads.

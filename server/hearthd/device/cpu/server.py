@@ -120,7 +120,7 @@ class CpuServer:
         return self._segments.map(file, size)
 
     def own_shared(self, memory: CpuSharedMemory) -> None:
-        self._segments.own(memory)
+        self._segments.count_in_pool(memory)
 
     def release_shared(self, memory: CpuSharedMemory) -> None:
         self._segments.release(memory)
@@ -128,7 +128,7 @@ class CpuServer:
     # ---- copies: host memory is ordinary memory, so it never runs out except at the staging limit ----
 
     def allocate_host(self, size: int) -> CpuHostBuffer | None:
-        return self._host.take(size)
+        return self._host.allocate(size)
 
     def host_grown(self) -> bool:
         return False
@@ -140,7 +140,7 @@ class CpuServer:
         return HostInfo(self._host.held, self._host.in_use)
 
     def free_host(self, buffer: CpuHostBuffer) -> None:
-        self._host.give(buffer)
+        self._host.free(buffer)
 
     def register_host(self, address: int, size: int) -> None:
         pass  # a stream's thread can copy from and to any memory
@@ -238,7 +238,7 @@ class CpuServer:
     # ---- crash records (`hearthd.device.backend.server.KeepsCrashRecord`) ----
 
     def keep_crash_record(self, file: int) -> None:
-        self._launcher.crashes.take(file)
+        self._launcher.crashes.start(file)
 
     def output_pipes(self) -> tuple[int, int]:
         return self._launcher.crashes.output_pipes()

@@ -69,7 +69,7 @@ class SharedMemorySegments:
             os.close(file)
             raise _refused(size, error) from error
         memory = CpuSharedMemory(address, size, reserved, file, protected=False)
-        self.own(memory)
+        self.count_in_pool(memory)
         return memory
 
     def export(self, memory: CpuSharedMemory) -> int:
@@ -89,7 +89,7 @@ class SharedMemorySegments:
             raise _refused(size, error) from error
         return CpuSharedMemory(address, size, reserved, -1, protected=True)
 
-    def own(self, memory: CpuSharedMemory) -> None:
+    def count_in_pool(self, memory: CpuSharedMemory) -> None:
         """Counts the segment as memory of the heap. Further calls have no effect."""
         if not memory.counted:
             memory.counted = True

@@ -109,14 +109,14 @@ class CudaServer:
         self.create_shared = shared.create
         self.export_shared = shared.export
         self.import_shared = shared.map
-        self.own_shared = shared.own
+        self.own_shared = shared.count_in_pool
         self.release_shared = shared.release
 
-        self.allocate_host = host.take
+        self.allocate_host = host.allocate
         self.host_grown = host.grown
         self.host_refusal = host.refusal
         self.host_info = host.info
-        self.free_host = host.give
+        self.free_host = host.free
         self.register_host = page_locks.register
         self.unregister_host = page_locks.unregister
 

@@ -80,7 +80,7 @@ class SharedAllocations:
                 checked(driver.cuMemRelease(handle))
             raise translate(error, f"mapping {size} bytes to be shared") from error
         memory = CudaSharedMemory(address, size, reserved, handle, protected=False)
-        self.own(memory)
+        self.count_in_pool(memory)
         return memory
 
     def export(self, memory: CudaSharedMemory) -> int:
@@ -112,7 +112,7 @@ class SharedAllocations:
             raise translate(error, f"making {size} bytes of another process accessible") from error
         return CudaSharedMemory(address, size, reserved, None, protected)
 
-    def own(self, memory: CudaSharedMemory) -> None:
+    def count_in_pool(self, memory: CudaSharedMemory) -> None:
         """Counts the memory in the pool's sizes. Further calls have no effect."""
         if not memory.counted:
             memory.counted = True

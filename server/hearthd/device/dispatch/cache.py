@@ -55,11 +55,11 @@ class KnownDispatches:
         self._known: dict[Likeness, KnownDispatch] = {}
 
     def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[Likeness, KnownDispatch | None]:
-        """Returns the command's likeness, which `learn` takes, and the known dispatch with that likeness or None."""
+        """Returns the command's likeness, which `add` takes, and the known dispatch with that likeness or None."""
         likeness = _likeness(command, inputs)
         return likeness, self._known.get(likeness)
 
-    def learn(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
+    def add(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
         """Adds a valid command to the cache, and returns its entry.
 
         Raises Refusal(LAUNCH_INVALID) if its parameters are too large.

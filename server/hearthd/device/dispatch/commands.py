@@ -56,7 +56,7 @@ class DispatchCommands:
         if failures:
             raise refuse(entry.name, failures)
         if known is None:
-            known = self._known.learn(likeness, command, plan)
+            known = self._known.add(likeness, command, plan)
         run = DispatchRun(
             self._resources,
             origin,

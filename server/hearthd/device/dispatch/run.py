@@ -200,7 +200,7 @@ class DispatchRun:
         if required >= ASK_FROM:
             check_budget(required, device.server.memory_info(), device.spec.memory_limit)
         buffers = [slot.buffer for slot in self._slots]
-        reservation = self._resources.memory.reservations.take(self._origin.session, required, self._track, buffers)
+        reservation = self._resources.memory.reservations.allocate(self._origin.session, required, self._track, buffers)
         for slot, place in zip(self._slots, places, strict=True):
             slot.place(reservation, place)
 
@@ -237,7 +237,7 @@ class DispatchRun:
 
     def _clear(self, buffer: Buffer) -> None:
         device = self._device
-        device.tracks.before(self._track, (buffer.usage,))
+        device.tracks.claim_position(self._track, (buffer.usage,))
         self._up.start()
         device.begin(self._origin.stream, buffer.size)
         device.server.fill(buffer.address, CLEAR, buffer.size, self._track.stream)
@@ -260,7 +260,7 @@ class DispatchRun:
         if self._track.closed:
             return False
         if self._timed:  # waiting for other streams must not count as time of the kernel
-            self._device.tracks.before(self._track, bound.writes, bound.reads)
+            self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
         turn = TURN
         try:
             while self._left and turn and not self._track.closed:
@@ -288,7 +288,7 @@ class DispatchRun:
             return False
         self._handed_ns = time.perf_counter_ns()
         pending_outcomes = self._device.tracks.pending_outcomes
-        outcomes = [each for slot in self._slots for each in pending_outcomes.about(slot.buffer.usage)]
+        outcomes = [each for slot in self._slots for each in pending_outcomes.of_buffer(slot.buffer.usage)]
         if outcomes:
             self._keep_soon()  # the outcomes may take long to become known
         self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))

@@ -67,7 +67,7 @@ class SnapshotCommands:
         """Registers the handler for the sessions' files."""
         self._served = descriptors is not None
         if descriptors is not None:
-            descriptors.on("snapshot", self._file_of.received)
+            descriptors.register("snapshot", self._file_of.received)
 
     # ---- commands ----
 
@@ -194,15 +194,15 @@ class SnapshotCommands:
         """Returns the descriptor of the session's file; None if the front has not sent it yet."""
         return self._file_of.get(session.channel)
 
-    def lend(self) -> PooledStream | None:
+    def acquire_track(self) -> PooledStream | None:
         """Returns one of at most `AHEAD` tracks that are kept for snapshots; None if all are lent."""
         if not self._spare and self._lent < AHEAD:
             self._lent += 1
             return self._device.tracks.acquire()
         return self._spare.pop() if self._spare else None
 
-    def give_back(self, track: PooledStream) -> None:
-        """Keeps the track for the next `lend`."""
+    def return_track(self, track: PooledStream) -> None:
+        """Keeps the track for the next `acquire_track`."""
         self._spare.append(track)
 
     def track(self) -> PooledStream:
@@ -215,12 +215,12 @@ class SnapshotCommands:
         """Sends the front the key of each buffer and the number (0 or 1) of the area with its new copy."""
         self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
 
-    def written(self, durable: DurableBuffer) -> None:
+    def write_ended(self, durable: DurableBuffer) -> None:
         """Forgets the buffer if its durability has ended and no other write is under way."""
         if durable.ended and not durable.writes:
             self._forget(durable)
 
-    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+    def end_snapshot(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
         """Removes the snapshot from its session. The callbacks run in a later iteration of the loop."""
         snapshot.session.snapshots.pop(snapshot, None)
         for callback in behind:

@@ -119,7 +119,7 @@ class BufferRestore:
 
     def _reserve(self) -> None:
         buffer = self._buffer
-        reservation = self._resources.memory.reservations.take(self._session, buffer.size, self._track, [buffer])
+        reservation = self._resources.memory.reservations.allocate(self._session, buffer.size, self._track, [buffer])
         buffer.reservation = reservation
         buffer.address = self._direct.address = reservation.memory.address
 
@@ -151,7 +151,7 @@ class BufferRestore:
 
     def _ask(self, size: int) -> bool:
         file, staging, allowance = self._resources.file(), self._device.staging, self._resources.allowance
-        if file is None or not allowance.take(size, ahead=False):
+        if file is None or not allowance.acquire(size, ahead=False):
             return False
         host = staging.find(size, self._session)
         data = bytearray()
@@ -186,7 +186,7 @@ class BufferRestore:
             return self._direct.write(chunk.at, memoryview(chunk.data))
         if track.full:
             return False
-        device.tracks.before(track, (self._buffer.usage,))
+        device.tracks.claim_position(track, (self._buffer.usage,))
         device.server.upload(self._buffer.address + chunk.at, chunk.host, 0, chunk.size, track.stream)
         device.tracks.on_complete(track, partial(self._release, chunk))
         device.telemetry.host_to_device_bytes += chunk.size
@@ -199,7 +199,7 @@ class BufferRestore:
             self._give_back(chunk.size)
 
     def _give_back(self, size: int) -> None:
-        if self._resources.allowance.give(size, ahead=False):
+        if self._resources.allowance.release(size, ahead=False):
             self._device.kick(None)
 
     # ---- completion ----
@@ -220,7 +220,7 @@ class BufferRestore:
         )
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
-            self._resources.memory.reservations.give(self._session, reservation, buffer)
+            self._resources.memory.reservations.free(self._session, reservation, buffer)
         self._durable.end()
         while self._read:
             self._release(self._read.popleft())

@@ -34,15 +34,15 @@ class SnapshotStore(Protocol):
         """Returns the session's file; None if it has not arrived."""
         ...
 
-    def lend(self) -> PooledStream | None:
+    def acquire_track(self) -> PooledStream | None:
         """Returns a track for copies that are submitted before the stream has reached the snapshot's position.
 
         Returns None if none is free, so that the copies must wait for that position.
         """
         ...
 
-    def give_back(self, track: PooledStream) -> None:
-        """Takes back a track from `lend`, when the snapshot has ended."""
+    def return_track(self, track: PooledStream) -> None:
+        """Takes back a track from `acquire_track`, when the snapshot has ended."""
         ...
 
     def track(self) -> PooledStream:
@@ -53,11 +53,11 @@ class SnapshotStore(Protocol):
         """Reports these copies to the front as complete, and passes the front's answer to the snapshot."""
         ...
 
-    def written(self, durable: DurableBuffer) -> None:
+    def write_ended(self, durable: DurableBuffer) -> None:
         """Records that a write of one of the buffer's copies has ended."""
         ...
 
-    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+    def end_snapshot(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
         """Runs the callbacks of an ended snapshot, after its failure, if any, has been recorded."""
         ...
 
@@ -149,7 +149,7 @@ class Snapshot:
         stream = self.stream
         before = [stream.track, *stream.collectives]
         if not any(durable.line for durable in self._durables):
-            self._track = self._lent = self._store.lend()
+            self._track = self._lent = self._store.acquire_track()
         if self._track is not None:
             for track in before:
                 tracks.fence(self._track, track)
@@ -214,14 +214,14 @@ class Snapshot:
         if part.direct.asked:
             return self._chunk_directly(file, part, size)
         ahead = not self._reached
-        if not self._allowance.take(size, ahead):
+        if not self._allowance.acquire(size, ahead):
             return False
         host = device.staging.find(size, session)
         if host is None:
             self._give_back(size, ahead)
             return device.staging.refusal(size) is not None and self._chunk_directly(file, part, size)
         try:
-            device.tracks.before(track, (), (buffer.usage,))
+            device.tracks.claim_position(track, (), (buffer.usage,))
             if device.record is not None:
                 device.record.begin(track, size, None)
             device.server.download(host, 0, buffer.address + part.given, size, track.stream)
@@ -231,7 +231,7 @@ class Snapshot:
             raise
         self._count(part, size)
         place = part.areas.at(part.which) + part.given - size
-        self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.about(buffer.usage)))
+        self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
         arrived = partial(self._arrived, file, part, host, size, place, ahead)
         device.tracks.on_complete(track, device.tracks.pending_outcomes.settled(buffer.usage, arrived))
         return True
@@ -267,7 +267,7 @@ class Snapshot:
         self, part: BufferSnapshot, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None
     ) -> None:
         part.durable.writes -= 1
-        self._store.written(part.durable)
+        self._store.write_ended(part.durable)
         if error is not None:
             self.fail(not_written(error))
         self._done(host, size, ahead)
@@ -281,7 +281,7 @@ class Snapshot:
         self._settle()
 
     def _give_back(self, size: int, ahead: bool) -> None:
-        if self._allowance.give(size, ahead):
+        if self._allowance.release(size, ahead):
             self._device.kick(None)
 
     # ---- completion ----
@@ -341,7 +341,7 @@ class Snapshot:
             for durable in self._durables:
                 durable.buffer.usage.read_by(self._track.index, self._track.done_position)
         if self._lent is not None:
-            self._store.give_back(self._lent)
+            self._store.return_track(self._lent)
         behind, self._behind = self._behind, []
-        self._store.over(self, behind)
+        self._store.end_snapshot(self, behind)
         self._device.kick(self.session)

@@ -86,7 +86,7 @@ class StagingAllowance:
         size = max(min(CHUNK, self._most), 1)
         return max(min(size, pinned // 2), 1) if pinned else size
 
-    def take(self, size: int, ahead: bool) -> bool:
+    def acquire(self, size: int, ahead: bool) -> bool:
         """Takes `size` bytes for a chunk.
 
         Returns False if it has to wait. A single chunk is always allowed while nothing else is held, unless it is
@@ -101,8 +101,8 @@ class StagingAllowance:
             self._ahead += size
         return True
 
-    def give(self, size: int, ahead: bool) -> bool:
-        """Ends one `take`. Returns True if a copy has been waiting for memory."""
+    def release(self, size: int, ahead: bool) -> bool:
+        """Ends one `acquire`. Returns True if a copy has been waiting for memory."""
         self.held -= size
         if ahead:
             self._ahead -= size

@@ -72,7 +72,7 @@ class InlineCopies:
         """Returns the cached operands of the command; None if the command is not cached or has no request number."""
         return self.resolved.get(found.rest) if found.request else None
 
-    def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
+    def cache_operands(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """Caches and returns the operands of a plain copy from or to shared memory; returns None for other commands.
 
         `command` is the decoded command.
@@ -87,7 +87,7 @@ class InlineCopies:
             self.resolved[found.rest] = named
         return named
 
-    def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
+    def submit(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
         """Submits the copy; no other command of the session may be waiting.
 
         Returns None, without effect, for anything but the plain case.
@@ -126,7 +126,7 @@ class InlineCopies:
         try:
             while left:
                 part = step(at, left)
-                tracks.before(track, writes, reads)
+                tracks.claim_position(track, writes, reads)
                 if named.writes:
                     server.upload(address, segment, at, part, stream)
                 else:
@@ -196,7 +196,7 @@ class InlineCopy(InlineAnswer):
         self.over = True
         self._send(self._answer)
         if self.forecast is not None:
-            self._device.tracks.forecast.came(self.forecast, now)
+            self._device.tracks.forecast.completed(self.forecast, now)
         self._release()
 
     def _release(self) -> None:

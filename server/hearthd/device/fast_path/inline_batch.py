@@ -26,11 +26,11 @@ class InlineBatch(NamedTuple):
     began: int
     """Time at which execution began, in nanoseconds (`time.perf_counter_ns`)."""
 
-    def came(self) -> None:
+    def accept(self) -> None:
         """Accepts the batch: its number becomes the last one of the session."""
         self.session.last_seq = self.seq
         if self.lane is not None:
-            self.lane.came(self.seq, self.size)
+            self.lane.batch_received(self.seq, self.size)
 
     def answer(self, outbox: Outbox, answer: bytes) -> None:
         """Sends an answer together with the acknowledgement, over the channel that the batch came over."""

@@ -58,7 +58,7 @@ class BatchExecutor(CommandRunner, ReplySink, Protocol):
         ...
 
     @property
-    def held_up(self) -> bool:
+    def has_deferred(self) -> bool:
         """True if a deferred command has to be tried first."""
         ...
 
@@ -86,16 +86,16 @@ class InlinePath:
         self.execute: Callable[[DeviceSession, LaneSink | None, bytes], bool] = self._execute
         """Executes a batch of a session, or returns False if it has to take the queued path. An attribute, as the two
         below, so that an observer can replace it in a compiled class."""
-        self.submit_copy: Callable[[InlineBatch, bytes, SegmentOperands], InlineCopy | None] = self.copies.give
+        self.submit_copy: Callable[[InlineBatch, bytes, SegmentOperands], InlineCopy | None] = self.copies.submit
         self.submit_read: Callable[[InlineBatch, LogicalStream, bytes, commands_pb2.Read], InlineRead | None]
-        self.submit_read = self.reads.give
+        self.submit_read = self.reads.submit
         self.poll_s = POLL_S
         """Seconds for which the end of the work is polled without a check of the sockets."""
         self.answered = False
         """True if a command was answered in the loop iteration in which it arrived, since the caller last reset the
         attribute."""
 
-    def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
+    def execute_batch(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
         """Executes a batch from a lane that has no backlog.
 
         Returns False, without effect, if the batch must take the queued path.
@@ -104,7 +104,7 @@ class InlinePath:
         return session is not None and seq == session.last_seq + 1 and self.execute(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
-        """Executes a batch that came over the link as the only frame. Returns False as `take` does."""
+        """Executes a batch that came over the link as the only frame. Returns False as `execute_batch` does."""
         session = self._executor.session(channel)
         # With a lane, earlier batches may still arrive over it.
         if session is None or channel in self._device.outbox.lanes:
@@ -141,11 +141,11 @@ class InlinePath:
             or session.permissions is not None
             or session.snapshots
             or session.dropping
-            or self._executor.held_up
+            or self._executor.has_deferred
             or self._device.output.suspects
         ):
             return None
-        return self._sharing.alone(session)
+        return self._sharing.backlog_if_alone(session)
 
     # ---- launches and a wait ----
 
@@ -154,7 +154,7 @@ class InlinePath:
         stream = _free(session, plain.stream)
         if stream is None:
             return False
-        batch.came()
+        batch.accept()
         index, entry = self._issue(session, plain.records) if plain.records else (0, None)
         busy = self._busy(session, stream, plain.all_streams)
         # If `busy` is None, the Sync waits for more than one track or for marked streams.
@@ -253,11 +253,11 @@ class InlinePath:
                 return False
             if command.WhichOneof("kind") != found.kind:  # the command has more fields
                 return False
-            named = self.copies.learn(found, command)
+            named = self.copies.cache_operands(found, command)
         if named is not None:
             copy = self.submit_copy(batch, found.request, named)
             if copy is not None:
-                batch.came()
+                batch.accept()
                 self._copied(batch, copy, 0)
                 return True
         if command is None:
@@ -268,7 +268,7 @@ class InlinePath:
     def _mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
         session, last = batch.session, mixed.last
         stream = _free(session, last.stream)
-        batch.came()
+        batch.accept()
         entry = BatchEntry(batch.seq)
         session.batches.append(entry)
         index, launches = self._before(session, mixed, entry)

@@ -29,7 +29,7 @@ class InlineReads:
         self._replies = replies
         self._most = min(LARGEST, device.spec.max_inline_bytes)
 
-    def give(
+    def submit(
         self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> InlineRead | None:
         """Submits a Read that `mixed_batch` has decoded as the last command of its batch.
@@ -52,7 +52,7 @@ class InlineReads:
         if host is None:
             return None
         reading = InlineRead(device, self._replies, batch, stream, request, host, size)
-        device.tracks.before(track, (), (buffer.usage,))
+        device.tracks.claim_position(track, (), (buffer.usage,))
         try:
             device.server.download(host, 0, buffer.address + offset, size, track.stream)
         except DeviceFault:

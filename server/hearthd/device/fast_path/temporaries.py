@@ -56,7 +56,7 @@ class Temporaries:
         if len(buffers.items) >= buffers.bound:
             return False
         buffer = Buffer(handle, asked.size)
-        if not self._reservations.take_at_once(session, buffer, stream.track):
+        if not self._reservations.allocate_one(session, buffer, stream.track):
             return False
         buffers.items[handle] = buffer
         self._counts["allocate"] += 1
@@ -79,7 +79,7 @@ class Temporaries:
             if reservation is None or not reservation.alone:
                 return False
         self._counts["free"] += 1
-        give = self._reservations.give_at_once
+        give = self._reservations.free_one
         failure: Refusal | None = None
         pop = session.buffers.pop
         for handle in handles:
@@ -186,11 +186,11 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
-    """Orders a write to a buffer on the track, as `StreamPool.before` does.
+    """Orders a write to a buffer on the track, as `StreamPool.claim_position` does.
 
     Has a shortcut for the most frequent case, in which no other track has used the buffer.
     """
     if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)
     else:
-        tracks.before(track, (usage,))
+        tracks.claim_position(track, (usage,))

@@ -91,14 +91,14 @@ class StripedUpload(Striped):
         self._got: set[int] = set()
 
     @property
-    def wanted(self) -> int:
+    def missing_credits(self) -> int:
         """Number of further credits that are needed to receive all chunks; credits already given are subtracted."""
         return self.cut.count - len(self._got) - self.under_way
 
     def grant(self, stripe: StripeLike, host: HostBuffer) -> None:
         """Lends memory to a stripe for one more chunk."""
         self.windows[stripe].under_way += 1
-        self.stripe_staging.lend(host)
+        self.stripe_staging.mark_lent(host)
         stripe.grant(self.transfer, host)
 
     def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
@@ -112,13 +112,13 @@ class StripedUpload(Striped):
         try:
             index = self.cut.index(offset, size)
         except ValueError:
-            self.stripe_staging.give_back(host)
+            self.stripe_staging.release(host)
             raise
         if index in self._got:
-            self.stripe_staging.give_back(host)
+            self.stripe_staging.release(host)
             return
         self._got.add(index)
-        self.stripe_staging.take(host)
+        self.stripe_staging.take_back(host)
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
@@ -139,10 +139,10 @@ class StripedUpload(Striped):
         self.dropped = True
         for stripe in self.windows:
             for host in stripe.revoke(self.transfer):
-                self.stripe_staging.give_back(host)
+                self.stripe_staging.release(host)
         self.windows.clear()
         while self.landed:
-            self.stripe_staging.give_back(self.landed.popleft()[1])
+            self.stripe_staging.release(self.landed.popleft()[1])
 
 
 class StripedDownload(Striped):
@@ -181,12 +181,12 @@ class StripedDownload(Striped):
             index, self._next = self._next, self._next + 1
         self._out[stripe].add(index)
         self.windows[stripe].under_way += 1
-        self.stripe_staging.lend(host)
+        self.stripe_staging.mark_lent(host)
 
     def fetched(self, stripe: StripeLike, index: int, host: HostBuffer) -> None:
         """Sends a chunk whose bytes have been copied to its memory."""
         if self.dropped or stripe not in self.windows:
-            self.stripe_staging.give_back(host)
+            self.stripe_staging.release(host)
         else:
             offset, size = self.cut.span(index)
             stripe.put_chunk(self.transfer, offset, host, size)
@@ -197,7 +197,7 @@ class StripedDownload(Striped):
         if window is not None:
             window.done(seconds)
 
-    def taken(self, stripe: StripeLike, offset: int) -> None:
+    def chunk_received(self, stripe: StripeLike, offset: int) -> None:
         """Records that the client has received a chunk.
 
         Raises ValueError if the chunk was not sent over this stripe.

@@ -46,12 +46,12 @@ class StripeStaging:
         self._starved = True
         return False
 
-    def lend(self, host: HostBuffer) -> None:
+    def mark_lent(self, host: HostBuffer) -> None:
         """Counts memory as lent."""
         self._lent.add(host)
         self.bytes += host.size
 
-    def take(self, host: HostBuffer) -> None:
+    def take_back(self, host: HostBuffer) -> None:
         """Counts memory as returned, for use by the caller. A second call has no effect."""
         if host in self._lent:
             self._lent.remove(host)
@@ -60,9 +60,9 @@ class StripeStaging:
                 self._starved = False
                 self._on_room()
 
-    def give_back(self, host: HostBuffer) -> None:
+    def release(self, host: HostBuffer) -> None:
         """Returns memory and releases it. A second call has no effect."""
-        self.take(host)
+        self.take_back(host)
         self._release(host)
 
 

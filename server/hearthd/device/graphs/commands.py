@@ -85,7 +85,7 @@ class GraphCommands:
         return operation
 
     def _make(self, origin: Origin, entry: GraphEntry) -> bool:
-        failures = entry.failures.take()
+        failures = entry.failures.pop_all()
         if failures:
             refusal = _not_recorded(entry, failures)
             self._not_made(entry, refusal)

@@ -103,7 +103,7 @@ class Rounds:
         # The order of the conditions matters, because checking `closed` requests a time slice.
         while self._left and not track.closed and turn > 0:
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
-            tracks.before(track, (program.usage, *summary.writes), summary.reads)
+            tracks.claim_position(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)
             position = tracks.ordering.position(track.index)
             track.launched.extend((position, name, self._stream.session) for name in names)

@@ -10,7 +10,7 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
-from hearthd.device.ipc.published import FrontReplies, PublishedBuffer, gone
+from hearthd.device.ipc.published import FrontReplies, PublishedBuffer, ended_refusal
 from hearthd.device.memory.shared_ownership import MappedAllocation, SharedAllocation
 from hearthd.device.operation import Operation, Origin, internal_error, submit
 from hearthd.device.platform.fd_passing import DescriptorSocket
@@ -50,7 +50,7 @@ class Exporting:
         """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes."""
         shared = self._known.get(number)
         if shared is None or shared.publisher is None:
-            raise gone()
+            raise ended_refusal()
         if not shared.size:
             raise Refusal(Reason.INVALID_ARGUMENT, "it has no bytes, and so no memory")
         if shared.place.shared is not None:
@@ -64,7 +64,7 @@ class Exporting:
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
         if shared.publisher is None:
-            self._refuse_waiting(shared, gone())
+            self._refuse_waiting(shared, ended_refusal())
             return
         try:
             self._device.grants.make_room(shared.size)
@@ -92,7 +92,7 @@ class Exporting:
         if self._track is None:
             self._track = tracks.acquire()
         track = self._track
-        tracks.before(track, (place.usage,), (old.usage,))
+        tracks.claim_position(track, (place.usage,), (old.usage,))
         try:
             server.copy(place.address, old.address, shared.size, track.stream)
             if memory.reserved > shared.size:  # clears data of earlier users
@@ -107,7 +107,7 @@ class Exporting:
     def _copied(self, shared: PublishedBuffer, place: MappedAllocation, copy: _Copy) -> None:
         old = shared.place
         if shared.publisher is None or self._known.get(shared.number) is not shared:
-            self._refuse_waiting(shared, gone())
+            self._refuse_waiting(shared, ended_refusal())
             place.leave(copy)
             return
         waiting, shared.waiting = shared.waiting, []

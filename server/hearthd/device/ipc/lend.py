@@ -131,7 +131,7 @@ class Lending:
         """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
         if self._lent.get(key) is not lent:
             raise _released()
-        if self._device.tracks.pending_outcomes.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents may prove invalid when the outcome of a collective is known
         check_exportable(buffer)
         if not is_lent(buffer):
@@ -158,7 +158,7 @@ class Lending:
         old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
         track = tracks.acquire()  # a separate track for each move, so that other moves need not wait
-        tracks.before(track, (place.usage,), (usage,))
+        tracks.claim_position(track, (place.usage,), (usage,))
         try:
             server.copy(place.address, buffer.address, size, track.stream)
             if memory.reserved > size:

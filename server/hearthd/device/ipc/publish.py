@@ -70,7 +70,7 @@ class Publishing:
         control(Kind.IMPORT, self._import_frame)
         self._exporting.descriptors = self._lending.descriptors = descriptors
         if descriptors is not None:
-            descriptors.on(FILE, self._file_arrived)
+            descriptors.register(FILE, self._file_arrived)
 
     def gauges(self) -> dict[str, int]:
         """Returns the numbers of published, attached and exported buffers of this process, for the metrics."""
@@ -142,7 +142,7 @@ class Publishing:
 
         The buffer is read-only from then on. Returns False if the command has to wait.
         """
-        if self._device.tracks.pending_outcomes.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents depend on the outcome of a collective
         check_publishable(buffer)
         if buffer.place is None:
@@ -181,7 +181,7 @@ class Publishing:
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
             if shared.place.memory is not NOTHING:
                 self._device.server.own_shared(shared.place.memory)
-            shared.place.take_accounting()
+            shared.place.account_here()
             self._device.grants.report_excess()
 
     # ---- attaching ----

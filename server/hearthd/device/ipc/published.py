@@ -92,6 +92,6 @@ def closed() -> Refusal:
     return Refusal(Reason.SESSION_EXPIRED, "the session was closed before", fix="open a new one")
 
 
-def gone() -> Refusal:
+def ended_refusal() -> Refusal:
     """Returns the refusal of a request for a publication that has ended."""
     return Refusal(Reason.NOT_PUBLISHED, "it is no longer published", fix="have it published again")

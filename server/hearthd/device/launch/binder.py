@@ -27,7 +27,7 @@ from hearthd.device.backend.launch_limits import Violation
 from hearthd.device.backend.resources import Function
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import Watchdog
-from hearthd.device.platform.tally import FULL, weigh
+from hearthd.device.platform.tally import FULL, launch_weight
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import LaunchPlan, Q, addresses, attributes_of, check_layout, plan_key
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
@@ -99,7 +99,7 @@ class Binder:
             ) from error
         stream = session.streams.find(record.stream)
         entry = session.functions.find(record.function)
-        entry.module.wanted()
+        entry.module.ensure_loading()
         given = [place for place in unpack_layout(record.layout) if place.pointer]
         pointers: list[Pointer] = []
         unknown: list[Refusal] = []
@@ -180,7 +180,7 @@ class Binder:
         track = stream.track
         limit = plan.timeout_ns / 1e9 or stream.launch_timeout
         for _ in range(plan.iterations if times is None else times):
-            device.tracks.before(track, bound.writes, bound.reads)
+            device.tracks.claim_position(track, bound.writes, bound.reads)
             device.begin(stream, plan=plan)
             track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
             if limit:
@@ -241,7 +241,7 @@ class Binder:
                 entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason, "; ".join(fixes)
             )
         plan = LaunchPlan(function, entry.name, record, given)
-        plan.weight = weigh(plan.threads, self._occupancy(function, record))
+        plan.weight = launch_weight(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
             plan.length = -1  # disables the inline path: the output has to be attributed to a session
         return plan

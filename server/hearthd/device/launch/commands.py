@@ -67,7 +67,7 @@ class LaunchCommands:
         tracks = self._device.tracks
         traced = session.trace is not None
         replay_cache = session.replay_cache
-        known = replay_cache.known if replay_cache.worth_it() else None
+        known = replay_cache.known if replay_cache.should_look_up() else None
         last, again = b"", None
         found = 0
         size = len(data)
@@ -178,7 +178,7 @@ class LaunchCommands:
             again = known.relaunch = device.server.repeated(
                 plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
             )
-        position = device.tracks.before(track, known.writes, known.reads)
+        position = device.tracks.claim_position(track, known.writes, known.reads)
         track.launched.append((position, plan.name, stream.session))
         try:
             again()
@@ -220,7 +220,7 @@ class LaunchCommands:
                     return False
                 usages += [reach.buffer.usage for reach in reached if reach.may_write]
                 reads = [usage for usage in (*reads, *(reach.buffer.usage for reach in reached)) if usage not in usages]
-        position = tracks.before(track, usages, reads)
+        position = tracks.claim_position(track, usages, reads)
         track.launched.append((position, plan.name, session.id))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
@@ -323,7 +323,7 @@ class LaunchCommands:
             needs=(*written, *read),
             spoils=written,
         )
-        operation.on_failure = run.give_up
+        operation.on_failure = run.release
         if origin.capture is not None or not run.validates:
             operation.after = origin.reply
         submit(operation)

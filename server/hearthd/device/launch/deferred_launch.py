@@ -118,7 +118,7 @@ class LaunchRun:
         self._rested = refusal
         self._device.kick(self._origin.session)
 
-    def give_up(self, _refusal: Refusal) -> None:
+    def release(self, _refusal: Refusal) -> None:
         """Releases what the launch holds, because it will not run, for example after the end of its session."""
         self._left = 0
         if self._waiting is not None:

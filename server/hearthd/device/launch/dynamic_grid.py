@@ -55,7 +55,7 @@ class DynamicGrid:
             return False
         self._asked = True
         track = self._origin.stream.track
-        device.tracks.before(track, (), (self._buffer.usage,))
+        device.tracks.claim_position(track, (), (self._buffer.usage,))
         device.begin(self._origin.stream)
         try:
             device.server.download(host, 0, address, GRID.size, track.stream)

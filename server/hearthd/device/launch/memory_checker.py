@@ -20,7 +20,7 @@ from hearthd.device.backend.resources import GuardedMemory, HostBuffer, Memory, 
 from hearthd.device.backend.server import ChecksRaces, GuardsMemory
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
-from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
+from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, find_damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import Q, addresses
@@ -134,7 +134,7 @@ class Validation:
         track = self._origin.stream.track
         for each in guarded.values():
             buffer, plan = each.buffer, each.plan
-            device.tracks.before(track, (), (buffer.usage,))
+            device.tracks.claim_position(track, (), (buffer.usage,))
             device.begin(self._origin.stream)
             device.server.fill(each.address, PATTERN, plan.total, track.stream)
             if buffer.size:
@@ -164,7 +164,7 @@ class Validation:
         for each in guarded.values():
             buffer, plan = each.buffer, each.plan
             if each.written and buffer.size:
-                device.tracks.before(track, (buffer.usage,))
+                device.tracks.claim_position(track, (buffer.usage,))
                 device.server.copy(buffer.address, each.address + plan.inside, buffer.size, track.stream)
             for start, size in _zones(plan):
                 device.server.download(host, at, each.address + start, size, track.stream)
@@ -183,7 +183,7 @@ class Validation:
         at = 0
         for each in guarded:
             for start, size in _zones(each.plan):
-                hurt = damage(host.view[at : at + size], start, each.plan)
+                hurt = find_damage(host.view[at : at + size], start, each.plan)
                 at += size
                 if hurt is not None:
                     found.append((each.buffer, hurt))

@@ -14,7 +14,7 @@ from hearthd.device.backend.compiler import Image, Job, Source
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.printf_capture import prints
+from hearthd.device.printf_capture import may_print
 from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
@@ -121,7 +121,7 @@ class ModuleCommands:
             return
         entry.cached = outcome.cached
         entry.compile_ns = outcome.elapsed_ns
-        if prints(outcome.image.code):
+        if may_print(outcome.image.code):
             entry.prints = session
         entry.log = outcome.image.log
         self._load_when_idle(session, entry, outcome.image)
@@ -228,7 +228,7 @@ class ModuleCommands:
         return self._describe(origin, origin.session.modules.find(command.module))
 
     def _describe(self, origin: Origin, entry: ModuleEntry) -> Operation:
-        entry.wanted()
+        entry.ensure_loading()
 
         def answer() -> commands_pb2.Result:
             module = entry.loaded()
@@ -271,7 +271,7 @@ class ModuleCommands:
 
     def _describe_function(self, origin: Origin, entry: FunctionEntry, carveout: int | None = None) -> Operation:
         optin = self._device.limits.shared_mem_per_block_optin
-        entry.module.wanted()
+        entry.module.ensure_loading()
 
         def answer() -> commands_pb2.Result:
             function = entry.resolve()
@@ -305,7 +305,7 @@ class ModuleCommands:
         session = origin.session
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)
-        entry.wanted()
+        entry.ensure_loading()
         buffer: Buffer | None = entry.variables.get(command.name)
         if buffer is None:
             buffer = entry.variables[command.name] = Buffer(command.buffer, 0)

@@ -23,7 +23,7 @@ class OccupancyCommands:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "occupancy needs a request number", fix="set Command.request")
         entry = origin.session.functions.find(command.function)
-        entry.module.wanted()
+        entry.module.ensure_loading()
 
         def run() -> bool:
             if entry.module.pending:

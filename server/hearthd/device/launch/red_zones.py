@@ -67,7 +67,7 @@ class Damage:
     count: int
 
 
-def damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | None:
+def find_damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | None:
     """Returns the damage to a zone that starts `start` bytes into the copy's memory; None if the zone is intact."""
     expected = pattern(start, len(zone))
     if zone == expected:

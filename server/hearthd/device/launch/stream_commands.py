@@ -82,7 +82,7 @@ class StreamCommands:
                 return False
             if event.event is not None:
                 self._device.tracks.retire(event.event)
-            self._device.tracks.before(track, ())
+            self._device.tracks.claim_position(track, ())
             self._device.begin(origin.stream)
             event.event = self._device.server.record(track.stream, timing=True)
             origin.reply()
@@ -270,7 +270,7 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
     failures: list[StreamFailure] = []
     for stream in streams:
         if stream.errors:
-            failures += stream.errors.take(origin.place)
+            failures += stream.errors.pop_all(origin.place)
     if failures:
         failures.sort(key=lambda failure: (failure.seq, failure.index))
         origin.reply_error(surface(failures))

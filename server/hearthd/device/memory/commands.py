@@ -76,7 +76,7 @@ class MemoryCommands:
         alignment = self._device.server.properties.memory_alignment
         spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
         places = list(accumulate(spaced, initial=0))
-        reservation = self.reservations.take(session, places[-1] + buffers[-1].size, track, buffers)
+        reservation = self.reservations.allocate(session, places[-1] + buffers[-1].size, track, buffers)
         for buffer, place in zip(buffers, places, strict=True):
             buffer.reservation = reservation
             buffer.address = reservation.memory.address + place
@@ -180,7 +180,7 @@ class MemoryCommands:
             return
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
-            self.reservations.give(session, reservation, buffer)
+            self.reservations.free(session, reservation, buffer)
 
     def close(self, session: DeviceSession) -> None:
         """Frees all memory of the session behind its work under way, in pieces.

@@ -60,14 +60,16 @@ class Reservations:
         """Returns the bytes of pool memory that the tenant's sessions hold, including unused memory that they keep."""
         return self._held.get(tenant, 0)
 
-    def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
+    def allocate(
+        self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]
+    ) -> Reservation:
         """Takes memory of `size` bytes for all `buffers`; `track` may use it at once, other tracks behind this point.
 
         The caller places the buffers in the reservation. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) if
         the size does not fit even after the session's unused memory has been freed and the pool trimmed.
         """
         device = self._device
-        reservation = session.persistent.take(rounded(size)) if size else None
+        reservation = session.persistent.pop(rounded(size)) if size else None
         if reservation is not None:
             device.telemetry.persistent_hits += 1
             device.tracks.settle(track, _usage(reservation.last))
@@ -78,7 +80,7 @@ class Reservations:
             self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
         # An allocation is a write on its track, at a separate position: pool memory may be in use until the track
         # reaches that position, by work before an earlier free on the track, or by work that the free waited for.
-        device.tracks.before(track, [buffer.usage for buffer in buffers])
+        device.tracks.claim_position(track, [buffer.usage for buffer in buffers])
         reservation.parts = len(buffers)
         session.bytes_reserved += reservation.memory.reserved
         session.allocations += len(buffers)
@@ -88,7 +90,7 @@ class Reservations:
         device.telemetry.allocated_bytes += size
         return reservation
 
-    def take_at_once(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
+    def allocate_one(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
         """Takes memory for one new buffer, and places the buffer, in the plain case.
 
         Returns False, without effect, if the session keeps persistent memory, or if its quota or the pool may not
@@ -107,7 +109,7 @@ class Reservations:
             position = device.tracks.step(track)
         except DeviceFault:
             raise
-        except Exception:  # `take` meets and handles the error again
+        except Exception:  # `allocate` meets and handles the error again
             if memory is not None:
                 device.server.free(memory, track.stream)
             return False
@@ -128,7 +130,7 @@ class Reservations:
         telemetry.allocated_bytes += size
         return True
 
-    def give(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
+    def free(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
         """Frees one buffer of a reservation. With the last buffer, the memory is freed behind every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
@@ -144,8 +146,8 @@ class Reservations:
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
-    def give_at_once(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Frees a buffer that is `alone` in its reservation, as `give` does, and clears the buffer's reservation."""
+    def free_one(self, session: DeviceSession, buffer: Buffer) -> None:
+        """Frees a buffer that is `alone` in its reservation, as `free` does, and clears the buffer's reservation."""
         reservation: Reservation = buffer.reservation
         memory, home, usage = reservation.memory, reservation.home, buffer.usage
         reserved, size = memory.reserved, buffer.size

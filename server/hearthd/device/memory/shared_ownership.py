@@ -116,7 +116,7 @@ class PoolAllocation(SharedAllocation):
         part = Buffer(0, self.size)
         part.usage = self.usage
         assert self.bearer is not None, "memory of the pool counts with a session of this process"
-        self._reservations.give(self.bearer, self._reservation, part)
+        self._reservations.free(self.bearer, self._reservation, part)
 
 
 class MappedAllocation(SharedAllocation):
@@ -145,7 +145,7 @@ class MappedAllocation(SharedAllocation):
         """The memory, unless it has been lent to another process; then None."""
         return None if self.lent else self.memory
 
-    def take_accounting(self) -> None:
+    def account_here(self) -> None:
         """Accounts the memory to a session of this process from now on.
 
         Called when the process that it was accounted to has dropped it.

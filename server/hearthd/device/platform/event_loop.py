@@ -150,7 +150,7 @@ class Loop:
         if self._came:  # after the callbacks, which clients may wait for
             self._came = False
             if self.lingering is not None:
-                self.lingering.came(self._began / 1e9)
+                self.lingering.wait_ended(self._began / 1e9)
         tasks = len(self._tasks)
         for _ in range(tasks):
             self._tasks.popleft()()

@@ -26,7 +26,7 @@ class DescriptorSocket:
         end.setblocking(False)
         loop.add_reader(end.fileno(), lambda _events: self.receive())
 
-    def on(self, kind: str, receiver: Receiver) -> None:
+    def register(self, kind: str, receiver: Receiver) -> None:
         """Registers `receiver` for the messages of this kind; the receiver takes ownership of their descriptors."""
         self._receivers[kind] = receiver
 

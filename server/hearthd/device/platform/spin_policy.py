@@ -42,7 +42,7 @@ class SpinPolicy:
         """Starts a wait at time `now`."""
         self._since = now
 
-    def came(self, now: float) -> None:
+    def wait_ended(self, now: float) -> None:
         """Records that a wait has ended at time `now`, and adapts the length of the next spin."""
         if now - self._since <= 2 * self._most:
             self._patience = self._most

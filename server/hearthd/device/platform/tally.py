@@ -28,7 +28,7 @@ class Tally(NamedTuple):
     occupancy: int
 
 
-def weigh(threads: int, occupancy: int | None) -> int:
+def launch_weight(threads: int, occupancy: int | None) -> int:
     """Returns the weight of one launch.
 
     `threads` is grid times block; `occupancy` is in units of `FULL`, or None if unknown.

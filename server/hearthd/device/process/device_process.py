@@ -183,7 +183,9 @@ class DeviceProcess:
             self.loop.on_served = self.idle_policy.expects
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
-            self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
+            self.descriptors.register(
+                crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal)
+            )
             self.descriptors.receive()  # handles the messages that the front has sent already
         self.outbox.put(Kind.READY, properties.SerializeToString())
 
@@ -338,7 +340,7 @@ class DeviceProcess:
         if frame.kind == Kind.PING:
             self.outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
-            self.executor.sharing.meter.tell()  # so that both reports are of the same time
+            self.executor.sharing.meter.report()  # so that both reports are of the same time
             self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self.executor.collectives.message(frame.payload, self.executor.session)

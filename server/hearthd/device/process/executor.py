@@ -94,7 +94,7 @@ class Executor:
         if handler is not None:
             handler(session, frame)
         else:
-            self.sharing.take(session, frame)
+            self.sharing.enqueue(session, frame)
 
     def session(self, channel: int) -> DeviceSession | None:
         """Returns the open session of the channel; None if there is none."""
@@ -137,7 +137,7 @@ class Executor:
                 self.sharing.deferred_retried(session)
 
     @property
-    def held_up(self) -> bool:
+    def has_deferred(self) -> bool:
         """True if deferred commands or frees have to be tried first."""
         return bool(self._kicked) or self.memory.deferred_free.waiting
 
@@ -263,7 +263,7 @@ class Executor:
             handler(session, frame)
 
     def _upload(self, session: DeviceSession, frame: Frame) -> None:
-        if not self.sharing.behind(session, frame):
+        if not self.sharing.enqueue_behind(session, frame):
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
@@ -379,7 +379,7 @@ class Executor:
             del self._leaving[session.channel]
             let_go()
             self._device.output.close(session.channel)
-            self.sharing.gone(session)
+            self.sharing.remove(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
         self.memory.deferred_free.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))

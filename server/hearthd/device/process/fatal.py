@@ -51,12 +51,12 @@ def abort_process(
             "device": spec.ordinal,
             "generation": spec.generation,
             "in_flight": ", ".join(tracks.in_flight()),
-            "sessions": ", ".join(sessions if sessions is not None else tracks.suspects()),
+            "sessions": ", ".join(sessions if sessions is not None else tracks.running_sessions()),
         },
     )
     device.output.flush_at_exit()
     outbox.put(Kind.STATS, json.dumps(device.telemetry.snapshot()).encode())
-    meter.tell()
+    meter.report()
     outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
     outbox.send_all()
     _linger(link)

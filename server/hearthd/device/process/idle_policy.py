@@ -86,11 +86,11 @@ class IdlePolicy:
         if self.expected_until:
             return None if time.perf_counter() < self.expected_until else True
         tracks = self._tracks
-        if not tracks.news:
+        if not tracks.has_completions:
             if not tracks.awaits:
                 return False
             polls = POLLS
-            while not tracks.news:
+            while not tracks.has_completions:
                 polls -= 1
                 if not polls:
                     return None

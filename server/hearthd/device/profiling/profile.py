@@ -85,12 +85,12 @@ class ProfileCommands:
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Failures of single calls have no position that distinguishes them from later failures, so they are taken now.
-        taken = origin.stream.errors.take(origin.place, reported=False)
+        taken = origin.stream.errors.pop_all(origin.place, reported=False)
 
         def answer() -> None:
             for failure in taken:
                 failure.surfaced = True
-            failures = taken + origin.stream.errors.take(origin.place or (0, 0))
+            failures = taken + origin.stream.errors.pop_all(origin.place or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
             self._release(profile)

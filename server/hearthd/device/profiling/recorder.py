@@ -87,7 +87,7 @@ class Trace:
         elif record in self.records:
             self.records.remove(record)
 
-    def kept(self, size: int) -> None:
+    def count_record(self, size: int) -> None:
         """Counts a complete record, which takes `size` bytes in the answer."""
         self._room -= size
 

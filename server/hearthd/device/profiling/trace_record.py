@@ -39,7 +39,7 @@ class Recording(Protocol):
         """Records that both events of a record have been recorded on the track."""
         ...
 
-    def kept(self, size: int) -> None:
+    def count_record(self, size: int) -> None:
         """Counts a complete record, which takes `size` bytes in the answer."""
         ...
 
@@ -126,7 +126,7 @@ class TraceRecord:
             return
         self.name, _, kernel = origin.name.partition(" ")
         self.kernel = kernel[:MAX_NAME]
-        self._trace.kept(EVENT_BYTES + len(self.kernel))
+        self._trace.count_record(EVENT_BYTES + len(self.kernel))
         if self._track is None:
             self.submitted_ns = time.perf_counter_ns()
             return

@@ -23,7 +23,7 @@ class Extents:
         """Returns the number of bytes that a request for `size` bytes takes."""
         return max(1, -(-size // self._granularity)) * self._granularity
 
-    def take(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """Takes a range of at least `size` bytes and returns its offset; None if no free range is long enough."""
         size = self.rounded(size)
         for index, length in enumerate(self._lengths):
@@ -37,7 +37,7 @@ class Extents:
                 return start
         return None
 
-    def give(self, start: int, size: int) -> None:
+    def release(self, start: int, size: int) -> None:
         """Frees a range. Raises ValueError if part of the range is already free, or lies outside."""
         size = self.rounded(size)
         index = bisect_left(self._starts, start)

@@ -70,7 +70,7 @@ class PinnedBuffer:
 class HostPool:
     """Pool of page-locked memory.
 
-    `take`, `give`, `grown` and `refusal` must be called on the device-handle thread; slabs are locked on a helper
+    `allocate`, `free`, `grown` and `refusal` must be called on the device-handle thread; slabs are locked on a helper
     thread.
     """
 
@@ -107,7 +107,7 @@ class HostPool:
         """Returns the page-locked bytes and those in use."""
         return HostInfo(self.pinned, self.in_use)
 
-    def take(self, size: int) -> PinnedBuffer | None:
+    def allocate(self, size: int) -> PinnedBuffer | None:
         """Returns a buffer of `size` bytes.
 
         Returns None if there is no room until a buffer is freed or more memory is locked; the latter is reported by
@@ -124,19 +124,19 @@ class HostPool:
             self._grow(max(self._slab, -(-size // GRANULARITY) * GRANULARITY))
         return buffer
 
-    def give(self, buffer: PinnedBuffer) -> None:
+    def free(self, buffer: PinnedBuffer) -> None:
         """Frees a buffer. A second call has no effect."""
         slab, buffer.slab = buffer.slab, None
         if slab is None:
             return
         self.in_use -= buffer.size
         if buffer.block is not None:
-            self._small.give(buffer.block)
+            self._small.free(buffer.block)
         else:
-            slab.extents.give(buffer.address - slab.address, buffer.size)
+            slab.extents.release(buffer.address - slab.address, buffer.size)
 
     def grown(self) -> bool:
-        """Returns True if memory was locked or refused since the last call: callers should `take` again."""
+        """Returns True if memory was locked or refused since the last call: callers should `allocate` again."""
         changed = bool(self._arrived)
         while self._arrived:
             arrival = self._arrived.popleft()
@@ -186,19 +186,19 @@ class HostPool:
         if size <= LARGEST_SMALL:
             return self._find_small(size)
         for slab in self._slabs:
-            offset = slab.extents.take(size)
+            offset = slab.extents.allocate(size)
             if offset is not None:
                 return PinnedBuffer(slab, offset, size)
         return None
 
     def _find_small(self, size: int) -> PinnedBuffer | None:
-        block = self._small.take(size)
+        block = self._small.allocate(size)
         if block is None:
             for slab in self._slabs:
-                offset = slab.extents.take(PAGE)
+                offset = slab.extents.allocate(PAGE)
                 if offset is not None:
                     self._small.add((slab, offset), size)
-                    block = self._small.take(size)
+                    block = self._small.allocate(size)
                     break
         if block is None:
             return None
@@ -209,7 +209,7 @@ class HostPool:
         """Returns unused pages of the size classes to their slabs. Returns True if there were any."""
         pages = self._small.idle()
         for slab, offset in pages:
-            slab.extents.give(offset, PAGE)
+            slab.extents.release(offset, PAGE)
         return bool(pages)
 
     def _fail(self, error: Exception) -> None:

@@ -165,12 +165,12 @@ class IdleWork:
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
         self._thread_work[token] = self._clock() + self.beside_s
-        self._tracks.hold(True)
+        self._tracks.set_held(True)
 
         def done() -> None:
             del self._thread_work[token]
             if not self._held_for_threads:
-                self._tracks.hold(False)
+                self._tracks.set_held(False)
             self._kick()  # collectives wait until the work is done, without a time limit
 
         job(done)
@@ -178,7 +178,7 @@ class IdleWork:
     def _release_launches(self) -> None:
         """Lets launches through if nothing needs them held back any more."""
         if self._tracks.held and self._queue.since is None and not self._held_for_threads:
-            self._tracks.hold(False)
+            self._tracks.set_held(False)
             self._kick()
 
     def poll(self) -> float | None:
@@ -205,7 +205,7 @@ class IdleWork:
             return None
         held, left = holding(self._clock() - self._queue.since)
         if held is not self._tracks.held:
-            self._tracks.hold(held)
+            self._tracks.set_held(held)
             if not held:
                 self._kick()
         return left
@@ -239,7 +239,7 @@ class IdleWork:
             waited_s=round(now - min(since for since, _ in loads), 3),
             sessions=list(dict.fromkeys(load.session.id for _, load in loads))[:NAMED],
             kernels=kernels[:NAMED],
-            sessions_of_kernels=self._tracks.suspects()[:NAMED],
+            sessions_of_kernels=self._tracks.running_sessions()[:NAMED],
             load_timeout_s=self.limit,
             why="no code is loaded while a kernel runs, and these have not ended",
         )
@@ -247,13 +247,13 @@ class IdleWork:
     # ---- detection of an idle device ----
 
     def _idle(self) -> bool:
-        return not self._tracks.undone(self._tracks.all)
+        return not self._tracks.unfinished(self._tracks.all)
 
     def _ask(self) -> None:
         """Registers a callback for the completion of all work submitted to the device so far."""
         if not self._asked:
             self._asked = True
-            self._tracks.after_all(self._tracks.undone(self._tracks.all), self._on_idle)
+            self._tracks.after_all(self._tracks.unfinished(self._tracks.all), self._on_idle)
 
     def _on_idle(self) -> None:
         self._asked = False

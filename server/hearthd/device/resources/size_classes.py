@@ -43,7 +43,7 @@ class SizeClasses(Generic[P]):
         """Number of blocks in use."""
         return sum(map(len, self._used.values()))
 
-    def take(self, size: int) -> Block[P] | None:
+    def allocate(self, size: int) -> Block[P] | None:
         """Returns a block of at least `size` bytes, the most recently freed one; None if a page must be added first."""
         free = self._free.get(self.class_of(size))
         if not free:
@@ -60,7 +60,7 @@ class SizeClasses(Generic[P]):
         blocks = [Block(page, offset, step) for offset in range(self.page - step, -1, -step)]
         self._free[step] = blocks + self._free.get(step, [])
 
-    def give(self, block: Block[P]) -> None:
+    def free(self, block: Block[P]) -> None:
         """Frees a block. Raises ValueError if it is not in use."""
         used = self._used.get(block.page)
         if used is None or block.offset not in used:

@@ -69,7 +69,7 @@ class Arrivals:
     """Decodes frames and runs their commands. Device-handle thread only.
 
     The generators that `batch` and `call` return yield whenever they must not continue; see `Backlog.left` and
-    `Backlog.may`.
+    `Backlog.may_submit`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Arrivals:
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
                 while backlog.left <= 0 or (
-                    (not backlog.may(need) or (need and self._full(backlog, command)))
+                    (not backlog.may_submit(need) or (need and self._full(backlog, command)))
                     and not (session.dropping and _dropped(backlog, command, kind))
                 ):
                     yield from _pause(backlog, place)
@@ -147,11 +147,13 @@ class Arrivals:
                 backlog.left -= dropped
                 if dropped:
                     continue
-            if backlog.left <= 0 or not backlog.may(LAUNCH):
+            if backlog.left <= 0 or not backlog.may_submit(LAUNCH):
                 yield from _pause(backlog, place)
                 continue
             most = 1 if session.dropping else min(2 * backlog.left, backlog.room)
-            launches, at = self._launches.run_records(session, records, entry, index + count, at, most, backlog.stops)
+            launches, at = self._launches.run_records(
+                session, records, entry, index + count, at, most, backlog.stands_still_before
+            )
             telemetry.count("launch", launches)
             count += launches
             backlog.left -= launches
@@ -166,7 +168,7 @@ class Arrivals:
     def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
         """True if the command has device work for a full stream, and the session's queue stands still before it."""
         stream = backlog.session.streams.items.get(command.stream)
-        return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
+        return stream is not None and stream.track.budget <= 0 and backlog.stands_still_before(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands already answered; None if there is nothing to run."""
@@ -203,7 +205,7 @@ class Arrivals:
         kind = command.WhichOneof("kind") or ""
         need, session = NEEDS.get(kind, NOTHING), backlog.session
         while backlog.left <= 0 or (
-            not backlog.may(need) and not (session.dropping and _dropped(backlog, command, kind))
+            not backlog.may_submit(need) and not (session.dropping and _dropped(backlog, command, kind))
         ):
             yield
         self._commands.command(session, command, kind, call=frame.id)

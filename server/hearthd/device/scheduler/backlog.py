@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.scheduler.chances import Chances
+from hearthd.device.scheduler.extra_slices import ExtraSlices
 from hearthd.device.scheduler.pace import Pace
 from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.standstill import Standstill
@@ -40,11 +40,11 @@ NEEDS = {
 class Slice:
     """Commands that a session submitted in one time slice; `count` is their number once the slice is closed."""
 
-    __slots__ = ("base", "begun", "count", "late", "most", "turn")
+    __slots__ = ("base", "begun", "count", "late", "limit", "turn")
 
     def __init__(self, begun: float, most: int, turn: bool, base: dict[PooledStream, int]) -> None:
         self.begun = begun
-        self.most = most
+        self.limit = most
         self.turn = turn
         """True if the time slices of other sessions wait for this slice; otherwise it runs beside them."""
         self.base = base
@@ -53,10 +53,10 @@ class Slice:
         self.late = False
         """True once the slice has taken so long that other sessions no longer wait for it to complete."""
 
-    def given(self, tracks: Iterable[PooledStream]) -> int:
+    def submitted(self, tracks: Iterable[PooledStream]) -> int:
         """Returns the number of commands submitted to these tracks since the slice began."""
         base = self.base
-        return sum(track.given - base.get(track, track.since) for track in tracks)
+        return sum(track.submitted - base.get(track, track.since) for track in tracks)
 
 
 Changes = dict[int, bool]
@@ -78,9 +78,38 @@ class Backlog:
     """The backlog of one session. Device-handle thread only."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "chances", "closing", "copies", "counted", "ended", "exempt",
-        "frame", "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "paused",
-        "place", "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting",
+        "active",
+        "ahead",
+        "awaited",
+        "closing",
+        "copies",
+        "counted",
+        "ended",
+        "exempt",
+        "extra_slices",
+        "frame",
+        "frames",
+        "late_at",
+        "launches",
+        "left",
+        "metered",
+        "need",
+        "open",
+        "owes",
+        "pace",
+        "paid",
+        "paused",
+        "place",
+        "room",
+        "session",
+        "since",
+        "slices",
+        "sparse",
+        "standstill",
+        "transfers",
+        "under",
+        "used",
+        "wanting",
         "work",
     )  # fmt: skip
 
@@ -132,7 +161,7 @@ class Backlog:
         """Time at which the last slice completed, or at which the first slice of a series began, in seconds."""
         self.late_at = 0.0
         """Time after which the oldest slice is late, in seconds."""
-        self.chances = Chances()
+        self.extra_slices = ExtraSlices()
         self.pace = Pace()
         self.used = 0.0
         """Device time used, in seconds."""
@@ -160,7 +189,7 @@ class Backlog:
 
     def collectives(self, tracks: StreamPool) -> list[PooledStream]:
         """Returns the communicators' tracks that have work of the session not known to be done."""
-        return tracks.undone(self.session.streams.collectives)
+        return tracks.unfinished(self.session.streams.collectives)
 
     @property
     def waiting(self) -> bool:
@@ -168,12 +197,12 @@ class Backlog:
         return self.work is not None or bool(self.frames)
 
     @property
-    def asks(self) -> int:
+    def waiting_work(self) -> int:
         """Device work of the next waiting commands, both the queued command and the deferred ones."""
         need = self.need if self.work is not None else NOTHING
         for track in self.tracks():
-            if track.asked > need:
-                need = LAUNCH if track.asked > 1 else COPY
+            if track.requested > need:
+                need = LAUNCH if track.requested > 1 else COPY
         return need
 
     @property
@@ -191,7 +220,7 @@ class Backlog:
         """Number of commands in slices that are neither done nor late."""
         return sum(each.count for each in self.slices if not each.late)
 
-    def may(self, need: int) -> bool:
+    def may_submit(self, need: int) -> bool:
         """True if the next command may submit this kind of work now; otherwise execution stops before it."""
         if need == NOTHING or (self.room > 0 and (self.launches or need != LAUNCH)):
             self.need = NOTHING
@@ -199,14 +228,14 @@ class Backlog:
         self.need = need
         return False
 
-    def stops(self, stream: LogicalStream) -> bool:
+    def stands_still_before(self, stream: LogicalStream) -> bool:
         """True if the queue stands still before a command for `stream`, which is then recorded in `standstill`.
 
         The caller has checked that the stream is full, or that deferred commands use it. False once the stream has
         completed no command for a while, and always while sessions run in time slices: `room` is smaller then.
         """
         track, standstill = stream.track, self.standstill
-        if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):
+        if self.room < NEVER >> 1 or not standstill.continues(track.index, track.finished, time.perf_counter()):
             return False
         standstill.stream = stream
         return True
@@ -218,45 +247,45 @@ class Backlog:
             return False
         self.standstill.stream = None
         full = (stream.track.budget <= 0 and not tracks.reap(stream.track)) or self.session.deferred.holds(stream)
-        return full and not self.closing and self.stops(stream)
+        return full and not self.closing and self.stands_still_before(stream)
 
-    def bar(self, tracks: StreamPool) -> None:
-        """Prevents the session from submitting work to the device until `let` is called."""
+    def forbid_submission(self, tracks: StreamPool) -> None:
+        """Prevents the session from submitting work to the device until `allow_submission` is called."""
         self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
-            asked = track.asked
-            tracks.bar(track, True, 0)
-            track.asked = asked
+            asked = track.requested
+            tracks.set_barred(track, True, 0)
+            track.requested = asked
 
-    def let(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
+    def allow_submission(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
         """Allows the session to submit up to `most` commands; without `launches` only copies."""
         self.room = most
         self.launches = launches
         for track in self.tracks():
-            tracks.bar(track, not launches, most)
+            tracks.set_barred(track, not launches, most)
 
     def done(self) -> int:
         """Returns the number of the session's commands that are known to be done."""
         # A generator expression takes twice as long.
         return sum([track.finished - track.since for track in self.busy_tracks()])
 
-    def undone(self, tracks: StreamPool) -> list[PooledStream]:
+    def unfinished(self, tracks: StreamPool) -> list[PooledStream]:
         """Returns the tracks that have work of the session not known to be done."""
-        return tracks.undone(self.busy_tracks())
+        return tracks.unfinished(self.busy_tracks())
 
     def under_way(self, tracks: StreamPool) -> bool:
         """True if the device has work of the session not known to be done."""
-        return bool(tracks.undone(self.busy_tracks()))
+        return bool(tracks.unfinished(self.busy_tracks()))
 
-    def learn(self, count: int, begun: float, now: float) -> None:
+    def update_pace(self, count: int, begun: float, now: float) -> None:
         """Updates the pace: `count` commands, submitted from `begun` on, were done between `since` and `now`."""
-        self.pace.learn(count, self.used - self.paid, now - begun)
+        self.pace.update(count, self.used - self.paid, now - begun)
         self.paid, self.since = self.used, now
 
     # ---- frames that are not executed in order ----
 
-    def behind(self, frame: Frame) -> bool:
+    def must_enqueue(self, frame: Frame) -> bool:
         """True if a message of an upload has to stay behind waiting commands: the upload's Write may be among them."""
         if not self.waiting:
             self.transfers.clear()

@@ -17,7 +17,7 @@ from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.session.permissions import FrameSink
 
-TELL_S = 1.0
+REPORT_S = 1.0
 """Interval between reports to the front, in seconds, while there is device time to report."""
 
 
@@ -55,7 +55,7 @@ class DeviceTimeMeter(Generic[P]):
         self._charge = charge
         self.clock = clock
         self._under_way: dict[P, int] = {}
-        self._untold: dict[str, float] = {}
+        self._unreported: dict[str, float] = {}
         self._now = clock()
         self._reported_at = self._now
 
@@ -93,7 +93,7 @@ class DeviceTimeMeter(Generic[P]):
         payer.used += seconds
         payer.owes = max(payer.owes - seconds, 0.0)
         session = payer.session_id
-        self._untold[session] = self._untold.get(session, 0.0) + seconds
+        self._unreported[session] = self._unreported.get(session, 0.0) + seconds
         self._charge(payer, seconds)
 
     def begin(self, payer: P, since: float | None = None) -> float:
@@ -104,15 +104,15 @@ class DeviceTimeMeter(Generic[P]):
         before, now = self._now, self.advance()
         if since is not None and not self._under_way:
             self._now = now = min(max(before, since), now)
-        if not (self._under_way or self._untold):
+        if not (self._under_way or self._unreported):
             self._reported_at = now
         self._under_way[payer] = self._under_way.get(payer, 0) + 1
         return now
 
-    def spent(self, payer: P, since: float) -> float:
+    def charge_interval(self, payer: P, since: float) -> float:
         """Charges the interval from `since` to now for work that was alone on the device, and is done; returns now."""
         now = self.clock()
-        if not self._untold:
+        if not self._unreported:
             self._reported_at = now
         self._pay(payer, now - since)
         self._telemetry.device_busy_ns += int((now - since) * 1e9)
@@ -128,13 +128,13 @@ class DeviceTimeMeter(Generic[P]):
         else:
             self._under_way.pop(payer, None)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Reports to the front all device time that has not been reported."""
         self._reported_at = self.advance()
-        told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
+        told = {session: int(seconds * 1e9) for session, seconds in self._unreported.items()}
         # The fraction lost by rounding stays in the account and is reported later.
         for session, nanoseconds in told.items():
-            self._untold[session] -= nanoseconds / 1e9
+            self._unreported[session] -= nanoseconds / 1e9
         told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
         if told:
             self._outbox.put(Kind.METER, json.dumps(told).encode())
@@ -143,21 +143,21 @@ class DeviceTimeMeter(Generic[P]):
         """Removes a payer whose session has ended, and reports its remaining time to the front."""
         self.advance()
         self._under_way.pop(payer, None)
-        self.tell()
-        self._untold.pop(payer.session_id, None)
+        self.report()
+        self._unreported.pop(payer.session_id, None)
 
     def poll(self, asleep: float | None) -> float | None:
         """Sends a report to the front if one is due.
 
         Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until the next report.
         """
-        if not (self._under_way or self._untold):
+        if not (self._under_way or self._unreported):
             return asleep
-        left = self._reported_at + TELL_S - self.clock()
+        left = self._reported_at + REPORT_S - self.clock()
         if left <= 0:
-            self.tell()
-            left = TELL_S
+            self.report()
+            left = REPORT_S
             if not self._under_way:
-                self._untold.clear()
+                self._unreported.clear()
                 return asleep
         return at_most(left, asleep)

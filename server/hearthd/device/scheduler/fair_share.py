@@ -78,7 +78,7 @@ class FairShare:
         """Adds a session with an empty backlog."""
         self.backlogs[session.channel] = Backlog(session, self.standstill_s)
 
-    def take(self, session: DeviceSession, frame: Frame) -> None:
+    def enqueue(self, session: DeviceSession, frame: Frame) -> None:
         """Queues a frame that has arrived; it is executed after all frames before it."""
         backlog = self.backlogs[session.channel]
         if frame.kind == CLOSE:
@@ -90,7 +90,7 @@ class FairShare:
         if not backlog.active:
             self._wake(backlog)
 
-    def alone(self, session: DeviceSession) -> Backlog | None:
+    def backlog_if_alone(self, session: DeviceSession) -> Backlog | None:
         """Returns the session's backlog if the session may submit at once, outside the queue; otherwise None.
 
         It may do so if no other session has work, all frames of the session have been executed, and nothing else limits
@@ -105,33 +105,33 @@ class FairShare:
         return backlog
 
     def submitted(self, backlog: Backlog, since: float | None = None) -> None:
-        """Marks an `alone` session as active after it has submitted work, starting at `since`."""
+        """Marks a session that was alone as active after it has submitted work, starting at `since`."""
         if not backlog.active:
             backlog.active = True
             self._active[backlog] = None
-        self._alone(backlog, since)
+        self._run_alone(backlog, since)
 
     def completed_inline(self, backlog: Backlog, since: float, commands: int) -> None:
-        """Accounts for `commands` completed commands that an `alone` session has submitted since `since`.
+        """Accounts for `commands` completed commands that a session alone on the device has submitted since `since`.
 
         No session was active meanwhile.
         """
         backlog.sparse = True
         if commands:
             backlog.paid = backlog.used
-            now = self.meter.spent(backlog, since)
-            backlog.learn(commands, since, now)
+            now = self.meter.charge_interval(backlog, since)
+            backlog.update_pace(commands, since, now)
 
     def last_batch(self, session: DeviceSession) -> int:
         """Returns the number of the last batch that was executed or is queued with its number."""
         frames = self.backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
-    def behind(self, session: DeviceSession, frame: Frame) -> bool:
+    def enqueue_behind(self, session: DeviceSession, frame: Frame) -> bool:
         """Queues a message of an upload if it must stay behind waiting commands; returns True in that case."""
-        behind = self.backlogs[session.channel].behind(frame)
+        behind = self.backlogs[session.channel].must_enqueue(frame)
         if behind:
-            self.take(session, frame)
+            self.enqueue(session, frame)
         return behind
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
@@ -149,7 +149,7 @@ class FairShare:
             self.slicing.mark_changed(backlog)
             self._more = True
 
-    def gone(self, session: DeviceSession) -> None:
+    def remove(self, session: DeviceSession) -> None:
         """Removes a closed session whose work on the device is done."""
         self.meter.forget(self.backlogs.pop(session.channel))
 
@@ -157,10 +157,10 @@ class FairShare:
         """Updates the session's state after its deferred commands have been tried again."""
         backlog = self.backlogs[session.channel]
         if backlog.active:
-            if self.slicing.on and not backlog.wanting and backlog.asks:
+            if self.slicing.on and not backlog.wanting and backlog.waiting_work:
                 self.slicing.mark_changed(backlog)
                 self._more = True
-        elif backlog.asks or (
+        elif backlog.waiting_work or (
             backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
         ):
             self._wake(backlog)
@@ -173,7 +173,7 @@ class FairShare:
         backlog.active = True
         self._active[backlog] = None
         if self.slicing.on:
-            backlog.bar(self._tracks)
+            backlog.forbid_submission(self._tracks)
         elif len(self._active) > 1:
             for other in tuple(self._active):  # their work may have ended since the last poll
                 for track in other.busy_tracks():
@@ -215,8 +215,8 @@ class FairShare:
         if self.slicing.on:
             self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
-            self._alone(next(iter(self._active)))
-        self.turns.tell(self._active)
+            self._run_alone(next(iter(self._active)))
+        self.turns.report(self._active)
 
     def settle(self, idle: bool) -> None:
         """Marks sessions as idle whose work is done.
@@ -230,7 +230,7 @@ class FairShare:
         for backlog in tuple(self._active):
             if backlog.waiting:
                 continue
-            undone = backlog.undone(self._tracks)
+            undone = backlog.unfinished(self._tracks)
             if not undone:
                 self._rest(backlog)
             elif idle and not any(track.pending for track in undone):
@@ -246,7 +246,7 @@ class FairShare:
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
-                    asleep = at_most(backlog.standstill.left(time.perf_counter()), asleep)
+                    asleep = at_most(backlog.standstill.seconds_left(time.perf_counter()), asleep)
         return self.meter.poll(self.turns.max_sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
@@ -294,7 +294,7 @@ class FairShare:
 
     # ---- one session alone ----
 
-    def _alone(self, backlog: Backlog, since: float | None = None) -> None:
+    def _run_alone(self, backlog: Backlog, since: float | None = None) -> None:
         if backlog.waiting and not backlog.stands_still(self._tracks):
             backlog.room, backlog.launches = NEVER, True
             if self._advance(backlog, PIECE):
@@ -316,7 +316,7 @@ class FairShare:
         """Ends the metering of a session that was alone, because it is idle or continues in slices."""
         backlog.metered = False
         self.meter.end(backlog)
-        backlog.learn(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
+        backlog.update_pace(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
 
     # ---- several sessions ----
 

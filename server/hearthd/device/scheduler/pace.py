@@ -20,16 +20,17 @@ AHEAD = 2
 """Number of slices of the session with the turn that may be on the device at once, so that the device does not run out
 of work between them."""
 
-MOST = 256
+MAX_COMMANDS = 256
 """Largest number of commands in one slice, however short they are."""
 
-FIRST = 2
+FIRST_SLICE = 2
 """Number of commands in the first slice of a session whose pace is unknown."""
 
-_LESS = 0.5
-_MORE = 0.1
-"""Weight of the last slice in the expected time of a command: `_LESS` if the slice was faster than expected, `_MORE` if
-it was slower. The measured time includes the delay until completion was noticed, so slower values count less."""
+_FASTER = 0.5
+_SLOWER = 0.1
+"""Weight of the last slice in the expected time of a command: `_FASTER` if the slice was faster than expected,
+`_SLOWER` if it was slower. The measured time includes the delay until completion was noticed, so slower values count
+less."""
 
 _AGEING = 1.02
 
@@ -45,26 +46,26 @@ class Pace:
         self.fastest = 0.0
         """Shortest recent time of one command from submission to completion, in seconds; 0 if unknown."""
 
-    def learn(self, count: int, seconds: float, elapsed: float) -> None:
+    def update(self, count: int, seconds: float, elapsed: float) -> None:
         """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds in all."""
         if count <= 0:
             return
         each = max(seconds / count, 1e-7)
-        new = 1.0 if not self.seconds else _LESS if each < self.seconds else _MORE
+        new = 1.0 if not self.seconds else _FASTER if each < self.seconds else _SLOWER
         self.seconds += new * (each - self.seconds)
         each = max(elapsed / count, 1e-7)
         self.fastest = min(each, self.fastest * _AGEING) if self.fastest else each
 
-    def most(self, on_device: int, limit: float = SLICE_S) -> int:
+    def slice_size(self, on_device: int, limit: float = SLICE_S) -> int:
         """Returns how many commands may follow those on the device so that all but the last take `limit` seconds.
 
         Returns at least one if the device has none of the session's commands, however long one takes.
         """
         if not self.seconds:
-            return max(FIRST - on_device, 0)
+            return max(FIRST_SLICE - on_device, 0)
         least = int(not on_device)
-        return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MOST)) - on_device, MOST))
+        return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MAX_COMMANDS)) - on_device, MAX_COMMANDS))
 
-    def owed(self, count: int) -> float:
+    def expected_time(self, count: int) -> float:
         """Returns the expected time, in seconds, of `count` commands that run alone; infinity if unknown."""
         return self.fastest * count if self.fastest else math.inf

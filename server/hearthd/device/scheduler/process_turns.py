@@ -47,7 +47,7 @@ class ProcessTurns:
         self._awaited = bool(frame.flags & AWAITED)
         self._reported_state = self._idle_since = None
 
-    def tell(self, active: Iterable[Backlog]) -> None:
+    def report(self, active: Iterable[Backlog]) -> None:
         """Sends a BUSY frame to the front if the kind of work that these sessions have has changed."""
         if not self.on:
             return

@@ -30,13 +30,13 @@ class Standstill(Generic[T]):
         self._seen: tuple[int, int] | None = None
         self._until = 0.0
 
-    def lasts(self, stream: int, done: int, now: float) -> bool:
+    def continues(self, stream: int, done: int, now: float) -> bool:
         """True if the queue stands still before a stream with `done` completed commands; `now` is in seconds."""
         if (stream, done) != self._seen:
             self._seen = stream, done
             self._until = now + self.patience
         return now < self._until
 
-    def left(self, now: float) -> float:
-        """Returns the seconds until `lasts` returns False if no command completes."""
+    def seconds_left(self, now: float) -> float:
+        """Returns the seconds until `continues` returns False if no command completes."""
         return max(0.0, self._until - now)

@@ -54,7 +54,7 @@ class TimeSlices:
         self._changed: dict[Backlog, None] = {}
         self._wanting: dict[Backlog, None] = {}
         self._opened: dict[Backlog, None] = {}
-        self._beside: set[Backlog] = set()
+        self._beside_turn: set[Backlog] = set()
         """Sessions with slices on the device beside the turn of another session."""
         self._check_at = 0.0
         self.on = self.more = False
@@ -66,17 +66,17 @@ class TimeSlices:
         Work that the session had alone on the device becomes a slice that costs no credit; the session gets no turn
         until that slice is done.
         """
-        backlog.bar(self._tracks)
+        backlog.forbid_submission(self._tracks)
         backlog.sparse = not was_alone
-        undone = backlog.undone(self._tracks) if was_alone else []
+        undone = backlog.unfinished(self._tracks) if was_alone else []
         if undone:
             backlog.exempt = True
-            self._found(backlog, undone, turn=True)
+            self._slice_existing_work(backlog, undone, turn=True)
 
     def end(self, backlog: Backlog) -> None:
         """Ends slicing for a session, which may submit without limit from now on."""
         self.leave(backlog)
-        backlog.let(self._tracks)
+        backlog.allow_submission(self._tracks)
         backlog.sparse = True
         backlog.exempt = False
 
@@ -85,7 +85,7 @@ class TimeSlices:
         if backlog.open is not None:
             self.close(backlog)
         self._fair.forget(backlog)
-        self._want(backlog, False)
+        self._set_wanting(backlog, False)
         self._changed.pop(backlog, None)
         self._release(backlog)
 
@@ -108,9 +108,9 @@ class TimeSlices:
             self.close_all()
         for backlog in tuple(self._changed):
             if backlog.open is None:
-                self._look(backlog)
+                self._examine(backlog)
         if free:
-            self._give_all()
+            self._open_slices()
 
     def _check(self, now: float) -> None:
         """Marks late slices, and makes their sessions pay for the time until the slices are done."""
@@ -140,7 +140,7 @@ class TimeSlices:
                 left = max(each.late_at - now, 0.0)
                 asleep = at_most(left, asleep)
             if each.wanting and each.late:
-                asleep = at_most(max(each.chances.at - now, 0.0), asleep)
+                asleep = at_most(max(each.extra_slices.at - now, 0.0), asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now
@@ -148,7 +148,7 @@ class TimeSlices:
                 return 0.0
         return asleep
 
-    def _look(self, backlog: Backlog) -> None:
+    def _examine(self, backlog: Backlog) -> None:
         """Runs the session's commands without device work, and queues the session for a turn if it has device work."""
         self._changed.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
@@ -158,29 +158,29 @@ class TimeSlices:
                 self.mark_changed(backlog)
         if not backlog.active:
             return
-        asks = backlog.asks
+        asks = backlog.waiting_work
         if asks and backlog not in self._fair and not backlog.exempt:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
         if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
             self._fair.leave(backlog)  # copies need no turn, only credit
         backlog.copies = asks == COPY
-        self._want(backlog, bool(asks))
+        self._set_wanting(backlog, bool(asks))
         if not (asks or backlog.waiting or backlog.slices):
             collectives = backlog.collectives(self._tracks)
             if collectives:
-                self._found(backlog, collectives, turn=False)
+                self._slice_existing_work(backlog, collectives, turn=False)
             else:
                 self._rest(backlog)
 
-    def _want(self, backlog: Backlog, wanting: bool) -> None:
+    def _set_wanting(self, backlog: Backlog, wanting: bool) -> None:
         backlog.wanting = wanting
         if wanting:
             self._wanting[backlog] = None
         else:
             self._wanting.pop(backlog, None)
 
-    def _give_all(self) -> None:
+    def _open_slices(self) -> None:
         holder = self._fair.turn()
         for backlog in tuple(self._wanting):  # sessions with few commands are served first
             if backlog is holder:
@@ -194,7 +194,7 @@ class TimeSlices:
                 continue
             if backlog.open.turn and backlog is not holder:
                 self.close(backlog)
-                self._look(backlog)
+                self._examine(backlog)
             else:
                 self._fill(backlog)
         if holder is not None and holder.open is None and holder.wanting:
@@ -207,7 +207,7 @@ class TimeSlices:
             self._open_without_turn(backlog)
             return
         limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
-        most = min(backlog.pace.most(backlog.on_device, limit), backlog.pace.most(0))
+        most = min(backlog.pace.slice_size(backlog.on_device, limit), backlog.pace.slice_size(0))
         if most > 0:
             self._open(backlog, most, launches=not copies, turn=not copies)
 
@@ -220,14 +220,14 @@ class TimeSlices:
             if backlog not in self._fair:
                 self.mark_changed(backlog)  # the session must join the queue for turns
             return
-        most = backlog.pace.most(backlog.on_device)
+        most = backlog.pace.slice_size(backlog.on_device)
         if most > 0:
             self._open(backlog, most, launches=launches, turn=False)
 
     def _open_extra_slice(self, backlog: Backlog) -> None:
-        """Opens an extra slice at intervals for a session whose kernel is late, whatever its debt; see `chances`."""
-        if backlog.chances.take(self.meter.clock()):
-            self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
+        """Opens an extra slice at intervals for a session with a late kernel, whatever its debt; see `extra_slices`."""
+        if backlog.extra_slices.claim(self.meter.clock()):
+            self._open(backlog, max(backlog.pace.slice_size(0), 1), launches=True, turn=False)
 
     # ---- slices ----
 
@@ -237,13 +237,13 @@ class TimeSlices:
         if not backlog.slices:
             backlog.paid, backlog.since = backlog.used, now
             backlog.owes = math.inf if turn else 0.0
-        base = {track: track.given for track in backlog.busy_tracks()}
+        base = {track: track.submitted for track in backlog.busy_tracks()}
         backlog.open = Slice(now, most, turn, base)
         self._opened[backlog] = None
         if not turn:
-            self._beside.add(backlog)
-        asked = any(track.asked for track in backlog.tracks())
-        backlog.let(self._tracks, most, launches)
+            self._beside_turn.add(backlog)
+        asked = any(track.requested for track in backlog.tracks())
+        backlog.allow_submission(self._tracks, most, launches)
         backlog.need = NOTHING
         if asked:
             backlog.session.deferred.pump()
@@ -262,15 +262,15 @@ class TimeSlices:
         begun = self.meter.clock()
         if not backlog.waiting and not made.turn and begun < backlog.since + SLICE_S:
             return
-        hurry = 0 < len(self._beside - {backlog}) <= FEW
+        hurry = 0 < len(self._beside_turn - {backlog}) <= FEW
         until = begun + (SHORT_STRETCH_S if hurry else STRETCH_S)
         self.more = True
-        before = made.given(backlog.busy_tracks())
+        before = made.submitted(backlog.busy_tracks())
         while True:
-            given = made.given(backlog.busy_tracks())
-            backlog.room = made.most - given
+            given = made.submitted(backlog.busy_tracks())
+            backlog.room = made.limit - given
             if not made.turn and given != before:
-                backlog.owes += backlog.pace.owed(given - before)
+                backlog.owes += backlog.pace.expected_time(given - before)
                 before = given
             if backlog.room <= 0 or backlog.need or not backlog.waiting:
                 break
@@ -279,7 +279,7 @@ class TimeSlices:
             self._advance(backlog, PIECE // 4 if hurry else PIECE)
         if backlog.open is made and (made.turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S):
             self.close(backlog)
-            self._look(backlog)
+            self._examine(backlog)
             backlog.sparse = backlog.sparse and not backlog.wanting
 
     def close(self, backlog: Backlog) -> None:
@@ -287,21 +287,21 @@ class TimeSlices:
         made, backlog.open = backlog.open, None
         assert made is not None
         del self._opened[backlog]
-        backlog.bar(self._tracks)
-        self._mark(backlog, made, [track for track in backlog.busy_tracks() if made.given((track,))])
+        backlog.forbid_submission(self._tracks)
+        self._submit_marker(backlog, made, [track for track in backlog.busy_tracks() if made.submitted((track,))])
         self.meter.end(backlog)
         if not backlog.slices:
-            self._beside.discard(backlog)
+            self._beside_turn.discard(backlog)
 
-    def _found(self, backlog: Backlog, tracks: list[PooledStream], turn: bool) -> None:
+    def _slice_existing_work(self, backlog: Backlog, tracks: list[PooledStream], turn: bool) -> None:
         """Creates a slice for work that is on the device without one."""
         base = {track: track.finished for track in tracks}
-        self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
+        self._submit_marker(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
-    def _mark(self, backlog: Backlog, made: Slice, tracks: list[PooledStream]) -> None:
+    def _submit_marker(self, backlog: Backlog, made: Slice, tracks: list[PooledStream]) -> None:
         if not tracks:
             return
-        made.count = made.given(tracks)
+        made.count = made.submitted(tracks)
         self._device.telemetry.slices += 1
         self.meter.begin(backlog)
         if made.turn:
@@ -316,12 +316,12 @@ class TimeSlices:
         now = self.meter.clock()
         backlog.slices.remove(made)
         backlog.exempt = False
-        backlog.chances.completed()
-        backlog.learn(made.count, made.begun, now)
+        backlog.extra_slices.reset()
+        backlog.update_pace(made.count, made.begun, now)
         backlog.late_at = now + PATIENCE_S
         if not backlog.slices and backlog.open is None:
             backlog.owes = math.inf
-            self._beside.discard(backlog)
+            self._beside_turn.discard(backlog)
         if backlog.ended:
             self._release(backlog)
         else:

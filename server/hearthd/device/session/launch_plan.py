@@ -21,7 +21,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.launch_limits import INTEGER_KINDS, converted, integer_range
 from hearthd.device.backend.resources import Function
-from hearthd.device.platform.tally import weigh
+from hearthd.device.platform.tally import launch_weight
 
 Q = struct.Struct("<Q")
 _INTEGER = struct.Struct("<q")
@@ -57,7 +57,7 @@ class LaunchPlan:
         self.threads = (
             record.grid[0] * record.grid[1] * record.grid[2] * record.block[0] * record.block[1] * record.block[2]
         )
-        self.weight = weigh(self.threads, None)
+        self.weight = launch_weight(self.threads, None)
         """Weight of one launch in the telemetry's tally."""
         pointers = len(record.buffers)
         self.handles = struct.Struct(f"<{pointers}Q")

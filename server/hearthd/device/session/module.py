@@ -49,7 +49,7 @@ class ModuleEntry:
         """Global variables by name: one `hearthd.device.session.buffer.Buffer` each, shared by all handles of that
         variable."""
 
-    def wanted(self) -> None:
+    def ensure_loading(self) -> None:
         """Retries a load that failed temporarily, because a command is about to wait for the module."""
         if self.retry_load is not None:
             self.retry_load()

@@ -52,7 +52,7 @@ class PersistentBlocks(Generic[B]):
             )
         self._depth -= 1
 
-    def take(self, size: int) -> B | None:
+    def pop(self, size: int) -> B | None:
         """Removes and returns the most recently freed block of this reserved size, or None."""
         blocks = self._free.get(size)
         if not blocks:

@@ -35,7 +35,7 @@ class ReplayCache(Generic[T]):
         self._credit = PATIENCE
         self._pause = 0
 
-    def worth_it(self) -> bool:
+    def should_look_up(self) -> bool:
         """Returns True if the next run of records is to be looked up."""
         if self._pause:
             self._pause -= 1

@@ -80,12 +80,12 @@ class CompletionForecast:
     def drop(self, foreseen: CopyForecast) -> None:
         """Drops the forecast of a copy that failed, or whose completion no client waits for.
 
-        No effect on a second call, or after `came`.
+        No effect on a second call, or after `completed`.
         """
         if foreseen in self.under_way:
             self.under_way.remove(foreseen)
 
-    def came(self, foreseen: CopyForecast, now: float) -> None:
+    def completed(self, foreseen: CopyForecast, now: float) -> None:
         """Updates the estimates with a copy that is done at time `now`. No effect on a second call, or after `drop`."""
         if foreseen not in self.under_way:
             return
@@ -100,7 +100,7 @@ class CompletionForecast:
         known = self._pace.get(key)
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 
-    def near(self, now: float) -> bool:
+    def near_completion(self, now: float) -> bool:
         """True if a copy is likely to complete at time `now`."""
         return any(each.begins <= now < each.ends for each in self.under_way)
 

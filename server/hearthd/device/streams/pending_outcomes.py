@@ -19,7 +19,7 @@ class PendingOutcome(Protocol):
     """The outcome of a launched collective, which becomes known after its completion on the device."""
 
     @property
-    def over(self) -> bool:
+    def settled(self) -> bool:
         """True once the outcome is known."""
         ...
 
@@ -56,7 +56,7 @@ class PendingOutcomes:
         self.open: dict[PendingOutcome, None] = {}
         """Collectives whose outcome is pending."""
 
-    def about(self, usage: Usage) -> list[PendingOutcome]:
+    def of_buffer(self, usage: Usage) -> list[PendingOutcome]:
         """Returns the pending outcomes that the contents of a buffer depend on, after all commands issued so far."""
         if not (usage.behind and self.open):
             return []
@@ -67,7 +67,7 @@ class PendingOutcomes:
         found: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
-                for each in self.about(usage):
+                for each in self.of_buffer(usage):
                     known = found.get(each.row)
                     if known is None or known.place < each.place:
                         found[each.row] = each
@@ -78,14 +78,14 @@ class PendingOutcomes:
         """Records a launched collective that writes these buffers."""
         self.open[outcome] = None
         for usage in writes:
-            usage.behind = (*(each for each in self.about(usage) if each.row is not outcome.row), outcome)
+            usage.behind = (*(each for each in self.of_buffer(usage) if each.row is not outcome.row), outcome)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
         """Returns a callback for completion on the device.
 
         It defers `callback` until the outcomes that the buffer depends on are also known.
         """
-        outcomes = self.about(usage)
+        outcomes = self.of_buffer(usage)
         return both(outcomes, callback) if outcomes else callback
 
 
@@ -94,7 +94,7 @@ def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
 
     Callbacks keep their order, so errors surface in the order of the stream.
     """
-    waiting = [each for each in outcomes if not each.over]
+    waiting = [each for each in outcomes if not each.settled]
     left = len(waiting) + 1
 
     def one() -> None:

@@ -99,7 +99,7 @@ class StreamErrors:
         for failure in kept:
             heir.add(failure)
 
-    def take(self, before: tuple[int, int] | None = None, *, reported: bool = True) -> list[StreamFailure]:
+    def pop_all(self, before: tuple[int, int] | None = None, *, reported: bool = True) -> list[StreamFailure]:
         """Removes and returns all failures, oldest first.
 
         They count as reported, so the buffers that they poisoned may be used again.

@@ -60,21 +60,21 @@ class StreamPool:
         Tracks that are withheld from reuse are not assigned. If all tracks are withheld, returns a new one beyond the
         limit. With `bounded`, raises Refusal(QUEUE_FULL) if there are already twice as many tracks as the limit.
         """
-        track = track_choice.free(self.all, priority)
+        track = track_choice.free_track(self.all, priority)
         if track is None:
             self._look_after_kept()
-            track = track_choice.free(self.all, priority)
-        if track is None and track_choice.room(self.all, self._max, time.monotonic()):
+            track = track_choice.free_track(self.all, priority)
+        if track is None and track_choice.may_create(self.all, self._max, time.monotonic()):
             track = self._add(priority)
-        track = track or track_choice.shared(self.all, priority)
+        track = track or track_choice.shared_track(self.all, priority)
         if track is None:
             if bounded and len(self.all) >= track_choice.MOST * self._max:
                 raise self._all_kept_back()
             track = self._add(priority)
         if not track.users:
             track.timing = track.timing or TIME_NEXT
-            track.since = track.given
-            self.bar(track, False)
+            track.since = track.submitted
+            self.set_barred(track, False)
         track.users += 1
         return track
 
@@ -83,10 +83,10 @@ class StreamPool:
 
         Work on it waits for peers, and must neither delay other work nor wait for it.
         """
-        own = track_choice.free(self.all, 0) or self._add(0)
-        own.own = True
-        own.since = own.given
-        self.bar(own, False)
+        own = track_choice.free_track(self.all, 0) or self._add(0)
+        own.exclusive = True
+        own.since = own.submitted
+        self.set_barred(own, False)
         own.users = 1
         return own
 
@@ -101,7 +101,7 @@ class StreamPool:
     def release(self, track: PooledStream) -> None:
         """Removes one user of the track. The track is not assigned to a new user before all its work is done."""
         track.users -= 1
-        track.own = False
+        track.exclusive = False
         if not self.done(track):
             self.on_complete(track, self.keep((track,)))
 
@@ -114,25 +114,25 @@ class StreamPool:
         """
         now = time.monotonic()
         for track in tracks:
-            if not track.kept:
-                track.kept_since = now
-            track.kept += 1
+            if not track.hold_count:
+                track.withheld_since = now
+            track.hold_count += 1
 
         def let_go() -> None:
             for track in tracks:
-                track.kept -= 1
+                track.hold_count -= 1
 
         return let_go
 
     @property
     def withheld(self) -> list[PooledStream]:
         """Tracks withheld from reuse for long: work of a destroyed stream or closed session still runs."""
-        return track_choice.stuck(self.all, time.monotonic())
+        return track_choice.long_withheld(self.all, time.monotonic())
 
     def _look_after_kept(self) -> None:
         """Reaps the withheld tracks, whose work may be done by now."""
         for track in self.all:
-            if track.kept and track.pending:
+            if track.hold_count and track.pending:
                 self.reap(track)
 
     def _all_kept_back(self) -> Refusal:
@@ -151,21 +151,21 @@ class StreamPool:
 
     # ---- launches that have to wait ----
 
-    def hold(self, held: bool) -> None:
+    def set_held(self, held: bool) -> None:
         """Prevents launches on every track (`held` True), or allows them again."""
         self.held = held
         for track in self.all:
             track.held = held or track.barred
 
-    def bar(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
+    def set_barred(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
         """Prevents launches on one track (`barred` True), or allows them again.
 
         `most` limits the commands of any kind that may be submitted to the track until the next call.
         """
         track.barred = barred
         track.held = barred or self.held
-        track.stop = track.given + most if most != NEVER else NEVER
-        track.asked = 0
+        track.stop = track.submitted + most if most != NEVER else NEVER
+        track.requested = 0
 
     # ---- order of work ----
 
@@ -177,7 +177,7 @@ class StreamPool:
         """True if all work of the track is known to be done and no callback is pending."""
         return not track.pending and self.done(track)
 
-    def undone(self, tracks: Container[PooledStream]) -> list[PooledStream]:
+    def unfinished(self, tracks: Container[PooledStream]) -> list[PooledStream]:
         """Returns those of the tracks that have work not known to be done."""
         positions = self.ordering.positions
         return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
@@ -186,7 +186,7 @@ class StreamPool:
         """Returns those of the tracks that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
-    def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
+    def claim_position(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
         """Takes a position for a command, orders it behind earlier users of its buffers, and returns the position.
 
         The track waits for those users on the device.
@@ -245,7 +245,7 @@ class StreamPool:
 
     def follow(self, track: PooledStream, event: Event) -> None:
         """Makes `track` wait for the event. Tracks that are fenced behind `track` later wait for it as well."""
-        self.before(track, ())
+        self.claim_position(track, ())
         self._server.wait(track.stream, event)
 
     def settle(self, track: PooledStream, usage: Usage) -> None:
@@ -333,7 +333,7 @@ class StreamPool:
             return False
         self._polled_completions = self.completions
         if self.completions != self._timely:
-            self.spin_policy.came(time.perf_counter())
+            self.spin_policy.wait_ended(time.perf_counter())
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
@@ -345,11 +345,11 @@ class StreamPool:
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
-        self.spin_policy.came(time.perf_counter())
+        self.spin_policy.wait_ended(time.perf_counter())
         self._timely = self.completions
 
     @property
-    def news(self) -> bool:
+    def has_completions(self) -> bool:
         """True if a `poll` would find a completion. Cheap enough for a spin loop."""
         if self.completions != self._polled_completions:
             return True
@@ -365,7 +365,7 @@ class StreamPool:
         if self.notified:
             return False
         now = time.perf_counter()
-        return (self.spin_policy.spins(now) or self.forecast.near(now)) and self._pending
+        return (self.spin_policy.spins(now) or self.forecast.near_completion(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -374,7 +374,7 @@ class StreamPool:
     def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
-        For less than a millisecond, it is better to poll `news` while `awaits` is true.
+        For less than a millisecond, it is better to poll `has_completions` while `awaits` is true.
         """
         if self.completions != self._polled_completions:
             return 0.0
@@ -421,7 +421,7 @@ class StreamPool:
             if at > track.done_position and session in (None, who)
         ]
 
-    def suspects(self) -> list[str]:
+    def running_sessions(self) -> list[str]:
         """Returns the sessions that launched the running kernels, each once."""
         found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
         return list(found)

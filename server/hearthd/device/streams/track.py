@@ -43,20 +43,19 @@ class PooledStream:
     """A pooled stream of `hearthd.device.streams.stream_pool.StreamPool`. Device-handle thread only."""
 
     __slots__ = (
-        "asked",
         "barred",
         "budget",
         "done_position",
+        "exclusive",
         "finished",
         "held",
+        "hold_count",
         "index",
-        "kept",
-        "kept_since",
         "launched",
-        "own",
         "pending",
         "priority",
         "probe",
+        "requested",
         "rests",
         "returned",
         "since",
@@ -64,6 +63,7 @@ class PooledStream:
         "stream",
         "timing",
         "users",
+        "withheld_since",
     )
 
     def __init__(self, index: int, stream: Stream, priority: int) -> None:
@@ -74,23 +74,23 @@ class PooledStream:
         self.returned = 0
         """Total budget that completed windows have returned."""
         self.held = False
-        """True if launches must wait although the track has room; see `StreamPool.hold` and `StreamPool.bar`."""
+        """True if launches must wait although the track has room; see `StreamPool.set_held` and `set_barred`."""
         self.barred = False
         self.stop = NEVER
-        """Limit of `given` in the current time slice; see `hearthd.device.scheduler.fair_share`."""
-        self.asked = 0
+        """Limit of `submitted` in the current time slice; see `hearthd.device.scheduler.fair_share`."""
+        self.requested = 0
         """Kinds of commands that found the track barred. 1: copies only; 2 or 3: launches too."""
         self.since = 0
-        """Value of `given` when the track was assigned to its first current user."""
+        """Value of `submitted` when the track was assigned to its first current user."""
         self.users = 0
-        self.own = False
+        self.exclusive = False
         """True if the track must not be shared, however few tracks there are."""
-        self.kept = 0
+        self.hold_count = 0
         """Number of reasons to withhold the track from new users until its work is done; see `track_choice`."""
-        self.kept_since = 0.0
+        self.withheld_since = 0.0
         self.done_position = 0
         self.finished = 0
-        """Number of commands, among those `given`, that are known to be done."""
+        """Number of commands, among those `submitted`, that are known to be done."""
         self.timing = TIME_NEXT
         self.probe: LaunchProbe | None = None
         """The command that is being timed; None if there is none."""
@@ -102,28 +102,28 @@ class PooledStream:
         lost."""
 
     @property
-    def given(self) -> int:
+    def submitted(self) -> int:
         """Number of commands submitted to the track so far, including those added by `StreamPool.charge`."""
         return WHOLE_WINDOW + self.returned - self.budget
 
     @property
     def room(self) -> int:
         """Number of commands that may still be submitted in the current time slice."""
-        return self.stop - self.given
+        return self.stop - self.submitted
 
     @property
     def full(self) -> bool:
-        """True if commands of all kinds must wait. Records the request in `asked`."""
-        if self.stop != NEVER and self.given >= self.stop:
-            self.asked |= 1
+        """True if commands of all kinds must wait. Records the request in `requested`."""
+        if self.stop != NEVER and self.submitted >= self.stop:
+            self.requested |= 1
             return True
         return self.budget <= 0
 
     @property
     def closed(self) -> bool:
-        """True if launches must wait. Records the request in `asked`."""
+        """True if launches must wait. Records the request in `requested`."""
         if self.held:
             if self.barred:
-                self.asked |= 2
+                self.requested |= 2
             return True
         return self.full

@@ -32,17 +32,17 @@ class ChoosableStream(Protocol):
         ...
 
     @property
-    def own(self) -> bool:
+    def exclusive(self) -> bool:
         """True if the track must not be shared, however few tracks there are."""
         ...
 
     @property
-    def kept(self) -> int:
+    def hold_count(self) -> int:
         """Number of reasons to withhold the track; 0: it may be assigned."""
         ...
 
     @property
-    def kept_since(self) -> float:
+    def withheld_since(self) -> float:
         """Time at which the track was first withheld, in seconds of a monotonic clock."""
         ...
 
@@ -50,29 +50,29 @@ class ChoosableStream(Protocol):
 C = TypeVar("C", bound=ChoosableStream)
 
 
-def free(tracks: Sequence[C], priority: int) -> C | None:
+def free_track(tracks: Sequence[C], priority: int) -> C | None:
     """Returns a track of this priority without users whose work is done; None if there is none."""
-    return next((each for each in tracks if not (each.users or each.kept) and each.priority == priority), None)
+    return next((each for each in tracks if not (each.users or each.hold_count) and each.priority == priority), None)
 
 
-def room(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
+def may_create(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
     """True if another track may be created.
 
     `most` is the limit, to which tracks that were withheld for long do not count.
     """
-    return len(tracks) - len(stuck(tracks, now)) < most and len(tracks) < MOST * most
+    return len(tracks) - len(long_withheld(tracks, now)) < most and len(tracks) < MOST * most
 
 
-def shared(tracks: Sequence[C], priority: int) -> C | None:
+def shared_track(tracks: Sequence[C], priority: int) -> C | None:
     """Returns the track with the fewest users, of the wanted priority if possible.
 
     Returns None if all tracks are withheld or not shareable.
     """
-    candidates = [each for each in tracks if not (each.own or each.kept)]
+    candidates = [each for each in tracks if not (each.exclusive or each.hold_count)]
     same = [each for each in candidates if each.priority == priority]
     return min(same or candidates, key=lambda each: each.users, default=None)
 
 
-def stuck(tracks: Sequence[C], now: float) -> list[C]:
+def long_withheld(tracks: Sequence[C], now: float) -> list[C]:
     """Returns the tracks that have been withheld for at least `PATIENCE_S`."""
-    return [each for each in tracks if each.kept and now - each.kept_since >= PATIENCE_S]
+    return [each for each in tracks if each.hold_count and now - each.withheld_since >= PATIENCE_S]

@@ -69,7 +69,7 @@ class DownloadChunkMemory:
         self._journal = journal
         control(Kind.SLOTS, self._returned)
         if descriptors is not None:
-            descriptors.on(chunk_ring.FILE, self._offered)
+            descriptors.register(chunk_ring.FILE, self._offered)
 
     def gauges(self) -> dict[str, int]:
         """Returns the number of slots and of those in use, for the metrics."""
@@ -78,7 +78,7 @@ class DownloadChunkMemory:
     @property
     def kept_bytes(self) -> int:
         """Total size, in bytes, of the slots reserved for copies under way."""
-        return self._policy.kept * self._slots[0].size if self._slots else 0
+        return self._policy.reserved * self._slots[0].size if self._slots else 0
 
     # ---- mapping ----
 
@@ -161,4 +161,4 @@ class DownloadChunkMemory:
         while bits:
             number = bits.bit_length() - 1
             bits ^= 1 << number
-            self._policy.returned(number)
+            self._policy.free(number)

@@ -18,7 +18,7 @@ class ChunkSlots:
         self._at_front: set[int] = set()
 
     @property
-    def kept(self) -> int:
+    def reserved(self) -> int:
         """Number of slots reserved for copies under way."""
         return len(self._kept)
 
@@ -58,7 +58,7 @@ class ChunkSlots:
         self._at_front.add(slot)
         return slot
 
-    def returned(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Frees a slot whose contents the front has read. Raises ValueError if the slot was not passed to the front."""
         self._take(self._at_front, slot, "is not with the front")
         self._free.append(slot)

@@ -124,7 +124,7 @@ class CopyCommands:
         host = None if direct.asked else device.staging.find(size, origin.session)
         if host is not None:
             self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
-            outcomes = device.tracks.pending_outcomes.about(buffer.usage)
+            outcomes = device.tracks.pending_outcomes.of_buffer(buffer.usage)
             arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
             device.tracks.on_complete(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
@@ -174,7 +174,7 @@ class CopyCommands:
         if origin.capture is not None:
             origin.capture.add_copy(destination, source, node)
         elif size:
-            device.tracks.before(track, (destination.usage,), () if destination is source else (source.usage,))
+            device.tracks.claim_position(track, (destination.usage,), () if destination is source else (source.usage,))
             device.begin(origin.stream, size)
             if node.rows == 1:
                 device.server.copy(node.destination, node.source, size, track.stream)
@@ -218,7 +218,7 @@ class CopyCommands:
         if origin.capture is not None:
             origin.capture.add_fill(buffer, node)
         elif node.size:
-            device.tracks.before(track, (buffer.usage,))
+            device.tracks.claim_position(track, (buffer.usage,))
             device.begin(origin.stream, node.size)
             device.server.fill(node.address, node.pattern, node.size, track.stream)
             device.telemetry.fills += 1

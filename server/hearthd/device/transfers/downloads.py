@@ -169,7 +169,7 @@ class Downloads:
                 if part:
                     self._take(take, origin, host, at, part)
                 arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
-                outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+                outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
                 if buffer is not None and outcomes:
                     release = self._release
                     look = partial(

@@ -177,7 +177,7 @@ class SegmentCopies:
 
     def _on_completed(self, move: SegmentCopy, now: float) -> None:
         if move.forecast is not None:
-            self._device.tracks.forecast.came(move.forecast, now)
+            self._device.tracks.forecast.completed(move.forecast, now)
 
     # ---- copies ----
 
@@ -204,7 +204,7 @@ class SegmentCopies:
     def _upload(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
         device, segment, stream = self._device, move.segment, move.origin.stream
         server, track = device.server, stream.track
-        device.tracks.before(track, (move.buffer.usage,))
+        device.tracks.claim_position(track, (move.buffer.usage,))
         device.begin(stream, size)
         since = move.start + at
         for start, offset, width, rows, pitch in pieces(move.rows, at, size):
@@ -218,7 +218,7 @@ class SegmentCopies:
     def _download(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
         device, segment, stream = self._device, move.segment, move.origin.stream
         server, track = device.server, stream.track
-        device.tracks.before(track, (), (move.buffer.usage,))
+        device.tracks.claim_position(track, (), (move.buffer.usage,))
         device.begin(stream, size)
         into = move.start + at
         for start, offset, width, rows, pitch in pieces(move.rows, at, size):
@@ -226,7 +226,7 @@ class SegmentCopies:
                 server.download(segment, into + start, address + offset, width, track.stream)
             else:
                 server.download_rows(segment, into + start, address + offset, pitch, width, rows, track.stream)
-        for outcome in device.tracks.pending_outcomes.about(move.buffer.usage):
+        for outcome in device.tracks.pending_outcomes.of_buffer(move.buffer.usage):
             move.outcomes[outcome] = None
         device.telemetry.device_to_host_bytes += size
         device.telemetry.device_to_host_operations += 1

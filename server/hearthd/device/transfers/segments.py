@@ -83,7 +83,9 @@ class Segments:
 
     # ---- mapping ----
 
-    def take(self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
+    def accept(
+        self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then
+    ) -> Segment:
         """Accepts a client's memfd as the segment with this number.
 
         Takes ownership of the descriptor, unless it raises Refusal. Calls `then(None)` when the segment is ready, or

@@ -19,7 +19,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.staged import DirectCopies, refused_read
-from hearthd.device.transfers.state import Move, announced, another_way, check_live
+from hearthd.device.transfers.state import Move, announced, check_live, second_path_refusal
 
 
 class SharedUploads:
@@ -36,7 +36,7 @@ class SharedUploads:
         check_live(session, transfer, session.downloads)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
-            raise another_way(transfer)
+            raise second_path_refusal(transfer)
         upload.placed = place
         place.segment.hold()
         self._device.kick(session)
@@ -84,7 +84,7 @@ class SharedDownloads:
         check_live(session, transfer, session.uploads)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.placed is not None or download.striped is not None or download.open:
-            raise another_way(transfer)
+            raise second_path_refusal(transfer)
         download.placed = place
         place.segment.hold()
         self._device.kick(session)
@@ -128,7 +128,7 @@ class SharedDownloads:
                     place.view(at, part)[:] = data
                 download.queued += part
                 if buffer is not None:
-                    for outcome in device.tracks.pending_outcomes.about(buffer.usage):
+                    for outcome in device.tracks.pending_outcomes.of_buffer(buffer.usage):
                         download.outcomes[outcome] = None
         finally:
             _leave(device, origin, place, download.queued > before)

@@ -41,7 +41,7 @@ class StagedCopies:
         """
         device = self._device
         track = origin.stream.track
-        device.tracks.before(track, (buffer.usage,))
+        device.tracks.claim_position(track, (buffer.usage,))
         device.begin(origin.stream, size)
         try:
             if into is None:
@@ -76,7 +76,7 @@ class StagedCopies:
         """
         device = self._device
         track = origin.stream.track
-        device.tracks.before(track, (), (buffer.usage,))
+        device.tracks.claim_position(track, (), (buffer.usage,))
         device.begin(origin.stream, size)
         try:
             if out_of is None:
@@ -164,7 +164,7 @@ class DirectCopies:
         if not self.asked and not track.full:
             self.asked = True
             usage = (self._buffer.usage,)
-            self._device.tracks.before(track, usage if writes else (), () if writes else usage)
+            self._device.tracks.claim_position(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
             pending_outcomes = self._device.tracks.pending_outcomes
             arrive = self._arrive if writes else pending_outcomes.settled(self._buffer.usage, self._arrive)
@@ -190,7 +190,7 @@ def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutco
 
     `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
     """
-    failures = origin.stream.errors.take(origin.place)
+    failures = origin.stream.errors.pop_all(origin.place)
     if not failures:
         behind = poisoned(buffer.failure) or next((each.failure for each in outcomes if each.failure), None)
         failures = [behind.cause] if behind is not None else []

@@ -150,7 +150,7 @@ def too_many(most: int, what: str, command: str) -> Refusal:
     )
 
 
-def another_way(transfer: int) -> Refusal:
+def second_path_refusal(transfer: int) -> Refusal:
     """Returns the refusal for a transfer that is announced on a second path.
 
     For example, it is announced on stripes although it already uses Upload.

@@ -17,7 +17,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import Move, TransferContext, announced, another_way, check_live
+from hearthd.device.transfers.state import Move, TransferContext, announced, check_live, second_path_refusal
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 
@@ -35,21 +35,21 @@ class StripedDownloads:
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.striped is None:
             if download.open:
-                raise another_way(transfer)
+                raise second_path_refusal(transfer)
             download.striped = StripedDownload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, download.striped.chunk)
         download.striped.join(stripe)
         self._device.kick(session)
 
-    def taken(self, session: DeviceSession, transfer: int, stripe: StripeLike, offset: int) -> None:
+    def chunk_received(self, session: DeviceSession, transfer: int, stripe: StripeLike, offset: int) -> None:
         """Records that the client has received a chunk. Raises ValueError if the chunk was not sent."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
-            download.striped.taken(stripe, offset)
+            download.striped.chunk_received(stripe, offset)
             if download.striped.done:
                 self._device.kick(session)
 
-    def gone(self, session: DeviceSession, transfer: int, stripe: StripeLike, seconds: float) -> None:
+    def chunk_written(self, session: DeviceSession, transfer: int, stripe: StripeLike, seconds: float) -> None:
         """Records that a chunk has been written to the stripe, so that its memory is free."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
@@ -93,9 +93,9 @@ class StripedDownloads:
             take(host, at, part)
             striped.issue(stripe, host)
             arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
-            outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+            outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
             if buffer is not None and outcomes:
-                release = self._context.stripe_staging.give_back
+                release = self._context.stripe_staging.release
                 look = partial(
                     self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
                 )

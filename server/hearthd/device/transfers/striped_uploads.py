@@ -11,7 +11,7 @@ from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import Move, TransferContext, announced, another_way, check_live
+from hearthd.device.transfers.state import Move, TransferContext, announced, check_live, second_path_refusal
 
 
 class StripedUploads:
@@ -32,13 +32,13 @@ class StripedUploads:
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.striped is None:
             if upload.chunks or upload.written or upload.ended:
-                raise another_way(transfer)
+                raise second_path_refusal(transfer)
             upload.striped = StripedUpload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, upload.striped.chunk)
         upload.striped.join(stripe)
         self._device.kick(session)
 
-    def landed(
+    def chunk_arrived(
         self,
         session: DeviceSession,
         transfer: int,
@@ -93,7 +93,7 @@ class StripedUploads:
             return True
         if upload.error is not None:
             raise upload.error
-        while striped.wanted > 0:
+        while striped.missing_credits > 0:
             stripe = striped.next_stripe()
             if stripe is None or not striped.room:
                 break

@@ -41,7 +41,7 @@ class UnauthenticatedBytes:
             registry=registry,
         )  # fmt: skip
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Takes `size` bytes, which are held until `give`, and returns True.
 
         Returns False if that would exceed the limit.
@@ -58,7 +58,7 @@ class UnauthenticatedBytes:
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:
         """Holds `size` bytes while entered, and yields True; yields False if there is no room."""
-        taken = self.take(size)
+        taken = self.reserve(size)
         try:
             yield taken
         finally:

@@ -152,14 +152,14 @@ class Audit:
 
         The first line of the new file is chained to the last line of the old one.
         """
-        await self.settle()
+        await self.flush()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)
             await asyncio.to_thread(self._file.anchor)
 
     async def close(self) -> None:
         """Writes the pending events, sets a last anchor, and closes the file."""
-        await self.settle()
+        await self.flush()
         if self._anchoring is not None:
             self._anchoring.cancel()
             self._anchoring = None
@@ -168,7 +168,7 @@ class Audit:
             await asyncio.to_thread(self._file.close)
             self._file = None
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Waits until the events that were recorded so far are written or counted as lost."""
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)

@@ -19,7 +19,7 @@ from hearthd.front.collectives import errors
 from hearthd.front.collectives.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, RankLocation, place_name
-from hearthd.front.collectives.matcher import fail_all, lies_in
+from hearthd.front.collectives.matcher import fail_all, is_lost_with
 from hearthd.front.collectives.order import CollectiveOrder
 
 MAX_IDLE = 64
@@ -199,7 +199,7 @@ class Communicators:
                 sends += self._abort(comm, f"{comm.key.names(late)} did not join in time", refusal)
         return sends
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Aborts the communicators of a lost process or node on the remaining ranks.
 
         The next use of the group creates a new one. For other nodes only communicators of `owners` are affected.
@@ -207,7 +207,7 @@ class Communicators:
         local = isinstance(where, RankLocation) and where.node == 0
         sends: list[DeviceMessage] = []
         for comm in self:
-            gone = {rank for rank, place in enumerate(comm.places) if lies_in(place, where)}
+            gone = {rank for rank, place in enumerate(comm.places) if is_lost_with(place, where)}
             if not gone or not (local or comm.key.scope in owners):
                 continue
             for match in comm.queue:

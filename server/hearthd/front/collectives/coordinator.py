@@ -77,10 +77,10 @@ class Coordinator:
         """Handles a message of a rank's process about a communicator. Raises the same errors as `present`."""
         return self._submit_released(self.communicators.message(place, body, owner))
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Handles the loss of a process or a node, with the ranks that `owners` had there."""
         return self._submit_released(
-            self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners)
+            self.matcher.on_loss(where, why, owners) + self.communicators.on_loss(where, why, owners)
         )
 
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:

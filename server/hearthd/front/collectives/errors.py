@@ -21,7 +21,7 @@ def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
     )
 
 
-def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
+def impossible_reason(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
     """Returns the reason why a device cannot present for a group of these devices; None if it can."""
     found = set(devices)
     if len(found) == len(devices) and device in found and found.issubset(known):
@@ -58,7 +58,7 @@ def unknown_group(group: str) -> Refusal:
     )
 
 
-def twice(key: MatchKey, rank: int) -> Refusal:
+def presented_twice(key: MatchKey, rank: int) -> Refusal:
     """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
@@ -92,7 +92,7 @@ def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
             details={**details, "requested": sent, "expected": taken},
         )
     odd_values = ", ".join(f"{key.name(rank)}: {found.values[rank]!r}" for rank in found.odd)
-    usual = found.usual
+    usual = found.majority
     if not usual:
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
@@ -143,7 +143,7 @@ def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
 
 
 def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
-    """Returns the refusal of one of the operations that wait for each other (see `CollectiveOrder.circle`)."""
+    """Returns the refusal of one of the operations that wait for each other (see `CollectiveOrder.find_cycle`)."""
     others = ", ".join(_small(other.title) for other in circle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,

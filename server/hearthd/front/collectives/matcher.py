@@ -50,7 +50,7 @@ def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
     return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
 
 
-def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
+def is_lost_with(place: RankLocation, where: RankLocation | int) -> bool:
     """Returns True if a rank is lost with the process, or with the whole node, `where`."""
     return place == where if isinstance(where, RankLocation) else place.node == where
 
@@ -139,7 +139,7 @@ class Matcher:
             match = self._pending[key] = Match(key, deadline)
             self._order.open(key)
         elif rank in match.parts:
-            return self._fail(match, errors.twice(key, rank)), None
+            return self._fail(match, errors.presented_twice(key, rank)), None
         match.deadline = min(match.deadline, deadline)
         self._due = min(self._due, match.deadline)
         match.parts[rank] = part
@@ -189,7 +189,7 @@ class Matcher:
         self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Fails the operations that can no longer be completed because of the loss of a process or a node.
 
         A part of such an operation is lost with its process, or will not be presented.
@@ -205,7 +205,7 @@ class Matcher:
             theirs = key.owner in owners
             if not theirs and not local:
                 continue
-            gone = [rank for rank, part in match.parts.items() if lies_in(part.place, where)]
+            gone = [rank for rank, part in match.parts.items() if is_lost_with(part.place, where)]
             if not gone and not (theirs and (key.group or device in key.members)):
                 continue
             for rank in gone:
@@ -222,14 +222,14 @@ class Matcher:
         return sends
 
     def _late(self, match: Match) -> Refusal:
-        if self._order.held(match.key):
-            return errors.held(match.key, self._order.ahead(match.key))
+        if self._order.is_held(match.key):
+            return errors.held(match.key, self._order.blockers(match.key))
         return self._mismatch(match) or errors.not_presented(match)
 
     def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
         """Fails operations that the ranks have presented in contradictory orders."""
         sends: list[DeviceMessage] = []
-        circle = sorted(self._order.circle(key))
+        circle = sorted(self._order.find_cycle(key))
         for each in circle:
             match = self._pending.get(each)
             if match is not None:

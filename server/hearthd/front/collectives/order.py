@@ -29,7 +29,7 @@ class CollectiveOrder(Generic[K]):
     def __len__(self) -> int:
         return len(self._open)
 
-    def held(self, key: K) -> bool:
+    def is_held(self, key: K) -> bool:
         """Returns True if the operation is complete and waits for operations before it."""
         return key in self._held
 
@@ -50,7 +50,7 @@ class CollectiveOrder(Generic[K]):
             self._open[each].add(key)
         return True
 
-    def circle(self, key: K) -> list[K]:
+    def find_cycle(self, key: K) -> list[K]:
         """Returns the operations that wait for each other in a cycle that contains the held operation `key`.
 
         Such a cycle exists if the ranks have the operations in different orders. Empty: there is none.
@@ -69,7 +69,7 @@ class CollectiveOrder(Generic[K]):
                 del self._held[each]
                 self.released.append(each)
 
-    def ahead(self, key: K) -> set[K]:
+    def blockers(self, key: K) -> set[K]:
         """Returns the operations for which a held operation waits."""
         return set(self._held.get(key, ()))
 

@@ -118,7 +118,9 @@ class CollectiveRouter:
         devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
         key = MatchKey(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
-        refusal = errors.unknown_group(group) if group else errors.impossible(devices, link.ordinal, self._devices)
+        refusal = (
+            errors.unknown_group(group) if group else errors.impossible_reason(devices, link.ordinal, self._devices)
+        )
         if body["op"] == "withdraw":
             if refusal is None:
                 self.withdraw(key, devices.index(link.ordinal), body)
@@ -163,13 +165,13 @@ class CollectiveRouter:
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
+    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
         """Handles the loss of a device process or a whole node, with the ranks that `owners` had there.
 
         `owners`: sessions and groups. Node numbers differ between groups, so for other nodes only the groups in
         `owners` are affected.
         """
-        self._send(self.coordinator.lost(where, why, owners))
+        self._send(self.coordinator.on_loss(where, why, owners))
         self._arm()
 
     def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
@@ -190,7 +192,7 @@ class CollectiveRouter:
         """Handles the end of a device process, with the ranks of its sessions on the device."""
         sessions = {channel.session_id for channel in link.channels.values()}
         self._links.pop((link.ordinal, link.generation), None)
-        self.lost(RankLocation(0, link.ordinal, link.generation), why, sessions)
+        self.on_loss(RankLocation(0, link.ordinal, link.generation), why, sessions)
         if self.relay is not None:
             self.relay.device_lost(link, why)
 

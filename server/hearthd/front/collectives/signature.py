@@ -48,7 +48,7 @@ class Mismatch:
     """Sender, receiver, and the value of each."""
 
     @property
-    def usual(self) -> list[int]:
+    def majority(self) -> list[int]:
         """The ranks that agree with the majority."""
         return [rank for rank in self.values if rank not in self.odd]
 

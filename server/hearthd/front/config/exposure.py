@@ -17,7 +17,7 @@ UNIX = "unix"
 """Stands for the Unix socket where an address is expected."""
 
 
-def unguarded(config: Config) -> str:
+def unguarded_address(config: Config) -> str:
     """Returns the address of a listener that needs no credential, if the daemon has no tenants. Empty: there is none.
 
     The address is that of gRPC over TCP, or "unix" if all users may connect to the Unix socket.
@@ -27,7 +27,7 @@ def unguarded(config: Config) -> str:
     return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")
 
 
-def who(address: str) -> str:
+def reachable_by(address: str) -> str:
     """Returns a description of the users who can reach an address."""
     if address == UNIX or parse_address(address).loopback:
         return "every user of this host"

@@ -38,9 +38,9 @@ class AcceptLoop:
     def listen(self, listening: socket.socket) -> None:
         """Accepts connections on a non-blocking socket, which this object owns from then on."""
         self._listening.append(listening)
-        self.keep(self._accept(listening))
+        self.start_task(self._accept(listening))
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in a task that `stop` cancels."""
         task = asyncio.create_task(work, name=self._name)
         self._tasks.add(task)

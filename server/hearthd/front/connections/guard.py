@@ -1,7 +1,7 @@
 """The guard of the gRPC listeners: closes connections that show no credential in time, or send too much before they do.
 
-Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The interval
-between two scans adapts: `IDLE_INTERVAL` seconds without a stranger (an unauthenticated connection),
+Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.connections_to_close`. The
+interval between two scans adapts: `IDLE_INTERVAL` seconds without a stranger (an unauthenticated connection),
 `STRANGER_INTERVAL` with strangers, `SHORT_INTERVAL` after a connection has arrived or while a peer is penalized. Scans
 take at most a twentieth of the event loop's time. New connections of penalized peers are held back (`holding`). Without
 tenants every client is accepted, and no connection is closed.
@@ -27,7 +27,7 @@ from hearthd.front.connections.strangers import (
     BACKLOG,
     UnauthenticatedConnection,
     UnauthenticatedLimits,
-    judge,
+    connections_to_close,
     overspent,
 )
 
@@ -276,7 +276,7 @@ class ConnectionGuard:
             if not connection.authenticated and not connection.closed:
                 self._measure(sockets, connection)
         self._all_users = False
-        for connection, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
+        for connection, reason in connections_to_close(self._connections.values(), self.bounds, self.penalties, now):
             self._close(sockets, connection, reason, now)
         penalized = self.penalties.worst(now, MOST_PEERS)
         holding.hold(penalized)

@@ -85,7 +85,7 @@ def overspent(connection: UnauthenticatedConnection, penalized: bool) -> bool:
     return connection.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
-def judge(
+def connections_to_close(
     strangers: Iterable[UnauthenticatedConnection], bounds: UnauthenticatedLimits, penalties: Penalties, now: float
 ) -> list[tuple[UnauthenticatedConnection, str]]:
     """Returns the connections to close, each with the reason: flood, silent, penalty, address or strangers."""

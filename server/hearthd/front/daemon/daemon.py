@@ -103,7 +103,7 @@ class Daemon:
         ]
         self._warn_of_exposure()
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
-        settled = asyncio.create_task(self.supervisor.settled())
+        settled = asyncio.create_task(self.supervisor.wait_until_started())
         try:
             while not settled.done():  # each device has its own time limit (devices.start_timeout)
                 self._notifier.starting(f"Starting: {summary(self.supervisor, self.sessions)}")
@@ -113,11 +113,12 @@ class Daemon:
 
     def _warn_of_exposure(self) -> None:
         listening = self.addresses.grpc or self.addresses.unix
-        if exposure.unguarded(self.config) and listening:
+        open_address = exposure.unguarded_address(self.config)
+        if open_address and listening:
             log.warning(
                 "open_to_everybody",
                 listen=listening,
-                may=f"{exposure.who(exposure.unguarded(self.config))} may do everything: there are no tenants",
+                may=f"{exposure.reachable_by(open_address)} may do everything: there are no tenants",
                 fix=exposure.FIX,
             )
 
@@ -166,7 +167,7 @@ class Daemon:
     def status_line(self) -> str:
         """Returns the line that the service manager shows: devices, sessions, overload, and a refused reload."""
         refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
-        overload = self.parts.overload.why
+        overload = self.parts.overload.describe
         loaded = f". Overloaded: {overload}" if overload else ""
         return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
 

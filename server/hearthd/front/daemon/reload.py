@@ -55,7 +55,7 @@ class Reloader:
         if self._asked:
             self.ask()
 
-    async def settled(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Returns when no requested reload is left to be done."""
         while self._task is not None:
             await asyncio.shield(self._task)

@@ -219,7 +219,7 @@ class DurableStore:
 
     async def _restore(self, place: SessionCopies, link: DeviceLink) -> None:
         session, index = place.session, place.index
-        self._drop(place, index.lost())
+        self._drop(place, index.discard_incomplete())
         copies = list(index.copies.values())
         if not copies or session.closing:
             return

@@ -35,7 +35,7 @@ class DurableCopy:
     """True once another buffer has the same handle: this buffer was freed, or is no longer durable."""
 
     @property
-    def hole(self) -> Hole:
+    def extent(self) -> Hole:
         """The offset and length, in bytes, of both areas together."""
         return self.offset, 2 * self.span
 
@@ -86,9 +86,9 @@ class StoreIndex:
             self.bytes -= 2 * copy.span
             if self._of.get(copy.handle) == copy.key:
                 del self._of[copy.handle]
-        return [copy.hole for copy in gone if copy.span]
+        return [copy.extent for copy in gone if copy.span]
 
-    def lost(self) -> list[Hole]:
+    def discard_incomplete(self) -> list[Hole]:
         """Removes the buffers that have no complete copy or were superseded, after the device process has ended.
 
         Returns their areas.

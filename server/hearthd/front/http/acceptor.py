@@ -90,7 +90,7 @@ class Acceptor:
         for connection in list(self._of.values()):
             connection.displace()
 
-    def of(self, handler: Handler) -> Connection | None:
+    def connection_of(self, handler: Handler) -> Connection | None:
         """Returns the connection that a protocol object of the HTTP library serves; None: it is closed."""
         return self._of.get(handler)
 
@@ -114,7 +114,7 @@ class Acceptor:
             return
         connection = Connection(self._make(), self, peer, slot, accepted, self.limits, user)
         self._of[connection.handler] = connection
-        self._accepting.keep(self._start(connection, accepted))
+        self._accepting.start_task(self._start(connection, accepted))
 
     async def _start(self, connection: Connection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ class Acceptor:
         except BaseException as error:
             if isinstance(error, OSError) and not connection.closing:  # an error of TLS, including its timeout
                 self.refuse("handshake", connection.peer)
-            self.lost(connection)
+            self.connection_closed(connection)
             accepted.close()
             if not isinstance(error, OSError):
                 raise
@@ -137,7 +137,7 @@ class Acceptor:
 
     # ---- reports of connections ----
 
-    def lost(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """Releases the slot of a connection that is closed, and forgets the connection."""
         connection.slot.release()
         self._of.pop(connection.handler, None)

@@ -69,7 +69,7 @@ class Handler(Protocol):
 class ConnectionOwner(Protocol):
     """The listener, as its connections use it."""
 
-    def lost(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """Notes that the connection is closed."""
 
     def refuse(self, reason: str, peer: str) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_exception(ConnectionResetError("the client has disconnected"))
         self._transport = None
-        self._owner.lost(self)
+        self._owner.connection_closed(self)
 
     def pause_writing(self) -> None:
         """Makes `piece` wait. Called by asyncio when the kernel does not accept a whole write."""

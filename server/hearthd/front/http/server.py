@@ -178,7 +178,7 @@ class HttpServer:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handles one request and sends the response, which may be an error."""
         assert self.acceptor is not None
-        connection = self.acceptor.of(request.protocol)
+        connection = self.acceptor.connection_of(request.protocol)
         if connection is None:
             return _cut()
         try:
@@ -238,7 +238,7 @@ class HttpServer:
 
     async def _page_file(self, request: web.Request) -> web.Response:
         assert self.acceptor is not None
-        connection = self.acceptor.of(request.protocol)
+        connection = self.acceptor.connection_of(request.protocol)
         by_user = connection is not None and connection.user is not None
         return self._page.answer(request, guarded=self.guarded and not by_user)
 
@@ -298,7 +298,10 @@ class HttpServer:
             fix = "See `traces` in /status; the latest traces are kept for one hour."
             return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
-        title, connection = f"device {trace.device}: {device.properties.name}", self.acceptor.of(request.protocol)
+        title, connection = (
+            f"device {trace.device}: {device.properties.name}",
+            self.acceptor.connection_of(request.protocol),
+        )
         if connection is None:
             return _cut()
         return await self.downloads.answer(request, trace, title, connection, viewer)

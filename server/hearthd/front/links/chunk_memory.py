@@ -53,7 +53,7 @@ class ChunkMemory:
             if file >= 0:
                 os.close(file)
 
-    def take(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
+    def receive_chunk(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
         """Returns the DownloadResponse of a CHUNK whose data is in a slot; the data is copied once.
 
         `give_back` is called with the slot, which is free from then on. Raises ValueError for a slot that does not
@@ -79,7 +79,7 @@ class ChunkMemory:
             self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Unmaps the memory; `take` then raises ValueError. A second call does nothing."""
+        """Unmaps the memory; `receive_chunk` then raises ValueError. A second call does nothing."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None

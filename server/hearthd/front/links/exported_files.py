@@ -28,7 +28,7 @@ class ExportedFiles:
         self._numbers = itertools.count(1)
         self._arriving: dict[tuple[DeviceLink, int], asyncio.Future[int]] = {}
 
-    def mint(self) -> int:
+    def next_number(self) -> int:
         """Returns a number for the next file, in either direction."""
         return next(self._numbers)
 
@@ -43,7 +43,7 @@ class ExportedFiles:
         Returns its answer and the file, which the caller has to close. Raises the refusal in the answer, the loss of
         the device process, or INTERNAL if the file of `what` does not arrive.
         """
-        number = self.mint()
+        number = self.next_number()
         arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._arriving[link, number] = arriving
         try:

@@ -94,7 +94,7 @@ class DeviceLink(FrameSocket):
         self.on_open(self, number, channel.session_id)
         return channel
 
-    def leave(self, channel: int) -> None:
+    def close_channel(self, channel: int) -> None:
         """Closes the channel: the device process frees everything that its session holds there."""
         self.send(Kind.CLOSE, channel=channel)
         self.on_leave(channel)
@@ -176,7 +176,7 @@ class DeviceLink(FrameSocket):
         """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
 
-    def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
+    def hand_over_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection over as the lane of `channel`.
 
         Raises OSError if that is not possible at the moment.
@@ -239,7 +239,7 @@ class DeviceLink(FrameSocket):
         channel = self.channels.get(frame.channel)
         payload = frame.payload
         if frame.flags & _SLOT:
-            payload = self._chunks.take(payload, self._return_slot)
+            payload = self._chunks.receive_chunk(payload, self._return_slot)
         if channel is not None:
             channel.on_chunk(frame.id, payload, frame.flags)
 

@@ -25,9 +25,9 @@ from hearthd.front.peers.membership import (
     MAX_UNIQUE_ID,
     REBUILD,
     GroupMembership,
-    about,
     encoded,
     failed,
+    parse_communicator,
     refusal_in,
     status_of,
     tell,
@@ -138,7 +138,7 @@ class Follower(GroupMembership):
         elif body["op"] == "progress":
             self._record.progress(name, where, int(body["done"]))
         if self.end_reason is None:
-            self._send_rank_message(link, about(body, name.removeprefix(self.prefix)))
+            self._send_rank_message(link, parse_communicator(body, name.removeprefix(self.prefix)))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
         """Forgets the process's operations and communicators.

@@ -186,7 +186,7 @@ class PeerGroups:
         leader = self._leaders.get(hello.group.hex())
         try:
             if not tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
-                raise tickets.stranger()
+                raise tickets.unknown_group()
             assert leader is not None
             leader.admit(hello, link)
         except Refusal as refusal:

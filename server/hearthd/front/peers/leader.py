@@ -24,8 +24,8 @@ from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
     MAX_NOTED,
     GroupMembership,
-    about,
     failed,
+    parse_communicator,
     presented,
     status_of,
     text_of,
@@ -59,8 +59,8 @@ class Router(Protocol):
         """Handles a message about a communicator of the group `owner`; see `CollectiveRouter.message`."""
         ...
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
-        """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.lost`."""
+    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
+        """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.on_loss`."""
         ...
 
     def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
@@ -178,7 +178,7 @@ class Leader(GroupMembership):
         place = RankLocation(node, device, process)
         if what == "lost":
             self._unanswered.pop(rank, None)
-            self._router.lost(place, text_of(body["why"]), (self._owner,))
+            self._router.on_loss(place, text_of(body["why"]), (self._owner,))
         elif body["body"]["op"] == "present":
             part = presented(self.id, body["body"])
             waiting = self._unanswered[rank]
@@ -192,7 +192,9 @@ class Leader(GroupMembership):
             self._unanswered[rank].drop(part["sequence"])
             self._withdraw(rank, part)
         else:
-            self._router.message(place, about(body["body"], text_of(body["body"]["comm"], 64)), self._owner)
+            self._router.message(
+                place, parse_communicator(body["body"], text_of(body["body"]["comm"], 64)), self._owner
+            )
 
     def _lost(self, node: int, why: str) -> None:
         """Handles the end of a link."""
@@ -201,7 +203,7 @@ class Leader(GroupMembership):
 
     def _fail_node(self, node: int, why: str, detail: str) -> None:
         """Fails and aborts the operations under way on the other nodes, for the reason `why`, and ends the group."""
-        self._router.lost(node, why, (self._owner,))
+        self._router.on_loss(node, why, (self._owner,))
         self.end(failed(self.id, detail))
 
     def send(self, place: RankLocation, body: Body) -> None:
@@ -241,7 +243,7 @@ class Leader(GroupMembership):
         """
         channel = self.session.channels.get(link.ordinal)
         if self.end_reason is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
-            self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
+            self._router.on_loss(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
 
     def _present(self, rank: int, place: RankLocation, body: Body) -> None:
         self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, place, body)

@@ -204,7 +204,7 @@ def _entry(entry: Any) -> Body:
     return dict(entry)
 
 
-def about(body: Mapping[str, Any], comm: str) -> Body:
+def parse_communicator(body: Mapping[str, Any], comm: str) -> Body:
     """Checks and returns a message about a communicator, which is renamed to `comm`."""
     op = body["op"]
     builders: dict[str, Callable[[], Body]] = {

@@ -131,7 +131,7 @@ class PeerPort:
             return
         self.strangers += 1
         self._from[host] += 1
-        self._accepting.keep(self._run_handshake(connection, host))
+        self._accepting.start_task(self._run_handshake(connection, host))
 
     def _on_shortage(self, error: OSError) -> None:
         self._not_accepted("descriptors", error.strerror or str(error))

@@ -213,7 +213,7 @@ def same_secret(shown: bytes, secret: bytes | None) -> bool:
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
-def stranger() -> Refusal:
+def unknown_group() -> Refusal:
     """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,

@@ -51,7 +51,7 @@ class MemoryGrants:
             try:
                 await self._waiting[process]
             except asyncio.CancelledError:
-                self.leave(process)
+                self.remove_process(process)
                 raise
         return ledger.initial(process)
 
@@ -81,12 +81,12 @@ class MemoryGrants:
         if isinstance(reserved, int):
             self.ledger.on_report(process, reserved)
 
-    def leave(self, process: int) -> None:
+    def remove_process(self, process: int) -> None:
         """Removes a process that has ended, which frees everything that it held."""
         self._links.pop(process, None)
         self._early.pop(process, None)
         self._waiting.pop(process, None)
-        self.ledger.leave(process)
+        self.ledger.remove_process(process)
         self._step()
 
     def stop(self) -> None:
@@ -134,6 +134,6 @@ class MemoryGrants:
         try:
             held = await link.ask(Kind.LIMIT, body)
         except Refusal:
-            return  # the process has ended; what it held is freed by `leave`
+            return  # the process has ended; what it held is freed by `remove_process`
         self.ledger.confirm(limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time())
         self._step()

@@ -186,7 +186,7 @@ class MemoryLedger:
             if demand.process == process:  # the request was made before the process knew of the lower limit
                 demand.bytes += before - holder.reserved
 
-    def leave(self, process: int) -> None:
+    def remove_process(self, process: int) -> None:
         """Removes a process that has ended, which frees what it held."""
         self._holders.pop(process, None)
         self._entering = [demand for demand in self._entering if demand.process != process]

@@ -13,7 +13,7 @@ class TenantMemory:
         self._sizes: dict[int, dict[str, int]] = {}
         self._owners: dict[int, str] = {}
 
-    def belongs(self, generation: int, tenant: str) -> None:
+    def set_tenant(self, generation: int, tenant: str) -> None:
         """Attributes all memory of this generation's process to one tenant.
 
         Empty: several tenants share the process, and its reports name them.
@@ -32,7 +32,7 @@ class TenantMemory:
             sizes = {owner: sum(sizes.values())} if sizes else {}
         self._sizes[generation] = sizes
 
-    def leave(self, generation: int) -> None:
+    def remove_process(self, generation: int) -> None:
         """Removes a process that has ended."""
         self._sizes.pop(generation, None)
         self._owners.pop(generation, None)

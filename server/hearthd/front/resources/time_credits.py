@@ -97,7 +97,7 @@ class DeviceTurns(Generic[K]):
         self._processes[key] = _Process()
         return self.advance(now)
 
-    def leave(self, key: K, now: float) -> list[tuple[K, int]]:
+    def remove_process(self, key: K, now: float) -> list[tuple[K, int]]:
         """Removes a process that has ended. Returns the messages to send."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
@@ -221,7 +221,9 @@ class TimeCredits:
     async def enter(self, link: DeviceLink) -> None:
         """Adds a process that is about to serve."""
         link.listen(Kind.BUSY, partial(self._on_busy, link))
-        link.closed.add_done_callback(lambda _: self._tell(link.ordinal, lambda turns, now: turns.leave(link, now)))
+        link.closed.add_done_callback(
+            lambda _: self._tell(link.ordinal, lambda turns, now: turns.remove_process(link, now))
+        )
         self._tell(link.ordinal, lambda turns, now: turns.join(link, now))
 
     def stop(self) -> None:

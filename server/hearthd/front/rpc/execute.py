@@ -227,7 +227,7 @@ class ExecuteAttachment:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE):
-                await self._channel.settled()
+                await self._channel.wait_until_executed()
         self._ack_sent = self._channel.batches.last
         self._ack_due = False
         if self._ack_timer is not None:
@@ -350,8 +350,8 @@ class ExecuteAttachment:
                     return
             if len(message) > most:
                 raise errors.too_large("A message of Execute", len(message), most, "max_batch_bytes")
-            if not intake.passed(message):
-                await intake.take(message)
+            if not intake.try_pass_on(message):
+                await intake.enqueue(message)
         await intake.finish()
 
     def _on_received(self, message: bytes) -> bool:

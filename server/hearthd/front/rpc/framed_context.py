@@ -192,7 +192,7 @@ class FramedCall(asyncio.Protocol):
 
         Closes the connection if the account has no room.
         """
-        if size > self._held and not self._account.take(size - self._held):
+        if size > self._held and not self._account.reserve(size - self._held):
             self._account.refused("unauthenticated_bytes", self.peer(), "")
             self.drop()
             return

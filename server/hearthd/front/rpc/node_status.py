@@ -153,7 +153,7 @@ class NodeStatus:
                 if sees_tenant(viewer, session.tenant.name)
             ],
             "published": [
-                _published(each, viewer) for each in self._publications.shown_to(viewer) if each.device in ordinals
+                _published(each, viewer) for each in self._publications.visible_to(viewer) if each.device in ordinals
             ],
         }
 

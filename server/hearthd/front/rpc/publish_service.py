@@ -228,7 +228,7 @@ class PublishService:
             raise not_published(publication.tenant, publication.device, publication.name)
         number = 0
         if publication.size:
-            number = self._files.mint()
+            number = self._files.next_number()
             file = await self._export(publication)
             try:
                 _send(link, number, file)
@@ -257,7 +257,7 @@ class PublishService:
             self._forget_if_ended(publication)
 
     def _forget_if_ended(self, publication: Publication) -> None:
-        if publication.over:
+        if publication.unused:
             _tell(publication.home, "forget", publication)
 
     def _notify_bearers(self, publications: list[Publication]) -> None:
@@ -283,12 +283,12 @@ class PublishService:
         for publication in self.registry.ended(body.get("ended", ()), link):
             log.info("publisher_gone", name=publication.name, tenant=publication.tenant, device=publication.device)
             self._forget_if_ended(publication)
-        moved = [self.registry.left(number, link) for number in body.get("left", ())]
+        moved = [self.registry.process_unmapped(number, link) for number in body.get("left", ())]
         self._notify_bearers([publication for publication in moved if publication is not None])
 
     def _lost(self, link: DeviceLink) -> None:
         before = [publication for publication in self.registry if publication.home is not link]
-        self._notify_bearers(self.registry.lost(link))
+        self._notify_bearers(self.registry.process_lost(link))
         for publication in before:
             self._forget_if_ended(publication)
 

@@ -118,12 +118,12 @@ async def upload(
 
     why = _broken()
     try:
-        await flow.carry(pass_on())
+        await flow.run(pass_on())
     except _Incomplete:
         raise
     except Refusal as refusal:
         why = refusal
-        flow.bar_resume(stream)
+        flow.forbid_resume(stream)
         raise
     finally:
         flow.stream_ended(stream, why)
@@ -174,7 +174,7 @@ async def download(
     try:
         if resume_s:
             flow.resume_at(request.offset)
-        await flow.carry(_write_chunks(flow, context, on_bytes))
+        await flow.run(_write_chunks(flow, context, on_bytes))
     finally:
         flow.stream_ended(stream, _broken())
 
@@ -230,7 +230,7 @@ async def write(
     )
     flow = channel.transfers.upload(transfer)
     result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
-    sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))
+    sender = asyncio.create_task(flow.run(_send_chunks(flow, data, messages, size, most, on_bytes)))
     why = _broken()
     try:
         # If the command is refused, the upload ends. If the upload is refused, the command ends.
@@ -309,7 +309,7 @@ async def read(request: device_pb2.ReadRequest, context: Context, channel: Chann
 
     result.add_done_callback(on_result)
     try:
-        await flow.carry(_write_chunks(flow, context, on_bytes))
+        await flow.run(_write_chunks(flow, context, on_bytes))
         await result
     except Refusal:
         if result.done() and isinstance(result.exception(), StatusError):

@@ -118,7 +118,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
     else:
         if queue.full:
             await _room(queue)
-        queue.take(size)
+        queue.count(size)
         try:
             result = await channel.call(command)
         finally:
@@ -131,7 +131,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
 async def _room(queue: CommandQueue) -> None:
     try:
         async with asyncio.timeout(queue.call_wait):
-            await queue.room()
+            await queue.wait_for_room()
     except TimeoutError:
         raise Refusal(
             Reason.QUEUE_FULL,

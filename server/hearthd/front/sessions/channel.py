@@ -158,7 +158,7 @@ class Channel:
                     self.sink.on_lost(self.replies.overrun, b"")
             return
         if self.replies is not None:
-            self.replies.keep(payload)
+            self.replies.add(payload)
         if self.sink is not None:
             self.sink.on_response(payload)
 
@@ -189,7 +189,7 @@ class Channel:
 
     def _on_no_batch(self, over_lane: bool) -> None:
         if not over_lane:  # a message over the lane never took a place in this window
-            self.batches.take_back()
+            self.batches.uncount()
             if self.sink is not None:
                 self.sink.on_room()
 
@@ -231,10 +231,10 @@ class Channel:
             responses=replies.made,
         )
 
-    async def settled(self) -> None:
+    async def wait_until_executed(self) -> None:
         """Returns when all batches have been executed. Raises the loss if the device process is lost."""
         if self.loss is None:
-            await self.batches.settled()
+            await self.batches.wait_until_empty()
         if self.loss is not None:
             raise self.loss
 
@@ -252,7 +252,7 @@ class Channel:
         """
         assert self.replies is not None
         lane = LaneMirror(self.link, self.number, self.batches, self.replies)
-        self.link.give_lane(self.number, bounds, connection)
+        self.link.hand_over_lane(self.number, bounds, connection)
         self.lane = lane
 
     def on_lane_unused(self, why: str) -> None:
@@ -331,7 +331,7 @@ class Channel:
             self.lane.add_unnumbered(event)
             event = b""
         elif event and self.replies is not None:
-            self.replies.keep(event)
+            self.replies.add(event)
         if self.sink is not None:
             self.sink.on_lost(refusal, event)
         self.transfers.end(refusal)
@@ -340,11 +340,11 @@ class Channel:
         """Frees everything that the session holds on the device. Returns when the device process has confirmed that."""
         self.end(refusal)
         if self.alive:
-            self.link.leave(self.number)
+            self.link.close_channel(self.number)
             await asyncio.shield(self._closed)
 
     def on_closed(self) -> None:
-        """Called by the link when the device process has confirmed `Link.leave`. Ends the wait of `close`."""
+        """Called by the link when the device process has confirmed `Link.close_channel`. Ends the wait of `close`."""
         self._over()
         self.log_unsent_output()
         self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")

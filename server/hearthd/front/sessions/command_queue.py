@@ -38,7 +38,7 @@ class CommandQueue:
         self._most_commands, self._most_bytes = most_commands, most_bytes
         self.give(0, 0)
 
-    def take(self, size: int, commands: int = 1) -> None:
+    def count(self, size: int, commands: int = 1) -> None:
         """Counts `commands` commands of `size` bytes in total as taken."""
         self.commands += commands
         self.bytes += size
@@ -52,7 +52,7 @@ class CommandQueue:
                 self._room.set_result(None)
             self._room = None
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Returns when the queue is not full."""
         while self.full:
             if self._room is None:

@@ -33,7 +33,7 @@ class InFlightBatches:
         self.bytes += size
         self._sizes.append(size)
         if self.queue is not None:
-            self.queue.take(size)
+            self.queue.count(size)
 
     def note_lane_batches(self, last: int) -> None:
         """Notes that the batches up to number `last` reached the device process over the lane.
@@ -56,7 +56,7 @@ class InFlightBatches:
         self.last = max(self.last, seq)
         return True
 
-    def take_back(self) -> None:
+    def uncount(self) -> None:
         """Removes one entry, for a message that was no batch.
 
         It gets no acknowledgement, so its place would never become free.
@@ -78,7 +78,7 @@ class InFlightBatches:
         if not self._sizes and self._none_left is not None and not self._none_left.done():
             self._none_left.set_result(None)
 
-    async def settled(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Returns when no batch is in flight."""
         while self._sizes:
             if self._none_left is None or self._none_left.done():

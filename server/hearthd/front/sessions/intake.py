@@ -34,14 +34,14 @@ class Intake:
         self._waiting: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
 
-    async def take(self, message: bytes) -> None:
+    async def enqueue(self, message: bytes) -> None:
         """Passes a batch on or holds it back. Returns when the next message may be read.
 
         Reading continues while batches are held back, because the acknowledgements of the client follow behind the
         batches, and batches may wait for them. A client that observes its window has no more batches under way than are
         taken here.
         """
-        if self.passed(message):
+        if self.try_pass_on(message):
             return
         self.held.append(message)
         self._held_bytes += len(message)
@@ -53,8 +53,8 @@ class Intake:
         ):
             await self._change()
 
-    def passed(self, message: bytes) -> bool:
-        """Passes a batch on at once and returns True; returns False if it has to wait, and `take` holds it back."""
+    def try_pass_on(self, message: bytes) -> bool:
+        """Passes a batch on at once and returns True; returns False if it has to wait, and `enqueue` holds it back."""
         if self.held or self._blocked():
             return False
         self._pass_on(message)
@@ -109,7 +109,7 @@ class Intake:
         with contextlib.suppress(Refusal):  # the loss of the device process, which ends the stream anyway
             while self._channel.link.paused or self._queue.full:
                 await self._channel.link.drain()
-                await self._queue.room()
+                await self._queue.wait_for_room()
         self._waiting = None
         self.advance()
 

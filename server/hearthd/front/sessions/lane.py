@@ -45,7 +45,7 @@ class LaneMirror:
         if not copied:
             self.add_unnumbered(payload)
             return
-        self._replies.keep(payload)
+        self._replies.add(payload)
         if self._acknowledged > self._replies.received:
             self._release()
 

@@ -54,7 +54,7 @@ class Link(Protocol):
         """True if a client's connection can be handed to the device process."""
         ...
 
-    def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
+    def hand_over_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection over as the lane of `channel`.
 
         Raises OSError if that is not possible at the moment.
@@ -68,7 +68,7 @@ class Link(Protocol):
         """
         ...
 
-    def leave(self, channel: int) -> None:
+    def close_channel(self, channel: int) -> None:
         """Closes the channel: the device process frees everything that its session holds there."""
         ...
 

@@ -69,7 +69,7 @@ class Publication:
         return self.tenant, self.device, self.name
 
     @property
-    def over(self) -> bool:
+    def unused(self) -> bool:
         """True if the buffer has no name and no attachment left."""
         return not self.named and not self.attachments
 
@@ -228,7 +228,7 @@ class PublicationRegistry:
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
 
-    def shown_to(self, viewer: Tenant) -> list[Publication]:
+    def visible_to(self, viewer: Tenant) -> list[Publication]:
         """Returns the publications in the status for a tenant, by device, tenant and name.
 
         Args:
@@ -284,7 +284,7 @@ class PublicationRegistry:
             self.end(publication)
         return ended
 
-    def left(self, number: int, process: Process) -> Publication | None:
+    def process_unmapped(self, number: int, process: Process) -> Publication | None:
         """Notes that the process no longer maps the memory of a publication.
 
         Returns the publication if another process bears it from now on, else None.
@@ -296,7 +296,7 @@ class PublicationRegistry:
         publication.bearer = next(others, None)
         return publication if publication.bearer is not None else None
 
-    def lost(self, process: Process) -> list[Publication]:
+    def process_lost(self, process: Process) -> list[Publication]:
         """Ends the names and attachments of a process that has ended.
 
         Returns the publications that other processes bear from now on.
@@ -306,11 +306,11 @@ class PublicationRegistry:
                 self.detach(number, process)
             if publication.home is process:
                 self.end(publication)
-        moved = (self.left(publication.number, process) for publication in self)
+        moved = (self.process_unmapped(publication.number, process) for publication in self)
         return [publication for publication in moved if publication is not None]
 
     def _settle(self, publication: Publication) -> None:
-        if publication.over:
+        if publication.unused:
             self._publications.pop(publication.number, None)
 
 

@@ -56,7 +56,7 @@ class ResumeBuffer:
         """True if no more work may be taken before the client acknowledges responses."""
         return self.bytes >= self._most_bytes or len(self._kept) >= self._most
 
-    def keep(self, payload: bytes) -> None:
+    def add(self, payload: bytes) -> None:
         """Adds a response."""
         self._take(self._kept, payload)
 

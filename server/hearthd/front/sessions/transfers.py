@@ -119,7 +119,7 @@ class Transfer:
         self._stream += 1
         return self._stream
 
-    async def carry(self, work: Coroutine[Any, Any, None]) -> None:
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work`, which exchanges data with the client, until it is done or cannot continue.
 
         It cannot continue if the device aborts the transfer, or another stream takes the transfer over. Raises the
@@ -157,7 +157,7 @@ class Transfer:
         else:
             self.close(why)
 
-    def bar_resume(self, stream: int) -> None:
+    def forbid_resume(self, stream: int) -> None:
         """Makes the transfer not resumable, because the stream with this number violated the protocol."""
         if stream == self._stream:
             self._resume_s = 0.0

@@ -271,7 +271,7 @@ class Device(DeviceStatus):
         try:
             process = await Process.start(spec, self._launcher, self._owner.on_collective, self._observe)
         except BaseException:
-            self._grants.leave(spec.generation)
+            self._grants.remove_process(spec.generation)
             raise
         self._grants.attach(process.link)
         return process
@@ -301,13 +301,13 @@ class Device(DeviceStatus):
         """
         key = worker.key
         assert key is not None
-        self.totals.belongs(process.generation, key.tenant)
-        self.tenant_memory.belongs(process.generation, key.tenant)
+        self.totals.set_tenant(process.generation, key.tenant)
+        self.tenant_memory.set_tenant(process.generation, key.tenant)
         self._grants.assign(process.generation, key.tenant, worker.quota)
         process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
         await self._owner.before_serving(process.link)
 
-    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
+    def worker_lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         """Logs and counts the loss, and takes the process's channels from their sessions.
 
         Fences the device after too many processes that failed to start. Returns the session that is blamed, if it is
@@ -375,14 +375,14 @@ class Device(DeviceStatus):
 
     def reaped(self, generation: int) -> None:
         """Adds the last counts of a process that has ended to the totals, and frees its memory for other processes."""
-        self.totals.settle(generation)
-        self.tenant_memory.leave(generation)
-        self.reports.leave(generation)
-        self._grants.leave(generation)
+        self.totals.add_final(generation)
+        self.tenant_memory.remove_process(generation)
+        self.reports.remove_process(generation)
+        self._grants.remove_process(generation)
 
-    def gone(self, worker: Worker) -> None:
+    def worker_ended(self, worker: Worker) -> None:
         """Removes a worker that has ended for good."""
-        self.workers.gone(worker)
+        self.workers.remove(worker)
         self.notify()
 
     def notify(self) -> None:

@@ -137,7 +137,7 @@ def state_of(process: int) -> str:
         return ""
 
 
-def gone(time_limit: float) -> bool:
+def has_ended(time_limit: float) -> bool:
     """Returns True if the forkserver has ended, or ends within `time_limit` seconds.
 
     Blocks. Does not reap the process.

@@ -151,7 +151,7 @@ class ForkServerLauncher:
             try:
                 return self._fork(spec)
             except (OSError, EOFError):
-                if not left or not forkserver.gone(_GONE_S):
+                if not left or not forkserver.has_ended(_GONE_S):
                     raise
         raise AssertionError("unreachable")
 

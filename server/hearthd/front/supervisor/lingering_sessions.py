@@ -49,7 +49,7 @@ class LingeringSession:
         return self.since + (self.grace if self.busy else CLEARING)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """Describes the work that does not end, for people."""
         if not self.busy:
             return f"the resources of session {self.session}"
@@ -81,7 +81,7 @@ class LingeringSessions:
         """Removes a session whose work has ended and whose memory has been freed."""
         self._sessions.pop(channel, None)
 
-    def mark_asked(self, now: float) -> None:
+    def mark_queried(self, now: float) -> None:
         """Notes that the process is being asked for the work that still runs."""
         for each in self:
             each.asked_at = now
@@ -116,7 +116,7 @@ class LingeringSessions:
         """
         return self.alone(channels) and any(each.busy for each in self)
 
-    def to_ask(self, now: float) -> bool:
+    def must_query(self, now: float) -> bool:
         """Returns True if the grace period of a session has ended and the process has not been asked since."""
         return any(each.asked_at < each.due <= now for each in self)
 

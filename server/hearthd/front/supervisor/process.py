@@ -27,7 +27,7 @@ _LOOK_S = 0.4
 """Interval, in seconds, between two checks that the process is not stopped. Health reports a stopped process within a
 second."""
 _STEPS = 10
-"""Number of steps into which `within` divides its time limit."""
+"""Number of steps into which `done_within` divides its time limit."""
 
 Observer = Callable[[int, dict[str, Any]], None]
 """Called with the generation of a process and the counts that it reports."""
@@ -89,7 +89,7 @@ class Process:
         return {self.link.closed, self.link.fault, self._exited}
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """True if the process has ended or is about to end."""
         return any(end.done() for end in self._ends)
 
@@ -100,7 +100,7 @@ class Process:
         """
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
-        if self.over:
+        if self.ended:
             return await self._cause()
         if not ready.done():
             return ExitCause("start_timeout", f"it was not ready within {time_limit:g} s of its start")
@@ -110,7 +110,7 @@ class Process:
     async def until(self, other: asyncio.Future[Any]) -> ExitCause | None:
         """Waits until `other` is done. Returns the cause of the process's end if it ends before."""
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
-        return await self._cause() if self.over else None
+        return await self._cause() if self.ended else None
 
     async def _cause(self) -> ExitCause:
         return self._crash.explain(await find_cause(self.link, self._exited))
@@ -124,7 +124,7 @@ class Process:
         looking = asyncio.create_task(self._check_stopped())
         try:
             await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
-            if self.over:
+            if self.ended:
                 return await self._cause()
             if pinger.done():
                 return self._crash.explain(ExitCause("stuck", f"it answered no ping for {time_limit:g} s"))
@@ -142,7 +142,7 @@ class Process:
             self.last_pong = time.monotonic()
             self._batches_at_ping = {number: channel.batches.last for number, channel in self.link.channels.items()}
             # Reads the counters often, so that few counts are lost if the process is lost.
-            await within(time_limit, self.link.stats())
+            await done_within(time_limit, self.link.stats())
             await asyncio.sleep(interval)
 
     async def _answers_ping(self, time_limit: float) -> bool:
@@ -152,10 +152,10 @@ class Process:
         """
         pong = asyncio.ensure_future(self.link.ping())
         try:
-            if await within(time_limit / 2, asyncio.shield(pong)):
+            if await done_within(time_limit / 2, asyncio.shield(pong)):
                 return True
             self._stall(silent=f"its process has answered no ping for {time_limit / 2:g} s")
-            return await within(time_limit / 2, asyncio.shield(pong))
+            return await done_within(time_limit / 2, asyncio.shield(pong))
         finally:
             pong.cancel()
             self._stall(silent="")
@@ -206,7 +206,7 @@ class Process:
         Kills it if it does not end within `time_limit` seconds, and then returns False.
         """
         obeyed = True
-        if not self.link.ready.done() or self.over:
+        if not self.link.ready.done() or self.ended:
             self._started.kill()
         else:
             self.link.send(Kind.SHUTDOWN)
@@ -238,7 +238,7 @@ class Process:
             self.link.fail(final_refusal, [])
 
 
-async def within(seconds: float, work: Awaitable[object]) -> bool:
+async def done_within(seconds: float, work: Awaitable[object]) -> bool:
     """Returns True if the work is done within `seconds`. Raises the errors of the work.
 
     Time in which this process itself did not run (a paused or suspended machine, a debugger) must hardly count, because

@@ -96,7 +96,7 @@ class SessionClose:
             self._awaited = False
             self._changed()
         now = time.monotonic()
-        if self._lingering.to_ask(now):
+        if self._lingering.must_query(now):
             self._ask()
             return
         stuck = self._lingering.stuck(now)
@@ -117,7 +117,7 @@ class SessionClose:
             self._asking = asyncio.create_task(self._query(), name=f"session-close-{self._link.ordinal}")
 
     async def _query(self) -> None:
-        self._lingering.mark_asked(time.monotonic())
+        self._lingering.mark_queried(time.monotonic())
         stats: dict[str, Any] = {}
         with contextlib.suppress(TimeoutError, Refusal):
             async with asyncio.timeout(ANSWER):
@@ -143,7 +143,7 @@ class SessionClose:
 def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
     kernels = tuple(dict.fromkeys(name for session in stuck for name in session.kernels))
     since = max(now - session.since for session in stuck)
-    what = "; ".join(session.what for session in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
+    what = "; ".join(session.description for session in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
     return ExitCause(
         ABANDONED,
         f"{what} had not ended {since:.1f} s after the close, and no other session used the process",

@@ -48,7 +48,7 @@ class SessionReports:
         kernels = (_kernel(each) for each in (listed[:MOST] if isinstance(listed, list) else ()))
         self._running[generation] = tuple(each for each in kernels if each is not None)
 
-    def leave(self, generation: int) -> None:
+    def remove_process(self, generation: int) -> None:
         """Removes a process that has ended."""
         self._memory.pop(generation, None)
         self._running.pop(generation, None)

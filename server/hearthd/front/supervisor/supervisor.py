@@ -119,7 +119,7 @@ class Supervisor:
             except Exception:
                 log.exception("device_prepare", device=link.ordinal, generation=link.generation)
 
-    async def settled(self) -> None:
+    async def wait_until_started(self) -> None:
         """Returns when no device is in its first start any more."""
         while any(device.state == STARTING for device in self):
             await self.changed()

@@ -58,7 +58,7 @@ class WorkerOwner(Protocol):
     async def prepare(self, process: Process, worker: Worker) -> None:
         """Restores the state that sessions expect in the process. Called before the worker's sessions use it."""
 
-    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
+    def worker_lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         """Notifies sessions and the supervisor of the loss of a process.
 
         Returns the session to which the loss is attributed, if that is known and other sessions are concerned.
@@ -70,7 +70,7 @@ class WorkerOwner(Protocol):
     def reaped(self, generation: int) -> None:
         """Notes that a process has ended and that everything it held is free."""
 
-    def gone(self, worker: Worker) -> None:
+    def worker_ended(self, worker: Worker) -> None:
         """Notes that the worker has ended for good."""
 
     def notify(self) -> None:
@@ -221,7 +221,7 @@ class Worker:
                 await asyncio.wait({self._ending}, timeout=pause(self.losses, alone))
         finally:
             if self.state != FENCED or self.ending:
-                self._host.gone(self)
+                self._host.worker_ended(self)
 
     async def _live(self) -> None:
         """Runs one process from its start to its end, and notifies the device of both."""
@@ -311,7 +311,7 @@ class Worker:
         policy = self._host.policy
         self._set(LOST, cause.text)
         opentelemetry.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
-        culprit = self._host.lost(self, process, cause, ready)
+        culprit = self._host.worker_lost(self, process, cause, ready)
         if cause.label not in INTENDED:
             self.losses.append(ProcessLoss(now, culprit))
         while self.losses and now - self.losses[0].at > policy.restart_window:
@@ -400,7 +400,7 @@ class Worker:
             if pending:
                 self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._host.gone(self)
+        self._host.worker_ended(self)
 
 
 def _ended(ordinal: int) -> Refusal:

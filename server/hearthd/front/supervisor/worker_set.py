@@ -66,7 +66,7 @@ class WorkerSet:
             self.ending.add(self.vacant)
             self.vacant = None
 
-    def gone(self, worker: Worker) -> None:
+    def remove(self, worker: Worker) -> None:
         """Removes a worker whose process has ended and that starts no other process."""
         self.ending.discard(worker)
         if worker is self.vacant:

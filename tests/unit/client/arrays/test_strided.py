@@ -88,7 +88,7 @@ def test_copy_commands_copy_every_byte_once(a: int, b: int, c: int, gap: int, wi
     to, since = (coarse, fine) if swap else (fine, coarse)
     source = np.arange(since.extent, dtype=np.int64)
     target = np.full(to.extent, -1)
-    copies = list(strided.moves(to, since))
+    copies = list(strided.copies_between(to, since))
     for move in copies:
         for row in range(move.rows):
             at, start = move.to + row * move.to_pitch, move.since + row * move.since_pitch

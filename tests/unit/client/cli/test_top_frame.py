@@ -207,7 +207,7 @@ def test_absent_daemon_is_reported_in_the_frame() -> None:
 def test_a_view_over_time() -> None:
     view = View(BEFORE, 10.0)
     assert view.before is None
-    view.saw(NOW, 12.0)
+    view.answered(NOW, 12.0)
     assert view.before is BEFORE and view.now is NOW
     view.overdue(14.0, 1.0)
     assert view.gone is None

@@ -40,7 +40,7 @@ def test_launches(records: list[bytes]) -> None:
 )
 def test_a_run_and_a_request(seq: int, records: list[bytes], request: int) -> None:
     asked = commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True))
-    command = batch.asking(request, asked.SerializeToString())
+    command = batch.with_request(request, asked.SerializeToString())
     asked.request = request
     commands = [commands_pb2.Command(launches=b"".join(records)), asked] if records else [asked]
     data = batch.run_request(seq, records, sum(map(len, records)), command)
@@ -59,7 +59,7 @@ def test_answers_to_requests_are_read_without_protobuf(request: int, size: int) 
     for answer, rest in ((result(0), batch.DONE), (filled, filled.SerializeToString())):
         answer.request = request
         data = device_pb2.ExecuteResponse(result=answer).SerializeToString()
-        assert batch.answered(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
+        assert batch.parse_answer(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
 
 
 @given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
@@ -67,7 +67,7 @@ def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, 
     """Each response that is decoded by hand as done is also decoded as done by the generated classes."""
     data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
     data[at % len(data)] = byte
-    number, rest = batch.answered(bytes(data))
+    number, rest = batch.parse_answer(bytes(data))
     if number and rest == batch.DONE:
         assert device_pb2.ExecuteResponse.FromString(bytes(data)).result == result(number)
 
@@ -78,17 +78,17 @@ def test_responses_that_are_not_only_done() -> None:
     usage = commands_pb2.Result(request=3, memory_usage=commands_pb2.MemoryUsageResult())
     long = commands_pb2.Result(request=3, read=commands_pb2.ReadResult(data=bytes(300)))
     for other in (failed, usage, long, commands_pb2.Result(request=3)):
-        number, rest = batch.answered(device_pb2.ExecuteResponse(result=other).SerializeToString())
+        number, rest = batch.parse_answer(device_pb2.ExecuteResponse(result=other).SerializeToString())
         assert rest != batch.DONE and number in (0, 3)
     for response in (
         device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=3)),
         device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x"))),
         device_pb2.ExecuteResponse(),
     ):
-        assert batch.answered(response.SerializeToString()) == (0, b"")
+        assert batch.parse_answer(response.SerializeToString()) == (0, b"")
     whole = device_pb2.ExecuteResponse(result=result(2**27)).SerializeToString()
     for size in range(len(whole)):
-        assert batch.answered(whole[:size]) == (0, b""), "cut short"
+        assert batch.parse_answer(whole[:size]) == (0, b""), "cut short"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hearth.collectives.commands import present
 from hearth.collectives.part import RankPart, by_rank
-from hearth.session.collective_order import CollectiveSequence, RankOrder, in_order, sorted_order, taken
+from hearth.session.collective_order import CollectiveSequence, RankOrder, hold_locks, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2 as c
 
 ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)
@@ -146,7 +146,7 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
 def test_devices_are_given_back_when_the_block_raises() -> None:
     sequence = [CollectiveSequence(), CollectiveSequence()]
     try:
-        with taken(reversed(sequence)):
+        with hold_locks(reversed(sequence)):
             assert all(each.lock.locked() for each in sequence)
             raise KeyError
     except KeyError:

@@ -28,7 +28,7 @@ class Sender(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while (request := self.work.take(self.stream)) is not None:
+        while (request := self.work.next_request(self.stream)) is not None:
             self.sent.append(device_pb2.ExecuteRequest.FromString(request))
 
 

@@ -39,8 +39,8 @@ def test_a_command_is_found_by_its_batch_and_index() -> None:
 
 def test_a_request_is_found_by_its_number() -> None:
     log = CallerLog()
-    log.command(batch.asking(300, b"\x1a\x00"), 0)
-    log.command(batch.asking(301, b"\x1a\x00"), 0)
+    log.command(batch.with_request(300, b"\x1a\x00"), 0)
+    log.command(batch.with_request(301, b"\x1a\x00"), 0)
     line = line_before()
     log.sent(1, 2, 0)
     assert log.of_request(301) == line and log.of_request(302) == ""

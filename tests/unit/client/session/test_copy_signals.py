@@ -182,13 +182,13 @@ def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -
         begun = now
         lookout.begin(UP, size, begun)
         for each in untold:
-            lookout.end(UP, size, each, begun + 1e-5)
+            lookout.copy_ended(UP, size, each, begun + 1e-5)
         untold.clear()
         now = begun + took
         if kind:
             lookout.signalled(now)
             untold.append(begun)
         else:
-            lookout.end(UP, size, begun, now)
+            lookout.copy_ended(UP, size, begun, now)
         assert lookout.copies == 0 and lookout.ends_at <= now
         now += 1e-4

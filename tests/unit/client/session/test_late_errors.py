@@ -17,15 +17,15 @@ LOSS = HearthError("loss")
 def deferred() -> DeferredErrors:
     """Two errors of this thread's work: A on stream 1 and buffer 7, B on stream 2 and buffer 8."""
     made = DeferredErrors()
-    made.keep(A, origin_here(1, 7))
-    made.keep(B, origin_here(2, 8))
+    made.add(A, origin_here(1, 7))
+    made.add(B, origin_here(2, 8))
     return made
 
 
 def elsewhere(deferred: DeferredErrors, stream: int | None, buffer: int = 0) -> HearthError | None:
     """Returns the error that another thread takes."""
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(deferred.take, stream, buffer).result()
+        return threads.submit(deferred.pop, stream, buffer).result()
 
 
 def told(deferred: DeferredErrors) -> list[HearthError]:
@@ -33,8 +33,8 @@ def told(deferred: DeferredErrors) -> list[HearthError]:
 
 
 def test_originating_thread_gets_its_error_from_any_wait(deferred: DeferredErrors) -> None:
-    assert deferred.take(3) is A and deferred.take(NO_STREAM) is B and not deferred
-    assert deferred.take() is None
+    assert deferred.pop_matching(3) is A and deferred.pop_matching(NO_STREAM) is B and not deferred
+    assert deferred.pop_matching() is None
 
 
 def test_another_thread_gets_errors_of_the_stream_it_waits_for(deferred: DeferredErrors) -> None:
@@ -52,13 +52,13 @@ def test_wait_for_all_streams_gets_all_errors(deferred: DeferredErrors) -> None:
 
 
 def test_error_without_an_origin_is_raised_to_any_thread(deferred: DeferredErrors) -> None:
-    deferred.keep(LOSS)
+    deferred.add(LOSS)
     assert elsewhere(deferred, 3) is LOSS and elsewhere(deferred, 3) is None and len(deferred) == 2
 
 
 def test_number_of_late_errors_is_bounded() -> None:
     deferred = DeferredErrors()
     for number in range(100):
-        deferred.keep(HearthError(str(number)), origin_here(1, 7))
+        deferred.add(HearthError(str(number)), origin_here(1, 7))
     kept = told(deferred)
     assert len(kept) == 64 and str(kept[-1]).startswith("99")

@@ -105,7 +105,7 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
             role.holder, role.taken = 1, role.taken + 1
     with lock:
         role.leave(1)
-        role.wake_background()
+        role.wake_thread()
     thread.join(20)
     assert not thread.is_alive(), "it comes where it is needed"
 
@@ -181,7 +181,7 @@ def test_spinning_thread_finds_an_answer_at_any_time(
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
-        lookout.end(UP, size, now - 0.02, now)  # which is how long they take
+        lookout.copy_ended(UP, size, now - 0.02, now)  # which is how long they take
         count = daemon.count("memory_usage")
         reply = work.request(ask())
         lookout.begin(UP, size, now)

@@ -90,7 +90,7 @@ class Daemon:
             self.down.append(Response(ack=device_pb2.Ack(seq=batch.seq)).SerializeToString())
 
     def say(self, payload: bytes) -> None:
-        self.replies.keep(payload)
+        self.replies.add(payload)
         if self.attached:
             self.down.append(payload)
 

@@ -70,7 +70,7 @@ def test_no_slot_has_two_holders_and_none_is_lost(steps: list[tuple[str, int]], 
     for what, who in steps:
         mine = held[who]
         if what == "take":
-            slot = ring.take(transfers[who])
+            slot = ring.acquire(transfers[who])
             free = count - sum(map(len, held)) - len(sent)
             assert (slot is not None) == (free > 0)
             if slot is not None:
@@ -81,66 +81,66 @@ def test_no_slot_has_two_holders_and_none_is_lost(steps: list[tuple[str, int]], 
             sent.append(mine.pop())
         elif what == "give" and (mine or sent):
             slot = sent.pop(0) if sent else mine.pop()
-            ring.give(slot)
-            ring.give(slot)  # a second call does nothing
+            ring.release(slot)
+            ring.release(slot)  # a second call does nothing
         elif what == "reclaim":
             ring.reclaim(transfers[who])
             mine.clear()
         elif what == "give up" and sent:
             slot = sent.pop()
             ring.discard(slot)
-            ring.give(slot)  # the answer arrives nevertheless
+            ring.release(slot)  # the answer arrives nevertheless
     for slot in sent:
-        ring.give(slot)
+        ring.release(slot)
     for transfer in transfers:
         ring.reclaim(transfer)
     assert ring.idle == ring.made <= count
-    assert all(ring.take(None) is not None for _ in range(count))
-    assert ring.take(None) is None
+    assert all(ring.acquire(None) is not None for _ in range(count))
+    assert ring.acquire(None) is None
 
 
 def test_slots_are_created_on_demand() -> None:
     ring = ring_of(4)
     for _ in range(3):
-        slot = ring.take(self := object())
+        slot = ring.acquire(self := object())
         assert slot is not None and slot.holder is self
-        ring.give(slot)
+        ring.release(slot)
     assert ring.made == 1
 
 
 def test_fewer_slots_than_wanted_are_made_do_with() -> None:
     ring = ring_of(4, most=2)
-    taken = [ring.take(1), ring.take(1)]
-    assert None not in taken and ring.take(1) is None
-    ring.give(taken[0])  # type: ignore[arg-type]
-    assert ring.take(1, wait=lambda: True) is taken[0]
-    assert ring_of(4, most=0).take(1, wait=lambda: True) is None
+    taken = [ring.acquire(1), ring.acquire(1)]
+    assert None not in taken and ring.acquire(1) is None
+    ring.release(taken[0])  # type: ignore[arg-type]
+    assert ring.acquire(1, wait=lambda: True) is taken[0]
+    assert ring_of(4, most=0).acquire(1, wait=lambda: True) is None
 
 
 def test_take_waits_while_slots_are_returned() -> None:
     ring = ring_of(1)
-    slot = ring.take(1)
+    slot = ring.acquire(1)
     assert slot is not None
-    timer = threading.Timer(STALL / 2, ring.give, (slot,))
+    timer = threading.Timer(STALL / 2, ring.release, (slot,))
     timer.start()
-    assert ring.take(2, wait=lambda: True) is slot
+    assert ring.acquire(2, wait=lambda: True) is slot
     timer.join()
 
 
 def test_take_gives_up_on_a_stalled_ring() -> None:
     ring = ring_of(1)
-    ring.take(1)
+    ring.acquire(1)
     began = time.monotonic()
-    assert ring.take(2, wait=lambda: True) is None
+    assert ring.acquire(2, wait=lambda: True) is None
     assert STALL / 2 < time.monotonic() - began < LATE
 
 
 def test_wait_for_a_slot_ends_when_it_is_no_longer_wanted() -> None:
     ring = Ring(lambda: Slot(None, 1), 1, stall=60.0)  # type: ignore[arg-type]
-    ring.take(1)
+    ring.acquire(1)
     stopped = threading.Event()
     taken: list[Slot | None] = []
-    waiter = threading.Thread(target=lambda: taken.append(ring.take(2, wait=lambda: not stopped.is_set())))
+    waiter = threading.Thread(target=lambda: taken.append(ring.acquire(2, wait=lambda: not stopped.is_set())))
     waiter.start()
     stopped.set()
     ring.wake()
@@ -158,18 +158,18 @@ def test_an_interruption_while_a_slot_is_made_leaves_room_for_another() -> None:
     tries: list[int] = []
     ring = Ring(interrupted, 1)
     with pytest.raises(KeyboardInterrupt):
-        ring.take(1)
-    assert ring.take(1) is not None
+        ring.acquire(1)
+    assert ring.acquire(1) is not None
 
 
 def test_an_ended_ring_has_no_slots_and_takes_none_back() -> None:
     ring = ring_of(4)
-    slot, waits = ring.take(1), ring.take(1)
+    slot, waits = ring.acquire(1), ring.acquire(1)
     assert slot is not None and waits is not None
-    ring.give(waits)
+    ring.release(waits)
     ring.end()
-    ring.give(slot)
-    assert ring.take(1, wait=lambda: True) is None
+    ring.release(slot)
+    assert ring.acquire(1, wait=lambda: True) is None
     assert ring.idle == ring.made == 0
 
 
@@ -197,7 +197,7 @@ def test_many_threads_on_few_slots() -> None:
     def work(number: int) -> None:
         drawn = random.Random(number)
         for _ in range(200):
-            slot = ring.take(number, wait=lambda: True)
+            slot = ring.acquire(number, wait=lambda: True)
             assert slot is not None
             assert users.setdefault(id(slot), number) == number
             if drawn.random() < 0.1:
@@ -206,7 +206,7 @@ def test_many_threads_on_few_slots() -> None:
             if drawn.random() < 0.2:
                 ring.reclaim(number)
             else:
-                ring.give(slot)
+                ring.release(slot)
 
     in_threads(8, work)
     assert ring.idle == ring.made == 3

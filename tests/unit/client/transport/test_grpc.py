@@ -91,11 +91,11 @@ def test_a_channel_is_left_when_its_connection_broke() -> None:
     assert not opened
     first = line.channel()
     assert line.channel() is first and len(opened) == 1
-    line.broke(first)
-    line.broke(first)  # every call on the channel reports it
+    line.mark_stale(first)
+    line.mark_stale(first)  # every call on the channel reports it
     second = line.channel()
     assert second is not first and [channel.closed for channel in opened] == [True, False]
-    line.broke(first)  # a late report about the replaced channel
+    line.mark_stale(first)  # a late report about the replaced channel
     assert line.channel() is second
     line.close()
     assert all(channel.closed for channel in opened)

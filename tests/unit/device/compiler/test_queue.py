@@ -12,7 +12,7 @@ from hearthd.device.compiler.queue import CompileQueue
 
 def drain(queue: CompileQueue[str]) -> list[str]:
     taken = []
-    while (each := queue.take()) is not None:
+    while (each := queue.next_item()) is not None:
         taken.append(each[1])
     return taken
 
@@ -61,7 +61,7 @@ def test_bounds_hold_and_nothing_is_lost(slots: int, steps: list[tuple[int, bool
             put += 1
         elif running:
             queue.done(running.pop(0))
-        while (each := queue.take()) is not None:
+        while (each := queue.next_item()) is not None:
             running.append(each[0])
             taken.append(each[1])
             beyond = len(running) - slots
@@ -72,7 +72,7 @@ def test_bounds_hold_and_nothing_is_lost(slots: int, steps: list[tuple[int, bool
         assert not waiting or len(running) >= slots
     while running:
         queue.done(running.pop(0))
-        while (each := queue.take()) is not None:
+        while (each := queue.next_item()) is not None:
             running.append(each[0])
             taken.append(each[1])
     assert sorted(taken) == list(range(put))

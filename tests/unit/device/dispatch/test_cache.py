@@ -24,7 +24,7 @@ def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch,
     if found is not None:
         return found, True
     plan, failures = read_bindings(command, inputs, 64)
-    return None if failures else (known.learn(likeness, command, plan), False)
+    return None if failures else (known.add(likeness, command, plan), False)
 
 
 # Few values for each field, so that many commands are equal, and many differ in one field.

@@ -46,13 +46,13 @@ def test_copy_above_the_allowance_runs_alone_and_never_ahead() -> None:
     assert allowance.chunk() == 1
     big = StagingAllowance(256 << 20)
     assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
-    assert big.take(100 << 20, ahead=False)  # larger than the allowance, and therefore allowed alone
-    assert not big.take(1, ahead=False)
-    assert big.give(100 << 20, ahead=False)  # a request has been denied meanwhile
-    assert big.take(16 << 20, ahead=True)
-    assert not big.take(1, ahead=True)
-    assert big.take(48 << 20, ahead=False)
-    assert not big.take(1, ahead=False)
+    assert big.acquire(100 << 20, ahead=False)  # larger than the allowance, and therefore allowed alone
+    assert not big.acquire(1, ahead=False)
+    assert big.release(100 << 20, ahead=False)  # a request has been denied meanwhile
+    assert big.acquire(16 << 20, ahead=True)
+    assert not big.acquire(1, ahead=True)
+    assert big.acquire(48 << 20, ahead=False)
+    assert not big.acquire(1, ahead=False)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.booleans()), max_size=60))
@@ -63,13 +63,13 @@ def test_staging_memory_in_use_is_bounded(steps: list[tuple[int, bool, bool]]) -
     allowance, held = StagingAllowance(cap), []
     for size, ahead, give in steps:
         if give and held:
-            allowance.give(*held.pop())
-        if allowance.take(size, ahead):
+            allowance.release(*held.pop())
+        if allowance.acquire(size, ahead):
             held.append((size, ahead))
         total = sum(size for size, _ in held)
         assert allowance.held == total
         assert total <= cap // 4 or len(held) == 1
         assert sum(size for size, ahead in held if ahead) <= cap // 16
     for each in held:
-        allowance.give(*each)
-    assert allowance.held == 0 and allowance.take(cap // 16, ahead=True)
+        allowance.release(*each)
+    assert allowance.held == 0 and allowance.acquire(cap // 16, ahead=True)

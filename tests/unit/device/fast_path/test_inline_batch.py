@@ -274,7 +274,7 @@ def test_other_activity_of_session_forces_queued_path(rig: Passing, other: str) 
     inline_path: InlinePath = rig.process.executor.inline_path
     lane = rig.process.outbox.lanes[1]
     payload = batch(session.last_seq + 1, sync(2))[20:]
-    assert not InlinePath.take(inline_path, lane, session.last_seq + 1, payload)
+    assert not InlinePath.execute_batch(inline_path, lane, session.last_seq + 1, payload)
     sharing.slicing.on = sharing.turns.on = False
     session.permissions = session.trace = None
 

@@ -69,7 +69,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
             assert offset not in landed, "given to the device twice"
             landed.add(offset)
             lender.out.discard(host)
-        while upload.wanted > 0 and (stripe := upload.next_stripe()) is not None and upload.room:
+        while upload.missing_credits > 0 and (stripe := upload.next_stripe()) is not None and upload.room:
             upload.grant(stripe, lender.lend())
 
     def come(stripe: FakeStripe, index: int) -> None:
@@ -86,7 +86,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
             come(stripe, min(landed) // CHUNK)
         elif what == "lose":
             for host in stripe.revoke(1):
-                lender.stripe_staging.give_back(host)
+                lender.stripe_staging.release(host)
             upload.lose(stripe)
             stripes[which] = FakeStripe()
         elif what == "join":
@@ -123,11 +123,11 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
 
     def go(stripe: FakeStripe, told: bool) -> None:
         offset, host, _ = stripe.out.popleft()
-        lender.stripe_staging.give_back(host)
+        lender.stripe_staging.release(host)
         download.sent(stripe, 0.0)
         if told:
             came.add(offset)
-            download.taken(stripe, offset)
+            download.chunk_received(stripe, offset)
 
     pump()
     for what, which in steps:
@@ -136,7 +136,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
             go(stripe, what == "come")
         elif what == "lose":
             for _, host, _ in stripe.out:
-                lender.stripe_staging.give_back(host)
+                lender.stripe_staging.release(host)
             download.lose(stripe)
             stripes[which] = FakeStripe()
         elif what == "join":
@@ -144,7 +144,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         pump()
     for index, stripe in enumerate(stripes):  # chunks that were sent but not received are sent again
         for _, host, _ in stripe.out:
-            lender.stripe_staging.give_back(host)
+            lender.stripe_staging.release(host)
         download.lose(stripe)
         stripes[index] = FakeStripe()
         download.join(stripes[index])
@@ -166,10 +166,10 @@ def test_acknowledgement_of_unsent_chunks_is_refused() -> None:
     download.issue(one, host)
     for stripe, offset in ((one, 10), (one, 5), (one, 1 << 50), (other, 0)):
         with pytest.raises(ValueError):
-            download.taken(stripe, offset)
-    download.taken(one, 0)
+            download.chunk_received(stripe, offset)
+    download.chunk_received(one, 0)
     with pytest.raises(ValueError):
-        download.taken(one, 0)
+        download.chunk_received(one, 0)
 
 
 def test_the_first_chunk_of_a_transfer_always_finds_room() -> None:

@@ -122,7 +122,7 @@ class Bench:
 def test_all_rounds_run_and_the_track_gets_its_room_back(price: int, count: int, pace: int, before: int) -> None:
     bench = Bench(min(price, WINDOW))
     for _ in range(before):  # other commands on the track
-        bench.tracks.before(bench.track, ())
+        bench.tracks.claim_position(bench.track, ())
     count = min(count, 40_000 // bench.program.price)
     bench.finish(bench.rounds(count), pace)
     assert bench.given == count

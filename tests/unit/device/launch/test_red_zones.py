@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.launch.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLEST, Damage, damage, pattern, shadow
+from hearthd.device.launch.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLEST, Damage, find_damage, pattern, shadow
 
 
 @given(st.integers(0, 64 << 20))
@@ -29,9 +29,9 @@ def test_writes_into_red_zones_are_found(size: int, data: st.DataObject) -> None
     memory = bytearray(pattern(0, plan.total))
     memory[plan.inside : plan.behind] = bytes(size)
     start, length = data.draw(st.sampled_from([(0, plan.zone), (plan.behind, plan.total - plan.behind)]))
-    assert damage(memory[start : start + length], start, plan) is None
+    assert find_damage(memory[start : start + length], start, plan) is None
     at = data.draw(st.sets(st.integers(start, start + length - 1), min_size=1, max_size=5))
     for index in at:
         memory[index] ^= 0xFF
     expected = Damage(min(at) - plan.inside, max(at) - plan.inside, len(at))
-    assert damage(memory[start : start + length], start, plan) == expected
+    assert find_damage(memory[start : start + length], start, plan) == expected

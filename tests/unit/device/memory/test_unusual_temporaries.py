@@ -247,7 +247,7 @@ def test_shares_of_a_buffer_are_notified_of_its_end(rig: Ways, whose: str) -> No
     assert part.ended == [2 if whose == "place" else 0]
     if whose == "place":  # the memory belongs to the fake holder
         reservations = rig.process.executor.memory.reservations
-        rig.inside(lambda: reservations.give(rig.session(session.channel), reservation, mine))
+        rig.inside(lambda: reservations.free(rig.session(session.channel), reservation, mine))
     session.close()
 
 

@@ -19,10 +19,10 @@ def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> 
     policy, now = SpinPolicy(), 0.0
     for _ in range(20):
         policy.begin(now)
-        policy.came(now := now + 1e-3)
+        policy.wait_ended(now := now + 1e-3)
     policy.begin(now)
     assert not policy.spins(now + 1.1 * LEAST_S) and policy.spins(now + 0.9 * LEAST_S)
-    policy.came(now := now + SPIN_S / 2)
+    policy.wait_ended(now := now + SPIN_S / 2)
     policy.begin(now)
     assert policy.spins(now + 0.9 * SPIN_S)
 
@@ -32,10 +32,10 @@ def test_lingering_policy_spins_longer() -> None:
     lingering = SpinPolicy(linger)
     lingering.begin(1.0)
     assert lingering.spins(1.0 + 0.9 * linger) and not lingering.spins(1.0 + 1.1 * linger)
-    lingering.came(1.0 + 10 * linger)
+    lingering.wait_ended(1.0 + 10 * linger)
     lingering.begin(2.0)
     assert not lingering.spins(2.0 + 0.6 * linger)
-    lingering.came(2.0 + 1.9 * linger)
+    lingering.wait_ended(2.0 + 1.9 * linger)
     lingering.begin(3.0)
     assert lingering.spins(3.0 + 0.9 * linger)
 
@@ -45,7 +45,7 @@ def test_spin_and_sleep_times_are_bounded(waits: list[float], waited: float) -> 
     policy, now = SpinPolicy(), 100.0
     for each in waits:
         policy.begin(now)
-        policy.came(now := now + each)
+        policy.wait_ended(now := now + each)
     policy.begin(now)
     if policy.spins(now + waited):
         assert waited <= SPIN_S + 1e-9

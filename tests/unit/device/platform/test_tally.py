@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.platform.tally import FULL, Tally, read, weigh
+from hearthd.device.platform.tally import FULL, Tally, launch_weight, read
 
 launches = st.tuples(
     st.integers(min_value=1, max_value=(2**31 - 1) * 65535 * 65535 * 1024), st.none() | st.integers(0, FULL)
@@ -14,7 +14,7 @@ launches = st.tuples(
 
 @given(st.lists(st.tuples(launches, st.integers(min_value=1, max_value=10**9)), max_size=30))
 def test_the_sums_are_exact(given_launches: list[tuple[tuple[int, int | None], int]]) -> None:
-    tally = sum(weigh(*launch) * times for launch, times in given_launches)
+    tally = sum(launch_weight(*launch) * times for launch, times in given_launches)
     measured = [(occupancy, times) for (_, occupancy), times in given_launches if occupancy is not None]
     assert read(tally) == Tally(
         launches=sum(times for _, times in given_launches),
@@ -25,6 +25,6 @@ def test_the_sums_are_exact(given_launches: list[tuple[tuple[int, int | None], i
 
 
 def test_impossible_values_are_clamped() -> None:
-    assert read(weigh(32, 10 * FULL)).occupancy == FULL
-    assert read(weigh(32, -1)) == Tally(launches=1, threads=32, measured=1, occupancy=0)
+    assert read(launch_weight(32, 10 * FULL)).occupancy == FULL
+    assert read(launch_weight(32, -1)) == Tally(launches=1, threads=32, measured=1, occupancy=0)
     assert read(0) == Tally(0, 0, 0, 0)

@@ -260,7 +260,7 @@ def test_failure_inside_voids_the_enclosing_profiles_and_is_raised_by_the_first(
     assert "launch before" in first.error.message and "1 more" in first.error.message
     assert "launch inside failed while it was measured" in second.error.message
     assert third.HasField("profile")
-    assert len(rig.session.streams.items[0].errors.take()) == 1, "what came after is still to be told"
+    assert len(rig.session.streams.items[0].errors.pop_all()) == 1, "what came after is still to be told"
     assert rig.leaked() == 0
 
 

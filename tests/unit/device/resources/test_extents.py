@@ -20,9 +20,9 @@ def test_random_programs(size: int, granularity: int, program: list[int | tuple[
         if isinstance(step, tuple):
             if used:
                 start = sorted(used)[step[0] % len(used)]
-                extents.give(start, used.pop(start))
+                extents.release(start, used.pop(start))
             continue
-        start = extents.take(step)
+        start = extents.allocate(step)
         taken = extents.rounded(step)
         holes = _holes(used, size, extents)
         if start is None:
@@ -33,9 +33,9 @@ def test_random_programs(size: int, granularity: int, program: list[int | tuple[
         used[start] = step
         assert extents.free == size - sum(extents.rounded(length) for length in used.values())
     for start, length in used.items():
-        extents.give(start, length)
+        extents.release(start, length)
     assert extents.free == size
-    assert size == 0 or extents.take(size) == 0, "all of it is one piece again"
+    assert size == 0 or extents.allocate(size) == 0, "all of it is one piece again"
 
 
 def _holes(used: dict[int, int], size: int, extents: Extents) -> list[int]:
@@ -50,7 +50,7 @@ def _holes(used: dict[int, int], size: int, extents: Extents) -> list[int]:
 @pytest.mark.parametrize(("start", "size"), [(0, 8), (24, 8), (32, 8), (-8, 8), (8, 16), (0, 16)])
 def test_release_of_an_unused_extent_is_refused(start: int, size: int) -> None:
     extents = Extents(32, 8)
-    assert [extents.take(8) for _ in range(2)] == [0, 8]
-    extents.give(0, 8)
+    assert [extents.allocate(8) for _ in range(2)] == [0, 8]
+    extents.release(0, 8)
     with pytest.raises(ValueError, match="not in use"):
-        extents.give(start, size)
+        extents.release(start, size)

@@ -102,7 +102,7 @@ class Rest:
         self.kicks += 1
 
     def launch(self, track: PooledStream, name: str = "endless", session: str = "a") -> None:
-        self.tracks.before(track, ())
+        self.tracks.claim_position(track, ())
         track.launched.append((self.tracks.ordering.position(track.index), name, session))
         track.stream.queue.append(name)
 
@@ -138,7 +138,7 @@ class Orders(RuleBasedStateMachine):
         before = [(who, place, place.not_before) for who, _, place in self.waiting.values()]
         ahead = self._poll()
         for who, place, excused in before:
-            assert place.not_before == excused or self.rest.tracks.suspects() == [who]
+            assert place.not_before == excused or self.rest.tracks.running_sessions() == [who]
         return ahead
 
     def _loaded(self, number: int) -> None:
@@ -246,7 +246,7 @@ class Orders(RuleBasedStateMachine):
         for _ in range(20):
             self.rest.now += LONGEST_S
             self.rest.poll()
-        assert all(self.rest.tracks.suspects() == [who] for who, _, _ in self.waiting.values())
+        assert all(self.rest.tracks.running_sessions() == [who] for who, _, _ in self.waiting.values())
         for done in self.run_on_thread:
             done()
         self.run_on_thread.clear()
@@ -330,7 +330,7 @@ def test_a_wait_for_own_kernels_has_no_limit() -> None:
 
 def test_work_without_a_name_is_described() -> None:
     bare = Rest()
-    bare.tracks.before(bare.two[0], ())
+    bare.tracks.claim_position(bare.two[0], ())
     bare.two[0].stream.queue.append("a graph")
     found = refusals(bare)
     bare.now += LIMIT

@@ -18,39 +18,39 @@ def test_classes_are_powers_of_two() -> None:
 
 def test_a_page_serves_its_class_until_it_is_idle() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
-    assert classes.take(50) is None
+    assert classes.allocate(50) is None
     classes.add("p", 50)
-    blocks = [classes.take(64) for _ in range(4)]
+    blocks = [classes.allocate(64) for _ in range(4)]
     assert [block and block.offset for block in blocks] == [0, 64, 128, 192]
-    assert classes.take(64) is None and classes.take(16) is None and classes.idle() == []
+    assert classes.allocate(64) is None and classes.allocate(16) is None and classes.idle() == []
     for block in blocks[1:]:
         assert block is not None
-        classes.give(block)
+        classes.free(block)
     assert classes.idle() == [] and classes.in_use == 1
     assert blocks[0] is not None
-    classes.give(blocks[0])
+    classes.free(blocks[0])
     assert classes.idle() == ["p"] and classes.idle() == [] and classes.pages == 0
-    assert classes.take(64) is None, "blocks of a page that was taken back are gone"
+    assert classes.allocate(64) is None, "blocks of a page that was taken back are gone"
 
 
 def test_the_block_given_back_last_is_taken_first() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
     classes.add("p", 16)
-    first, second = classes.take(16), classes.take(16)
+    first, second = classes.allocate(16), classes.allocate(16)
     assert first is not None and second is not None
-    classes.give(first)
-    assert classes.take(10) == first
+    classes.free(first)
+    assert classes.allocate(10) == first
 
 
 def test_release_of_an_unused_block_is_refused() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
     classes.add("p", 16)
-    block = classes.take(16)
+    block = classes.allocate(16)
     assert block is not None
-    classes.give(block)
+    classes.free(block)
     for wrong in (block, Block("q", 0, 16), Block("p", 16, 16)):
         with pytest.raises(ValueError, match="not in use"):
-            classes.give(wrong)
+            classes.free(wrong)
 
 
 @given(st.lists(st.integers(1, LARGEST) | st.tuples(st.integers(0, 30)), max_size=80))
@@ -61,13 +61,13 @@ def test_random_programs(program: list[int | tuple[int]]) -> None:
     for step in program:
         if isinstance(step, tuple):
             if used:
-                classes.give(used.pop(step[0] % len(used)))  # in any order
+                classes.free(used.pop(step[0] % len(used)))  # in any order
             continue
-        block = classes.take(step)
+        block = classes.allocate(step)
         if block is None:
             classes.add(pages, step)
             pages += 1
-            block = classes.take(step)
+            block = classes.allocate(step)
         assert block is not None and block.size >= step and block.offset + block.size <= PAGE
         for other in used:
             apart = block.offset >= other.offset + other.size or other.offset >= block.offset + block.size

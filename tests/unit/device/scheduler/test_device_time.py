@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.scheduler.device_time import TELL_S, DeviceTimeMeter
+from hearthd.device.scheduler.device_time import REPORT_S, DeviceTimeMeter
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
                 since, before = rig.now, sessions[number].used
                 rig.now += seconds
                 busy += seconds
-                assert rig.meter.spent(sessions[number], since) == rig.now
+                assert rig.meter.charge_interval(sessions[number], since) == rig.now
                 assert sessions[number].used == pytest.approx(before + seconds)
         elif under_way[number]:
             rig.meter.end(sessions[number])
@@ -77,7 +77,7 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
             assert session.used >= start
             assert count or session.used == start, "who has nothing on the device pays nothing"
         rig.meter.poll(None)
-    rig.meter.tell()
+    rig.meter.report()
     assert sum(session.used for session in sessions) == pytest.approx(busy)
     assert sum(rig.charged.values()) == pytest.approx(busy)
     for session in sessions:
@@ -122,8 +122,8 @@ def test_completed_work_noted_late_is_reported_to_the_front() -> None:
     rig = Rig()
     session = Session("a")
     rig.now += 60.0
-    rig.meter.spent(session, rig.now - 0.5)
-    assert rig.meter.poll(None) == pytest.approx(TELL_S), "not before others would"
+    rig.meter.charge_interval(session, rig.now - 0.5)
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S), "not before others would"
     rig.now += 1.1
     rig.meter.poll(None)
     assert rig.told == {"a": pytest.approx(0.5e9, abs=1)}
@@ -136,12 +136,12 @@ def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     assert rig.meter.poll(None) is None
     assert rig.meter.poll(3.0) == 3.0
     rig.meter.begin(session)
-    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S)
     rig.now += 0.4
-    assert rig.meter.poll(None) == pytest.approx(TELL_S - 0.4)
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S - 0.4)
     assert rig.meter.poll(0.1) == 0.1
     rig.now += 0.7
-    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S)
     assert rig.told == {"a": pytest.approx(1.1e9, abs=1)}
     rig.meter.end(session)
     rig.now += 1.0
@@ -149,7 +149,7 @@ def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     assert rig.meter.poll(None) is None, "nothing wakes a process that is idle"
     rig.now += 60.0
     rig.meter.begin(session)
-    assert rig.meter.poll(None) == pytest.approx(TELL_S)
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S)
     assert rig.told["a"] == pytest.approx(1.1e9, abs=2)
 
 

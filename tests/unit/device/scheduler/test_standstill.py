@@ -12,19 +12,19 @@ from hearthd.device.scheduler.standstill import PATIENCE_S, Standstill
 def test_standstill_lasts_while_commands_complete() -> None:
     row: Standstill[str] = Standstill()
     assert row.stream is None
-    assert row.lasts(0, 128, 5.0)
-    assert row.left(5.0) == pytest.approx(PATIENCE_S)
-    assert row.lasts(0, 128, 5.0 + 0.9 * PATIENCE_S)
-    assert row.lasts(0, 256, 5.0 + 1.8 * PATIENCE_S)
-    assert not row.lasts(0, 256, 5.0 + 2.9 * PATIENCE_S)
-    assert row.left(9.0) == 0.0
+    assert row.continues(0, 128, 5.0)
+    assert row.seconds_left(5.0) == pytest.approx(PATIENCE_S)
+    assert row.continues(0, 128, 5.0 + 0.9 * PATIENCE_S)
+    assert row.continues(0, 256, 5.0 + 1.8 * PATIENCE_S)
+    assert not row.continues(0, 256, 5.0 + 2.9 * PATIENCE_S)
+    assert row.seconds_left(9.0) == 0.0
 
 
 def test_standstill_of_another_stream_is_separate() -> None:
     row: Standstill[str] = Standstill()
-    assert row.lasts(0, 128, 1.0)
-    assert row.lasts(1, 128, 2.0)
-    assert not row.lasts(1, 128, 3.0)
+    assert row.continues(0, 128, 1.0)
+    assert row.continues(1, 128, 2.0)
+    assert not row.continues(1, 128, 3.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0, PATIENCE_S * 2))))
@@ -37,5 +37,5 @@ def test_standstill_without_progress_is_bounded(steps: list[tuple[int, int, floa
         done += more
         if (stream, done) != seen:
             seen, since = (stream, done), now
-        assert row.lasts(stream, done, now) == (now < since + PATIENCE_S)
-        assert 0.0 <= row.left(now) <= PATIENCE_S + 1e-9
+        assert row.continues(stream, done, now) == (now < since + PATIENCE_S)
+        assert 0.0 <= row.seconds_left(now) <= PATIENCE_S + 1e-9

@@ -37,20 +37,20 @@ def test_only_the_exact_size_is_reused() -> None:
     blocks: PersistentBlocks[str] = PersistentBlocks()
     assert blocks.keep(1024, "a") and blocks.keep(1024, "b") and blocks.keep(2048, "c")
     assert blocks.bytes == 4096
-    assert blocks.take(512) is None and blocks.take(1536) is None and blocks.take(4096) is None
-    assert blocks.take(1024) == "b" and blocks.take(1024) == "a" and blocks.take(1024) is None
-    assert blocks.bytes == 2048 and blocks.take(2048) == "c" and blocks.bytes == 0
+    assert blocks.pop(512) is None and blocks.pop(1536) is None and blocks.pop(4096) is None
+    assert blocks.pop(1024) == "b" and blocks.pop(1024) == "a" and blocks.pop(1024) is None
+    assert blocks.bytes == 2048 and blocks.pop(2048) == "c" and blocks.bytes == 0
 
 
 def test_a_clean_up_and_the_end_give_everything_back() -> None:
     blocks: PersistentBlocks[str] = PersistentBlocks()
     blocks.keep(1024, "a")
     blocks.keep(2048, "b")
-    assert sorted(blocks.clear()) == ["a", "b"] and blocks.bytes == 0 and blocks.take(1024) is None
+    assert sorted(blocks.clear()) == ["a", "b"] and blocks.bytes == 0 and blocks.pop(1024) is None
     blocks.enter()
     blocks.keep(1024, "c")
     assert blocks.close() == ["c"] and not blocks.window
-    assert not blocks.keep(1024, "d") and blocks.bytes == 0 and blocks.take(1024) is None
+    assert not blocks.keep(1024, "d") and blocks.bytes == 0 and blocks.pop(1024) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["keep", "take", "clear"]), st.integers(1, 4))))
@@ -62,7 +62,7 @@ def test_no_block_is_lost_or_given_twice(program: list[tuple[str, int]]) -> None
             assert blocks.keep(size, number)
             kept[number] = size
         elif step == "take":
-            block = blocks.take(size)
+            block = blocks.pop(size)
             assert block is not None or size not in kept.values()
             assert block is None or kept.pop(block) == size
         else:

@@ -23,18 +23,18 @@ def test_cache_is_bounded() -> None:
 
 def test_lookups_without_hits_are_suspended() -> None:
     cache: ReplayCache[int] = ReplayCache()
-    assert cache.worth_it()
+    assert cache.should_look_up()
     cache.report(0, PATIENCE)
     waited = 0
-    while not cache.worth_it():
+    while not cache.should_look_up():
         waited += 1
     assert waited == PAUSE - 1
     cache.report(0, PATIENCE // 4)
-    assert not cache.worth_it()
+    assert not cache.should_look_up()
 
 
 def test_cache_with_hits_stays_in_use() -> None:
     cache: ReplayCache[int] = ReplayCache()
     for _ in range(1000):
         cache.report(2, 1)
-        assert cache.worth_it()
+        assert cache.should_look_up()

@@ -22,10 +22,10 @@ def watched(
     assert foreseen is not None
     now, asked = given_at, 0.0
     while now < given_at + took:
-        step = 1e-6 if forecast.near(now) else max(1e-6, min(nap, forecast.ahead(now)))
-        asked += step if forecast.near(now) else 0.0
+        step = 1e-6 if forecast.near_completion(now) else max(1e-6, min(nap, forecast.ahead(now)))
+        asked += step if forecast.near_completion(now) else 0.0
         now += step
-    forecast.came(foreseen, now)
+    forecast.completed(foreseen, now)
     return now - given_at - took, asked
 
 
@@ -47,7 +47,7 @@ def test_polling_for_one_copy_is_bounded_after_any_history(
     for index, (other, seconds) in enumerate(before):
         foreseen = forecast.begin(0, other, 10.0 * index)
         assert foreseen is not None
-        forecast.came(foreseen, 10.0 * index + seconds)
+        forecast.completed(foreseen, 10.0 * index + seconds)
     _, asked = watched(forecast, size, 1e4, took)
     assert asked <= 0.8e-3
 
@@ -58,7 +58,7 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
     def ends(took: float) -> float:
         foreseen = forecast.begin(0, 64 << 20, 0.0)
         assert foreseen is not None
-        forecast.came(foreseen, took)
+        forecast.completed(foreseen, took)
         last = forecast.begin(0, 64 << 20, 0.0)
         assert last is not None
         likely = (2 * last.begins + last.ends) / 3
@@ -73,8 +73,8 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
 def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
-    assert first is not None and first.begins == math.inf and not forecast.near(0.0)
-    forecast.came(first, 1e-3)
+    assert first is not None and first.begins == math.inf and not forecast.near_completion(0.0)
+    forecast.completed(first, 1e-3)
     rows = [forecast.begin(0, size, 1.0) for _ in range(3)]
     other = forecast.begin(1, size, 1.0)
     assert other is not None and other.begins == math.inf, "the other way is another engine"
@@ -83,7 +83,7 @@ def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> Non
     assert math.isclose(forecast.ahead(1.0), 1e-3 * 15 / 16)
     for each in reversed(rows):
         assert each is not None
-        forecast.came(each, 9.0)
+        forecast.completed(each, 9.0)
     after = forecast.begin(0, size, 10.0)
     assert after is not None and after.begins > 10.0 + 1e-3, "the first of the row was alone, and slow"
 
@@ -96,10 +96,14 @@ def test_short_copies_are_polled_continuously_if_enabled() -> None:
     assert late <= 2e-6
     foreseen = forecast.begin(0, size, 5.0)
     assert foreseen is not None and foreseen.begins == 5.0
-    assert forecast.near(5.0) and forecast.near(5.0 + 1.2e-3) and not forecast.near(5.0 + 2.2e-3)
-    forecast.came(foreseen, 5.0 + 0.1e-3)  # a faster copy replaces the estimate
+    assert (
+        forecast.near_completion(5.0)
+        and forecast.near_completion(5.0 + 1.2e-3)
+        and not forecast.near_completion(5.0 + 2.2e-3)
+    )
+    forecast.completed(foreseen, 5.0 + 0.1e-3)  # a faster copy replaces the estimate
     again = forecast.begin(0, size, 6.0)
-    assert again is not None and not forecast.near(6.0 + 0.3e-3)
+    assert again is not None and not forecast.near_completion(6.0 + 0.3e-3)
     forecast.drop(again)
     long = 1 << 30
     for _ in range(2):

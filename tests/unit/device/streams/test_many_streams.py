@@ -110,7 +110,7 @@ def test_stream_table_agrees_with_a_scan_of_all_streams(program: list[Change]) -
         elif what == "fail":
             entry.failed(StreamFailure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
         else:
-            entry.errors.take()
+            entry.errors.pop_all()
         live = list(table.items.values())
         assert {each.index for each in table.tracks} == {each.track.index for each in live}
         assert len(table.tracks) == len({each.track.index for each in live})

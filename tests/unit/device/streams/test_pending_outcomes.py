@@ -17,7 +17,7 @@ BUFFERS, ROWS = 4, 2
 class Verdict:
     row: int
     place: int
-    over: bool = False
+    settled: bool = False
     failure: None = None
     reported: list[object] = field(default_factory=list)
 
@@ -60,11 +60,11 @@ def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
             assert isinstance(first, int)
             if rows[first]:
                 verdict = rows[first].pop(0)
-                verdict.over = True
+                verdict.settled = True
                 pending_outcomes.open.pop(verdict)
         for usage, stands_behind in zip(usages, every, strict=True):
-            kept = pending_outcomes.about(usage)
-            undecided = {verdict for verdict in stands_behind if not verdict.over}
+            kept = pending_outcomes.of_buffer(usage)
+            undecided = {verdict for verdict in stands_behind if not verdict.settled}
             assert {verdict.row for verdict in kept} == {verdict.row for verdict in undecided}
             assert all(
                 verdict.place == max(each.place for each in undecided if each.row == verdict.row) for verdict in kept

@@ -18,9 +18,9 @@ def test_taken_once_in_order(places: list[tuple[int, int]]) -> None:
     errors = StreamErrors()
     for seq, index in places:
         errors.add(failure(seq, index))
-    taken = errors.take()
+    taken = errors.pop_all()
     assert [(each.seq, each.index) for each in taken] == sorted(places)
-    assert errors.take() == []
+    assert errors.pop_all() == []
     assert all(each.surfaced for each in taken)
 
 
@@ -29,7 +29,7 @@ def test_no_error_is_dropped_silently(count: int) -> None:
     errors = StreamErrors()
     for seq in range(count):
         errors.add(failure(seq))
-    taken = errors.take()
+    taken = errors.pop_all()
     assert len(taken) <= MAX_KEPT
     assert taken[0].seq == 0, "the likeliest cause is kept"
     assert taken[-1].seq == count - 1
@@ -42,7 +42,7 @@ def test_consequences_of_a_reported_failure_are_not_reported_again() -> None:
     errors.add(cause)
     for seq in range(2, 1000):
         errors.add(skipped(f"launch k{seq}", 3, seq, 0, cause))
-    assert errors.take() == [cause]
+    assert errors.pop_all() == [cause]
 
 
 def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
@@ -55,10 +55,10 @@ def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
     assert poisoned(cause) is cause
     assert poisoned(consequence) is consequence
     assert poisoned(None) is None
-    here.take()
+    here.pop_all()
     assert poisoned(cause) is None
     assert poisoned(consequence) is consequence
-    assert there.take() == [consequence]
+    assert there.pop_all() == [consequence]
     assert poisoned(consequence) is None
 
 
@@ -68,7 +68,7 @@ def test_buffers_spoiled_by_a_merged_failure_stay_so_until_its_report() -> None:
     for each in failures:
         errors.add(each)
     assert all(poisoned(each) is each for each in failures), "merged is not told"
-    errors.take()
+    errors.pop_all()
     assert not any(poisoned(each) for each in failures)
 
 
@@ -81,7 +81,7 @@ def test_consequence_is_reported_with_its_cause() -> None:
     for seq in range(2, 2 + 2 * MAX_KEPT):
         errors.add(failure(seq))
     assert poisoned(consequence) is consequence
-    errors.take()
+    errors.pop_all()
     assert poisoned(consequence) is None
 
 
@@ -118,7 +118,7 @@ def test_handed_over_errors_stay_unreported() -> None:
     assert poisoned(first) is first
     errors.add(late)  # work that was under way when the stream was destroyed
     assert not errors
-    assert heir.take() == [first, late]
+    assert heir.pop_all() == [first, late]
     assert poisoned(late) is None
 
 
@@ -139,7 +139,7 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
 
     def ask(which: int) -> None:
         nonlocal counted
-        counted += sum(1 + told.merged for told in streams[which].take())
+        counted += sum(1 + told.merged for told in streams[which].pop_all())
         assert all(each.reported for each in waiting[which])
         waiting[which].clear()
 

@@ -137,17 +137,17 @@ class Rig:
     def allocate(self, track: PooledStream, size: int = 512) -> Buffer:
         self.handles += 1
         buffer = Buffer(self.handles, size)
-        buffer.reservation = self.reservations.take(self.session, size, track, [buffer])
+        buffer.reservation = self.reservations.allocate(self.session, size, track, [buffer])
         buffer.address = buffer.reservation.memory.address
         return buffer
 
     def free(self, buffer: Buffer) -> None:
         reservation, buffer.reservation = buffer.reservation, None
-        self.reservations.give(self.session, reservation, buffer)
+        self.reservations.free(self.session, reservation, buffer)
 
     def use(self, track: PooledStream, writes: list[Buffer], reads: list[Buffer] | None = None) -> None:
         reads = [buffer for buffer in reads or [] if buffer not in writes]
-        self.tracks.before(track, [buffer.usage for buffer in writes], [buffer.usage for buffer in reads])
+        self.tracks.claim_position(track, [buffer.usage for buffer in writes], [buffer.usage for buffer in reads])
         touched = [(buffer.address, buffer.handle) for buffer in (*writes, *reads)]
         track.stream.queue.append(("command", touched))
 
@@ -378,12 +378,12 @@ def test_the_priority_of_a_session_is_added_to_that_of_its_streams() -> None:
 def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     rig = Rig(2)
     track = rig.track[0]
-    rig.tracks.bar(track, True, 3)
-    assert track.closed and track.asked == 2, "launches wait"
+    rig.tracks.set_barred(track, True, 3)
+    assert track.closed and track.requested == 2, "launches wait"
     assert not track.full, "copies go, three of them"
     assert track.room == 3
     for _ in range(3):
-        rig.tracks.before(track, ())
+        rig.tracks.claim_position(track, ())
     assert track.full and track.asked == 3 and not track.room
     rig.tracks.bar(track, False)
     assert not (track.full or track.closed or track.asked)
@@ -406,11 +406,11 @@ def test_busy_track_is_withheld_and_then_reused(rig: Rig) -> None:
     tracks, track = rig.tracks, rig.track[1]
     rig.use(track, [rig.allocate(track)])
     tracks.release(track)
-    assert track.users == 0 and track.kept == 1
+    assert track.users == 0 and track.hold_count == 1
     shared = tracks.acquire()
     assert shared is not track and len(tracks.all) == 3, "it is one of those that there should be, for now"
     rig.finish()
-    assert track.kept == 0 and tracks.acquire() is track
+    assert track.hold_count == 0 and tracks.acquire() is track
 
 
 def test_idle_track_is_reused(rig: Rig) -> None:
@@ -423,7 +423,7 @@ def test_idle_track_is_reused(rig: Rig) -> None:
 
 def test_completed_track_is_not_withheld(rig: Rig) -> None:
     rig.tracks.release(rig.track[2])
-    assert not rig.track[2].kept and rig.tracks.acquire() is rig.track[2]
+    assert not rig.track[2].hold_count and rig.tracks.acquire() is rig.track[2]
 
 
 def test_folded_streams_end_one_by_one(rig: Rig) -> None:
@@ -433,7 +433,7 @@ def test_folded_streams_end_one_by_one(rig: Rig) -> None:
     assert twice.users == 2
     rig.use(twice, [rig.allocate(twice)])
     tracks.release(twice)
-    assert (twice.users, twice.kept) == (1, 1)
+    assert (twice.users, twice.hold_count) == (1, 1)
     assert tracks.acquire() is not twice
 
 
@@ -446,7 +446,7 @@ def test_all_tracks_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.use(first, [rig.allocate(first)])
     tracks.acquire()
     tracks.release(first)
-    assert (first.users, first.kept) == (1, 1)
+    assert (first.users, first.hold_count) == (1, 1)
     second = tracks.acquire(bounded=True)
     assert second is not first, "whatever the bound: no stream waits behind it"
     rig.use(second, [rig.allocate(second)])

@@ -17,9 +17,9 @@ NOW = 100.0
 class Track:
     users: int = 0
     priority: int = 0
-    own: bool = False
-    kept: int = 0
-    kept_since: float = 0.0
+    exclusive: bool = False
+    hold_count: int = 0
+    withheld_since: float = 0.0
 
 
 tracks = st.lists(
@@ -32,18 +32,18 @@ tracks = st.lists(
 
 @given(tracks, st.integers(-1, 0))
 def test_no_stream_gets_a_withheld_track(every: list[Track], priority: int) -> None:
-    free, shared = track_choice.free(every, priority), track_choice.shared(every, priority)
-    assert free is None or (free.users, free.kept, free.priority) == (0, 0, priority)
-    others = [track for track in every if not track.kept and not track.own]
+    free, shared = track_choice.free_track(every, priority), track_choice.shared_track(every, priority)
+    assert free is None or (free.users, free.hold_count, free.priority) == (0, 0, priority)
+    others = [track for track in every if not track.hold_count and not track.exclusive]
     assert (shared is None) == (not others)
     if shared is not None:
-        assert not (shared.kept or shared.own)
+        assert not (shared.hold_count or shared.exclusive)
         same = [track for track in others if track.priority == priority]
         assert shared.users == min(track.users for track in same or others)
 
 
 @given(tracks, st.integers(1, 8))
 def test_stuck_tracks_make_room_for_new_ones(every: list[Track], most: int) -> None:
-    long = [track for track in every if track.kept and NOW - track.kept_since >= PATIENCE_S]
-    assert track_choice.stuck(every, NOW) == long
-    assert track_choice.room(every, most, NOW) == (len(every) - len(long) < most and len(every) < MOST * most)
+    long = [track for track in every if track.hold_count and NOW - track.withheld_since >= PATIENCE_S]
+    assert track_choice.long_withheld(every, NOW) == long
+    assert track_choice.may_create(every, most, NOW) == (len(every) - len(long) < most and len(every) < MOST * most)

@@ -31,7 +31,7 @@ def test_random_programs(count: int, program: list[tuple[str, int]]) -> None:
                 assert 0 <= slot < count and slot not in kept + away
                 away.append(slot)
         elif step == "returned" and away:
-            slots.returned(away.pop(which % len(away)))
+            slots.free(away.pop(which % len(away)))
         elif step != "returned" and kept:
             slot = kept.pop(which % len(kept))
             if step == "drop":
@@ -39,11 +39,11 @@ def test_random_programs(count: int, program: list[tuple[str, int]]) -> None:
             else:
                 assert slots.send(slot) == slot
                 away.append(slot)
-        assert slots.kept == len(kept) and slots.in_use == len(kept) + len(away)
+        assert slots.reserved == len(kept) and slots.in_use == len(kept) + len(away)
     for slot in kept:
         slots.drop(slot)
     for slot in away:
-        slots.returned(slot)
+        slots.free(slot)
     assert slots.in_use == 0
     assert {slots.send() for _ in range(count)} == set(range(count)), "none is lost"
 
@@ -52,7 +52,7 @@ def test_the_slot_that_was_used_last_is_used_next() -> None:
     slots = ChunkSlots(4)
     first, second = slots.send(), slots.send()
     assert first is not None and second is not None
-    slots.returned(first)
+    slots.free(first)
     assert slots.send() == first
 
 
@@ -61,15 +61,15 @@ def test_free_slot_cannot_be_given_back() -> None:
     slot = slots.keep()
     assert slot is not None
     with pytest.raises(ValueError, match="not with the front"):
-        slots.returned(slot)
+        slots.free(slot)
     slots.send(slot)
     for again in (slots.drop, slots.send):
         with pytest.raises(ValueError, match="not kept"):
             again(slot)
-    slots.returned(slot)
+    slots.free(slot)
     for number in (slot, -1, 4):
         with pytest.raises(ValueError, match="not with the front"):
-            slots.returned(number)
+            slots.free(number)
 
 
 # ---- the memory ----

@@ -170,7 +170,7 @@ def test_no_more_bytes_are_held_than_the_account_has() -> None:
     book = account()
     with book.holding(80) as first, book.holding(30) as second:
         assert first and not second and book.held == 80
-    assert book.held == 0 and book.take(100)
+    assert book.held == 0 and book.reserve(100)
 
 
 def test_a_limit_is_logged_once_in_a_while_and_counted_always(monkeypatch: pytest.MonkeyPatch) -> None:

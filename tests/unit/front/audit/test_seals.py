@@ -144,7 +144,7 @@ def test_chain_continues_after_files_were_moved(place: Place, tmp_path: Path) ->
         audit = Audit(place.settings)
         audit.open()
         audit.record("a")
-        await audit.settle()
+        await audit.flush()
         place.log.rename(older)
         await audit.reopen()
         audit.record("b")

@@ -90,8 +90,8 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
         "not its communicator"
     )
     assert communicators.message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
-    assert communicators.lost(1, "its connection broke") == [], "node 1 of which group?"
-    sends = communicators.lost(1, "its connection broke", {"group:aa"})
+    assert communicators.on_loss(1, "its connection broke") == [], "node 1 of which group?"
+    sends = communicators.on_loss(1, "its connection broke", {"group:aa"})
     assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
     assert "node 1 was lost: its connection broke" in sends[0].body["reason"]
     sends = communicators.end_owner("group:bb", Refusal(Reason.COMMUNICATOR_FAILED, "It was left."))
@@ -156,14 +156,14 @@ def test_timeout_of_one_operation_does_not_end_longer_waits() -> None:
 
 def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
     communicators = ready()
-    sends = communicators.lost(place(0), "boom")
+    sends = communicators.on_loss(place(0), "boom")
     assert ops(sends) == [(1, "abort")]
     assert sends[0].body["reason"] == "device 0 was lost: boom"
     assert status_of(sends[0]).reason == Reason.COMMUNICATOR_FAILED
     assert "device 0 was lost: boom" in status_of(sends[0]).message
-    assert communicators.lost(place(0), "boom") == []
+    assert communicators.on_loss(place(0), "boom") == []
     assert ops(communicators.submit(complete(sequence=2))) == [(0, "create_id")], "rebuilt"
-    assert ops(communicators.lost(place(0), "boom")) == [(1, "abort"), (1, "fail")]
+    assert ops(communicators.on_loss(place(0), "boom")) == [(1, "abort"), (1, "fail")]
 
 
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
@@ -177,7 +177,7 @@ def test_processes_of_a_device_have_communicators_of_their_own() -> None:
     communicators.message(place(0, 2), message("joined", "nonce-2"))
     assert communicators.message(place(1, 1), message("joined", "nonce-2")) == []
     assert ops(communicators.message(place(1, 2), message("joined", "nonce-2"))) == [(0, "go"), (1, "go")]
-    sends = communicators.lost(place(0, 1), "boom")
+    sends = communicators.on_loss(place(0, 1), "boom")
     assert [send.place for send in sends if send.body["op"] == "abort"] == [place(1, 1)]
     assert ops(communicators.submit(complete(process=2, owner="t", sequence=2))) == [(0, "go"), (1, "go")]
 

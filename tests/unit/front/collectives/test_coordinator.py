@@ -174,7 +174,7 @@ class Ranks(RuleBasedStateMachine):
         for group, ranks in OVER_DAEMONS.items():  # like the caller that knows the groups
             if (0, device) in ranks:
                 self.take(
-                    self.coordinator.lost(RankLocation(0, device, self.generations["", 0, device]), "boom", [group])
+                    self.coordinator.on_loss(RankLocation(0, device, self.generations["", 0, device]), "boom", [group])
                 )
         self.generations["", 0, device] += 1
 
@@ -188,11 +188,11 @@ class Ranks(RuleBasedStateMachine):
         for device in (0, 1):
             self.bury(group, RankLocation(1, device, self.generations[group, 1, device]))
             self.generations[group, 1, device] += 1
-        self.take(self.coordinator.lost(1, "broken", [group]))
+        self.take(self.coordinator.on_loss(1, "broken", [group]))
 
     def die(self, scope: str, place: RankLocation, owners: list[str]) -> None:
         self.bury(scope, place)
-        self.take(self.coordinator.lost(place, "boom", owners))
+        self.take(self.coordinator.on_loss(place, "boom", owners))
 
     def bury(self, scope: str, place: RankLocation) -> None:
         """Removes the operations that a lost process had presented."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.errors import impossible
+from hearthd.front.collectives.errors import impossible_reason
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
@@ -132,14 +132,14 @@ def test_the_default_timeout() -> None:
     [([0, 7], Reason.DEVICE_NOT_FOUND), ([0, 0], Reason.INVALID_ARGUMENT), ([1], Reason.INVALID_ARGUMENT)],
 )
 def test_impossible_groups(devices: list[int], reason: Reason) -> None:
-    refusal = impossible(devices, 0, {0, 1})
+    refusal = impossible_reason(devices, 0, {0, 1})
     assert refusal is not None and refusal.reason == reason
-    assert impossible([1, 0], 0, {0, 1}) is None
+    assert impossible_reason([1, 0], 0, {0, 1}) is None
 
 
 def test_a_long_list_of_devices_is_not_repeated() -> None:
     for devices in (range(100_000), [0] * 100_000):
-        refusal = impossible(devices, 0, {0, 1})
+        refusal = impossible_reason(devices, 0, {0, 1})
         assert refusal is not None and len(str(refusal.details)) + len(refusal.message) < 2000
 
 
@@ -170,7 +170,7 @@ def test_lost_device_fails_operations_that_wait_for_it() -> None:
     present(matcher, key(0, 1), 0, part())
     present(matcher, key(0, 2), 0, part())
     present(matcher, key(1, 2), 1, part())
-    sends = matcher.lost(place(1), "it was killed by SIGSEGV", {"s"})
+    sends = matcher.on_loss(place(1), "it was killed by SIGSEGV", {"s"})
     assert ops(sends) == [(0, "fail")]  # device 1 itself is gone
     assert refusal_in(sends[0]).reason == Reason.COMMUNICATOR_FAILED
     assert "Device 1 of group [0, 1]" in refusal_in(sends[0]).message and "SIGSEGV" in refusal_in(sends[0]).message
@@ -183,10 +183,12 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
     matcher = Matcher()
     present(matcher, key(0, 1), 0, part(10), process=1)
     present(matcher, key(0, 1, owner="t"), 0, part(20), process=2)
-    sends = matcher.lost(place(1, 7), "it was killed by SIGSEGV", {"s"})
+    sends = matcher.on_loss(place(1, 7), "it was killed by SIGSEGV", {"s"})
     assert [(send.place, send.body["channel"]) for send in sends] == [(place(0, 1), 10)]
     assert len(matcher) == 1
-    assert matcher.lost(place(0, 2), "it was killed by SIGSEGV", {"t"}) == [], "the part that had come is gone with it"
+    assert matcher.on_loss(place(0, 2), "it was killed by SIGSEGV", {"t"}) == [], (
+        "the part that had come is gone with it"
+    )
     assert len(matcher) == 0
 
 
@@ -198,8 +200,8 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
         next(matcher.present_run(group, 1, RankLocation(1, 0, 3), part(), 0.0))
     local = MatchKey("group:aa", (0, 1), 2)
     next(matcher.present_run(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
-    assert matcher.lost(1, "its connection broke") == []
-    sends = matcher.lost(1, "its connection broke", {"group:aa"})
+    assert matcher.on_loss(1, "its connection broke") == []
+    sends = matcher.on_loss(1, "its connection broke", {"group:aa"})
     assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [
         (RankLocation(0, 0, 3), "aa", [])
     ]

@@ -213,9 +213,9 @@ def test_order_keeps_no_state_of_closed_operations(steps: list[tuple[int, set[in
     order: CollectiveOrder[int] = CollectiveOrder()
     for name, others in steps:
         order.open(name)
-        if not order.held(name) and order.hold(name, others) and order.circle(name):
-            for each in order.circle(name):
+        if not order.is_held(name) and order.hold(name, others) and order.find_cycle(name):
+            for each in order.find_cycle(name):
                 order.close(each)
     for name in range(8):
         order.close(name)
-    assert len(order) == 0 and not any(map(order.held, range(8)))
+    assert len(order) == 0 and not any(map(order.is_held, range(8)))

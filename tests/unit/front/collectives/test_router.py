@@ -179,7 +179,7 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         assert (far[-1][0], far[-1][1]["op"], far[-1][1]["channel"]) == (there, "go", 77)
         assert zero.sent[-1]["op"] == "go" and zero.sent[-1]["group"] == "aa"
         assert router.link(place(0, 1)) is zero and router.link(there) is None  # type: ignore[comparison-overlap]
-        router.lost(1, "its connection broke", {"group:aa"})
+        router.on_loss(1, "its connection broke", {"group:aa"})
         assert zero.sent[-1]["op"] == "abort"
         router.on_session_closed("s")
         router.on_device_lost(zero, "boom")  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ def test_positions_are_those_in_the_odd_ranks_list() -> None:
     lists = {0: [first, second], 1: [first, second], 2: [operation("send", peer=2), first, {**second, "root": 1}]}
     found = mismatch(lists, 3)
     assert found is not None and (found.field, found.odd, found.position) == ("root", [2], 3)
-    assert found.usual == [0, 1] and found.values == {0: 0, 1: 0, 2: 1}
+    assert found.majority == [0, 1] and found.values == {0: 0, 1: 0, 2: 1}
 
 
 def test_mismatch_of_single_operations() -> None:

@@ -31,7 +31,7 @@ def test_connections_are_accepted_until_the_loop_stops() -> None:
                 assert where == client.getsockname()
                 accepted.close()
         working = asyncio.Event()
-        loop.keep(working.wait())  # type: ignore[arg-type]
+        loop.start_task(working.wait())  # type: ignore[arg-type]
         await asyncio.wait_for(loop.stop(), 10)
         with pytest.raises(OSError):
             socket.create_connection(addresses[0], timeout=10)

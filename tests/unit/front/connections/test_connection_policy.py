@@ -19,7 +19,7 @@ from hearthd.front.connections.strangers import (
     SETTLED,
     UnauthenticatedConnection,
     UnauthenticatedLimits,
-    judge,
+    connections_to_close,
 )
 
 BOUNDS = UnauthenticatedLimits(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
@@ -89,7 +89,7 @@ def test_no_connection_with_a_credential_is_closed_and_the_limits_hold(
     strangers: list[UnauthenticatedConnection], now: float
 ) -> None:
     strangers = [each for each in strangers if each.since <= now]
-    closing = dict(judge(strangers, BOUNDS, Penalties(), now))
+    closing = dict(connections_to_close(strangers, BOUNDS, Penalties(), now))
     assert not [each for each in closing if each.authenticated or each.closed]
     left = [each for each in strangers if not each.authenticated and not each.closed and each not in closing]
     assert len(left) <= BOUNDS.most
@@ -105,13 +105,13 @@ def test_many_connections_of_one_peer_do_not_displace_others(few: int, many: int
     few = min(few, BOUNDS.most // 2)
     honest = [UnauthenticatedConnection(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
-    closing = dict(judge([*honest, *crowd], BOUNDS, Penalties(), 0.6))
+    closing = dict(connections_to_close([*honest, *crowd], BOUNDS, Penalties(), 0.6))
     assert not [each for each in closing if each.peer == "10.0.0.1"]
 
 
 def test_oldest_connection_is_closed_first() -> None:
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", n / 100) for n in range(20)]
-    closing = dict(judge(crowd, BOUNDS, Penalties(), 0.3))
+    closing = dict(connections_to_close(crowd, BOUNDS, Penalties(), 0.3))
     assert [each.number for each in closing] == [0, 1, 2, 3]
     assert set(closing.values()) == {"strangers"}
 
@@ -122,8 +122,8 @@ def test_a_penalized_peer_has_tighter_bounds_and_a_chance() -> None:
         penalties.add("10.0.0.2", 0.0)
     loud = UnauthenticatedConnection(1, 1, "10.0.0.2", "x", 0.0, bytes=BOUNDS.bytes // PENALTY_DIVISOR + 1)
     fresh = UnauthenticatedConnection(2, 2, "10.0.0.2", "x", 0.0)
-    assert judge([loud, fresh], BOUNDS, penalties, 0.1) == [(loud, "flood")]
-    assert judge([fresh], BOUNDS, penalties, PENALTY_GRACE + 0.1) == [(fresh, "penalty")]
+    assert connections_to_close([loud, fresh], BOUNDS, penalties, 0.1) == [(loud, "flood")]
+    assert connections_to_close([fresh], BOUNDS, penalties, PENALTY_GRACE + 0.1) == [(fresh, "penalty")]
 
 
 def test_budget_of_calls_without_a_credential_recovers_with_time() -> None:
@@ -137,15 +137,15 @@ def test_budget_of_calls_without_a_credential_recovers_with_time() -> None:
         probe.spend(1, float(second))
     probe.probed = 999.0
     flood.probed = 999.0
-    assert judge([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
+    assert connections_to_close([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
 
 
 def test_wait_of_a_held_connection_is_bounded() -> None:
     penalties = Penalties()
     penalties.add("10.0.0.2", 0.0, 5.0)
     held = UnauthenticatedConnection(1, 1, "10.0.0.2", "x", 0.0, held=True)
-    assert not judge([held], BOUNDS, penalties, BOUNDS.timeout - 0.1)
-    assert judge([held], BOUNDS, penalties, BOUNDS.timeout + 0.1) == [(held, "penalty")]
+    assert not connections_to_close([held], BOUNDS, penalties, BOUNDS.timeout - 0.1)
+    assert connections_to_close([held], BOUNDS, penalties, BOUNDS.timeout + 0.1) == [(held, "penalty")]
 
 
 # ---- admission of held connections ----

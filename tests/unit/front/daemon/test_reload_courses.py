@@ -67,7 +67,7 @@ class Course:
         self.write()
         for _ in range(self.chance.randint(1, 3)):
             served.daemon.reloader.ask()
-        await served.daemon.reloader.settled()
+        await served.daemon.reloader.wait_until_idle()
         assert not served.daemon.reloader.refused
         for key, (tenant, token) in list(self.sessions.items()):
             if self.owners.get(token) != tenant:

@@ -198,8 +198,8 @@ def test_callers_are_matched_with_the_new_tenants() -> None:
 def test_queue_bounds_change_during_waits() -> None:
     async def scenario() -> None:
         queue = CommandQueue(2)
-        queue.take(10, 2)
-        waiting = asyncio.create_task(queue.room())
+        queue.count(10, 2)
+        waiting = asyncio.create_task(queue.wait_for_room())
         await asyncio.sleep(0)
         queue.bound(1, 0)
         await asyncio.sleep(0)
@@ -253,7 +253,7 @@ def test_requests_during_a_reload_cause_one_more_reload() -> None:
         for _ in range(5):
             reloader.ask()
         gate.set()
-        await reloader.settled()
+        await reloader.wait_until_idle()
         assert reads == [2] and made == [1, 2] and reloader.config.drain_timeout == 2
         await reloader.stop()
         reloader.ask()
@@ -278,10 +278,10 @@ def test_failed_reload_does_not_block_the_next(error: Exception) -> None:
         reloader = Reloader(Config(), read, apply, Audit(), Notifier({}))
         reloader.open()
         reloader.ask()
-        await reloader.settled()
+        await reloader.wait_until_idle()
         assert reloader.config == Config() and reloader.refused
         reloader.ask()
-        await reloader.settled()
+        await reloader.wait_until_idle()
         assert reloader.config.drain_timeout == 3 and not reloader.refused
 
     run(scenario())
@@ -317,7 +317,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
                 '[tenants.quotas]\ndevice_bytes = "1MiB"\n[launch]\ntimeout = "5s"\nload_timeout = "9s"\n'
             )
             reloader.ask()
-            await reloader.settled()
+            await reloader.wait_until_idle()
             await until(lambda: len(fake.changes) == 2)
             (zero, general), (number, mine) = sorted(fake.changes, key=lambda change: change[0])
             assert fake.spec.scrub, "a second tenant may come: what one leaves is not for it"
@@ -330,7 +330,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
             assert worker.quota == 1 << 20
             file.write_text(f'[[tenants]]\nname = "bob"\ntokens = ["{B}"]\n')
             reloader.ask()
-            await reloader.settled()
+            await reloader.wait_until_idle()
             assert session.closing and not len(served.daemon.sessions)
             request = node_pb2.RenewSessionRequest(session_token=opened.session_token)
             for _ in range(2):

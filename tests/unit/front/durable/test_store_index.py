@@ -31,9 +31,9 @@ def test_places_without_a_complete_copy_are_freed_with_their_process() -> None:
     for key in (1, 2):
         shelf.reserve(key, key, 10)
     shelf.commit([(1, 0)])
-    assert shelf.lost() == [(2 * PAGE, 2 * PAGE)]
+    assert shelf.discard_incomplete() == [(2 * PAGE, 2 * PAGE)]
     assert list(shelf.copies) == [1] and shelf.bytes == 2 * PAGE
-    assert shelf.lost() == []
+    assert shelf.discard_incomplete() == []
 
 
 def test_newer_copy_of_a_reused_handle_is_kept() -> None:
@@ -42,7 +42,7 @@ def test_newer_copy_of_a_reused_handle_is_kept() -> None:
     shelf.reserve(2, 8, 10)
     shelf.commit([(1, 0), (2, 0)])
     shelf.reserve(3, 7, 10)  # the message that copy 1 is no longer needed is on its way
-    assert shelf.lost() == [(0, 2 * PAGE), (4 * PAGE, 2 * PAGE)]
+    assert shelf.discard_incomplete() == [(0, 2 * PAGE), (4 * PAGE, 2 * PAGE)]
     assert list(shelf.copies) == [2]
 
 
@@ -147,7 +147,7 @@ class Crashes(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Loses everything under way, in both directions."""
-        self.index.lost()
+        self.index.discard_incomplete()
         self.begin_process()
 
     @invariant()

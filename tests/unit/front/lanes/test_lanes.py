@@ -448,7 +448,7 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
 ) -> None:
     replies, wire = ResumeBuffer(1 << 20, 1000, 1 << 20), Wire()
     for number in range(before):
-        replies.keep(b"b%d" % number)
+        replies.add(b"b%d" % number)
     had: list[bytes] = list(replies)  # sent on the Execute stream
     lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []

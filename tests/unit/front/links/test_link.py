@@ -155,7 +155,12 @@ def test_loss_reaches_everyone_once() -> None:
             channel.sink = Sink()
             waits = [
                 asyncio.create_task(wait)
-                for wait in (link.call(1, commands_pb2.Command()), link.ping(), link.stats(), channel.settled())
+                for wait in (
+                    link.call(1, commands_pb2.Command()),
+                    link.ping(),
+                    link.stats(),
+                    channel.wait_until_executed(),
+                )
             ]
             while not link.paused:
                 link.send(Kind.BATCH, bytes(1 << 20), channel=1)
@@ -172,7 +177,12 @@ def test_loss_reaches_everyone_once() -> None:
             assert len(ends) == 1 and ends[0][0] is LOSS and ends[0][1]
             assert not channel.alive
             await channel.close(LOSS)
-            for late in (link.call(1, commands_pb2.Command()), link.ping(), link.drain(), channel.settled()):
+            for late in (
+                link.call(1, commands_pb2.Command()),
+                link.ping(),
+                link.drain(),
+                channel.wait_until_executed(),
+            ):
                 with pytest.raises(Refusal):
                     await late
             link.send(Kind.PING)  # has no effect after the end
@@ -217,7 +227,7 @@ def test_response_may_carry_an_ack() -> None:
             peer.send(frames.encode(Kind.RESPONSE, b"one", channel=channel.number, id=2))
             peer.send(frames.encode(Kind.RESPONSE, b"two", channel=channel.number))
             peer.send(frames.encode(Kind.RESPONSE, b"three", channel=channel.number, id=3))
-            await channel.settled()
+            await channel.wait_until_executed()
             assert heard == [2, b"one", b"two", 3, b"three"] and channel.batches.acked == 3
 
     run(scenario())

@@ -128,20 +128,20 @@ def test_late_reports_of_an_older_process_are_ignored() -> None:
     totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(2, snapshot(1))
-    totals.settle(1)
+    totals.add_final(1)
     totals.observe(1, snapshot(9))
     assert totals.counts().counters["launches"] == 6
 
 
 def test_processes_at_once_count_together_and_each_for_its_tenant() -> None:
     totals = DeviceTotals()
-    totals.belongs(1, "x")
-    totals.belongs(2, "y")
+    totals.set_tenant(1, "x")
+    totals.set_tenant(2, "y")
     totals.observe(1, snapshot(5))
     totals.observe(2, snapshot(1))
     totals.observe(1, snapshot(6))
-    totals.settle(2)
-    totals.belongs(3, "y")
+    totals.add_final(2)
+    totals.set_tenant(3, "y")
     totals.observe(3, snapshot(2))
     assert totals.counts().counters["launches"] == 9
     assert {tenant: counts.counters["launches"] for tenant, counts in totals.by_tenant().items()} == {"x": 6, "y": 3}
@@ -153,7 +153,7 @@ def test_totals_never_go_down(steps: list[tuple[int, int]]) -> None:
     generation, value, before = 1, 0, 0.0
     for restart, more in steps:
         if restart == 0:
-            totals.settle(generation)
+            totals.add_final(generation)
             generation, value = generation + 1, 0
         value += more
         totals.observe(generation, snapshot(value))

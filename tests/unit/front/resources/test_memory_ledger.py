@@ -100,7 +100,7 @@ class World:
         self.processes.pop(number, None)
         if number in self.entering:
             self.entering.remove(number)
-        self.ledger.leave(number)
+        self.ledger.remove_process(number)
         self.step()
 
     def deliver(self, number: int) -> None:
@@ -349,7 +349,7 @@ def test_messages_of_ended_processes_are_ignored() -> None:
     ledger = MemoryLedger(TOTAL)
     ledger.want(7, 5)
     ledger.confirm(7, 5, 5, 0.0)
-    ledger.leave(7)
+    ledger.remove_process(7)
     ledger.assign(7, "x", 0)
     ledger.on_report(7, 3)
     assert ledger.step(0.0) == [] and ledger.granted(7) == ledger.held(7) == 0

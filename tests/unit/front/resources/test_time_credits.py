@@ -103,7 +103,7 @@ def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
     turns: DeviceTurns[str] = DeviceTurns()
     turns.join("a", 0.0)
     assert dict(turns.join("b", 1.0)) == {"a": MAY, "b": MAY}
-    assert turns.leave("b", 2.0) == [("a", MAY | ALONE)]
+    assert turns.remove_process("b", 2.0) == [("a", MAY | ALONE)]
     assert turns.due is None
     assert dict(turns.join("b", 3.0)) == {"a": MAY, "b": MAY}
 
@@ -232,11 +232,11 @@ def test_a_process_that_ends_leaves_its_turn() -> None:
     simulation.run(0.05)
     (holder,) = [key for key in "abc" if simulation.flags[key] & MAY]
     del simulation.floods[holder]
-    simulation.hear(simulation.turns.leave(holder, simulation.now))
+    simulation.hear(simulation.turns.remove_process(holder, simulation.now))
     left = [key for key in "abc" if key != holder]
     simulation.run(1.0)
     assert simulation.shares == pytest.approx(dict.fromkeys(left, 0.5), rel=0.1)
-    assert simulation.turns.leave("unheard of", simulation.now) == []
+    assert simulation.turns.remove_process("unheard of", simulation.now) == []
     assert simulation.turns.report("unheard of", WANTS, ProcessShare(), simulation.now) == []
 
 

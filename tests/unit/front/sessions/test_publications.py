@@ -57,9 +57,9 @@ def test_a_replacement_gets_the_name_when_it_is_confirmed() -> None:
     attached = registry.attach(first, "s", process)
     second = registry.reserve("a", 0, "weights", process, None, replace=True, most=1)
     assert registry.find("a", "a", 0, "weights") is first and registry.visible("a", 0) == [first]
-    assert registry.confirm(second, 64) is first and not first.named and not first.over
+    assert registry.confirm(second, 64) is first and not first.named and not first.unused
     assert registry.find("a", "a", 0, "weights") is second and registry.visible("a", 0) == [second]
-    assert registry.detach(attached.number, process) is first and first.over
+    assert registry.detach(attached.number, process) is first and first.unused
     registry.end(second)
     assert registry.named("a", 0, "weights") is None and list(registry) == []
 
@@ -91,9 +91,9 @@ def test_status_shows_own_and_granted_publications() -> None:
     shared = published(registry, "y", tenant="b", grants=["a"])
     hidden = published(registry, "z", tenant="b")
     registry.reserve("a", 0, "pending", Process(), None)
-    assert registry.shown_to(Tenant("a", rights=frozenset({Right.ATTACH}))) == [own, shared]
-    assert registry.shown_to(Tenant("a", rights=frozenset({Right.READ}))) == [own]
-    assert registry.shown_to(Tenant("a", rights=frozenset({Right.OBSERVE}))) == [own, shared, hidden]
+    assert registry.visible_to(Tenant("a", rights=frozenset({Right.ATTACH}))) == [own, shared]
+    assert registry.visible_to(Tenant("a", rights=frozenset({Right.READ}))) == [own]
+    assert registry.visible_to(Tenant("a", rights=frozenset({Right.OBSERVE}))) == [own, shared, hidden]
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_name_ends_and_attachments_stay() -> None:
     publication = published(registry, home=home)
     attachment = registry.attach(publication, "s", home)
     registry.end(publication)
-    assert not publication.over
+    assert not publication.unused
     assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED
     again = published(registry)  # the next version under the same name
     assert registry.find("a", "a", 0, "weights") is again
     assert registry.detach(attachment.number, home) is publication
-    assert publication.over
+    assert publication.unused
     assert list(registry) == [again]
 
 
@@ -197,7 +197,7 @@ def test_process_cannot_end_publications_of_another() -> None:
     attachment = registry.attach(publication, "s", home)
     assert registry.detach(attachment.number, other) is None
     assert registry.ended([publication.number], other) == []
-    assert registry.left(publication.number, other) is None
+    assert registry.process_unmapped(publication.number, other) is None
     assert publication.named
     assert publication.sessions == 1
 
@@ -221,11 +221,11 @@ def test_memory_counts_with_one_process_that_has_it() -> None:
     assert registry.ended([publication.number], home) == [publication]
     assert publication.bearer is home  # a session of that process still has it attached
     registry.detach(local.number, home)
-    assert registry.left(publication.number, home) is publication
+    assert registry.process_unmapped(publication.number, home) is publication
     assert publication.bearer is first
-    assert registry.lost(first) == [publication]
+    assert registry.process_lost(first) == [publication]
     assert publication.bearer is second
-    assert registry.lost(second) == []
+    assert registry.process_lost(second) == []
     assert list(registry) == []
 
 
@@ -235,7 +235,7 @@ def test_lost_process_takes_its_names_and_attachments() -> None:
     ours, theirs = published(registry, "ours", home=home), published(registry, "theirs", home=other)
     registry.attach(ours, "s", other)
     registry.attach(theirs, "s", home)
-    assert registry.lost(home) == [ours]
+    assert registry.process_lost(home) == [ours]
     assert ours.bearer is other
     assert not ours.named
     assert theirs.sessions == 0
@@ -288,7 +288,7 @@ class Model(RuleBasedStateMachine):
         assert self.registry.detach(number, attachment.process) is publication
         assert self.registry.detach(number, attachment.process) is None
         if not self.has(publication, attachment.process):
-            self.registry.left(publication.number, attachment.process)
+            self.registry.process_unmapped(publication.number, attachment.process)
 
     @precondition(lambda self: self.named)
     @rule(data=st.data())
@@ -296,12 +296,12 @@ class Model(RuleBasedStateMachine):
         publication = self.named.pop(data.draw(st.sampled_from(sorted(self.named))))
         self.registry.end(publication)
         if not self.has(publication, publication.home):  # its session may end as well
-            self.registry.left(publication.number, publication.home)
+            self.registry.process_unmapped(publication.number, publication.home)
 
     @rule(process=st.integers(0, 2))
     def lose(self, process: int) -> None:
         gone = self.processes[process]
-        self.registry.lost(gone)
+        self.registry.process_lost(gone)
         self.named = {name: one for name, one in self.named.items() if one.home is not gone}
         self.attached = {number: pair for number, pair in self.attached.items() if pair[1].process is not gone}
         self.processes[process] = Process()
@@ -320,7 +320,7 @@ class Model(RuleBasedStateMachine):
         for publication in self.registry:
             mine = [attachment.number for one, attachment in self.attached.values() if one is publication]
             assert sorted(publication.attachments) == sorted(mine)
-            assert not publication.over
+            assert not publication.unused
             # Memory is always counted with exactly one process, which is still running.
             assert publication.bearer in self.processes
             if publication.bearer is not publication.home:

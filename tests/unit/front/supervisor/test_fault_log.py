@@ -63,7 +63,7 @@ def test_counts_of_ended_processes_are_included() -> None:
     totals.observe(1, {"counters": {"launches": 5}})
     totals.observe(2, {"counters": {"launches": 7, "other": 1}})
     assert totals.sums(("launches", "absent")) == {"launches": 12, "absent": 0}
-    totals.settle(1)
+    totals.add_final(1)
     assert totals.sums(("launches",)) == {"launches": 12}
 
 
@@ -119,16 +119,16 @@ def test_memory_by_tenant() -> None:
     memory = TenantMemory()
     memory.on_report(1, {"tenants": {"alice": 9}})  # a process that has no tenant yet
     assert memory.by_tenant() == {}
-    memory.belongs(1, "alice")
+    memory.set_tenant(1, "alice")
     memory.on_report(1, {"tenants": {"alice": 9, "bob": 1}})
     assert memory.by_tenant() == {"alice": 10}, "whatever a process says, it is its tenant's"
-    memory.belongs(2, "")
+    memory.set_tenant(2, "")
     memory.on_report(2, {"tenants": {"alice": 1, "bob": 90, "idle": 0, "odd": -1, "bool": True, "text": "5"}})
     assert list(memory.by_tenant().items()) == [("bob", 90), ("alice", 11)]
     for junk in ({}, {"tenants": None}, {"tenants": [1]}, {"tenants": 5}):
         memory.on_report(2, junk)
     assert memory.by_tenant() == {"alice": 10}
-    memory.leave(1)
+    memory.remove_process(1)
     assert memory.by_tenant() == {}
 
 

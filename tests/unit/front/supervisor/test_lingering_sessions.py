@@ -36,11 +36,11 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
     assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
     sessions.add(1, "a", "x", 10.0)
     assert sessions.must_drain([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
-    assert sessions.to_ask(12.0)
-    sessions.mark_asked(12.0)
+    assert sessions.must_query(12.0)
+    sessions.mark_queried(12.0)
     sessions.on_answer(busy(1))
-    assert not sessions.to_ask(12.0) and sessions.end([1], 12.0)
-    assert [each.what for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
+    assert not sessions.must_query(12.0) and sessions.end([1], 12.0)
+    assert [each.description for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
 
 
 def test_process_is_kept_while_other_sessions_remain() -> None:
@@ -57,11 +57,11 @@ def test_process_is_kept_while_other_sessions_remain() -> None:
 def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() -> None:
     sessions = LingeringSessions()
     sessions.add(1, "a", "x", 0.0)
-    sessions.mark_asked(GRACE)
+    sessions.mark_queried(GRACE)
     sessions.on_answer({"1": {"busy": False, "kernels": []}})
-    assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
-    assert sessions.wake(GRACE) == CLEARING and sessions.to_ask(CLEARING)
-    sessions.mark_asked(CLEARING)
+    assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.must_query(GRACE)
+    assert sessions.wake(GRACE) == CLEARING and sessions.must_query(CLEARING)
+    sessions.mark_queried(CLEARING)
     sessions.on_answer({"1": {"busy": False, "kernels": []}})
     assert sessions.end([1], CLEARING)
 
@@ -70,9 +70,9 @@ def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() 
 def test_process_without_a_report_is_considered_busy(answer: Any) -> None:
     sessions = LingeringSessions()
     sessions.add(1, "a", "x", 0.0)
-    sessions.mark_asked(GRACE)
+    sessions.mark_queried(GRACE)
     sessions.on_answer(answer)
-    assert sessions.end([1], GRACE) and sessions.stuck(GRACE)[0].what == "work of session a"
+    assert sessions.end([1], GRACE) and sessions.stuck(GRACE)[0].description == "work of session a"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))

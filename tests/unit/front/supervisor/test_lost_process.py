@@ -10,7 +10,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.front.supervisor.process import within
+from hearthd.front.supervisor.process import done_within
 from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import ended, front, refused, run, until
 from tests.support.timing import LATE
@@ -120,12 +120,12 @@ def test_time_in_which_the_front_did_not_run_is_not_held_against_a_process() -> 
             came.set()
 
         asyncio.get_running_loop().call_soon(suspended)
-        assert await within(0.2, answer())
+        assert await done_within(0.2, answer())
         began = time.monotonic()
-        assert not await within(0.2, asyncio.Event().wait())
+        assert not await done_within(0.2, asyncio.Event().wait())
         assert 0.2 <= time.monotonic() - began < LATE
         with pytest.raises(Refusal):
-            await within(5, _refusing())
+            await done_within(5, _refusing())
 
     asyncio.run(scenario())
 

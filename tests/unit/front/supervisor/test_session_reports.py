@@ -19,7 +19,7 @@ def test_memory_is_known_by_channel_until_the_process_has_ended() -> None:
     assert (reports.memory(1, 7), reports.memory(1, 8), reports.memory(2, 7)) == (100, 0, 5)
     reports.on_report(1, {"sessions": {"7": 50}})
     assert reports.memory(1, 7) == 50
-    reports.leave(1)
+    reports.remove_process(1)
     assert reports.memory(1, 7) == 0 and reports.memory(2, 7) == 5
 
 

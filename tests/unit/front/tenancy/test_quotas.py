@@ -134,5 +134,5 @@ def test_accounts_listen_to_every_process(tmp_path: Path) -> None:
 def test_an_account_is_made_once() -> None:
     accounts = TenantAccounts()
     assert accounts.of(SMALL) is accounts.of(SMALL) and accounts.of(SMALL).queue.full is False
-    accounts.of(SMALL).queue.take(1, commands=3)
+    accounts.of(SMALL).queue.count(1, commands=3)
     assert accounts.of(SMALL).queue.full

@@ -15,7 +15,7 @@ LONGEST_S = 1.0
 """Longest interval, in seconds."""
 
 
-class Chances:
+class ExtraSlices:
     """Schedule of the extra slices of one session.
 
     Attributes:
@@ -28,7 +28,7 @@ class Chances:
         self.at = 0.0
         self._interval = SHORTEST_S
 
-    def take(self, now: float) -> bool:
+    def claim(self, now: float) -> bool:
         """Returns True if an extra slice is due at time `now`, and schedules the next one."""
         if now < self.at:
             return False
@@ -36,6 +36,6 @@ class Chances:
         self._interval = min(2 * self._interval, LONGEST_S)
         return True
 
-    def completed(self) -> None:
+    def reset(self) -> None:
         """Resets the interval, because a slice of the session has completed."""
         self._interval = SHORTEST_S
