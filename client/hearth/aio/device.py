@@ -478,11 +478,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         return self.RawModule(code, options=options, **keywords).get_function(name)
 
     def pointers(self, targets: Any, stream: Stream | None = None) -> DeviceArray:
-        """Makes an array of device addresses, which the daemon writes. Does not block.
-
-        A launch that is passed the array is ordered by its targets as if they were arguments, and the memory of the
-        targets is kept until the array is freed. The array cannot be changed, copied on the device, published or made
-        durable; after a loss of the device, make it again from arrays that were restored.
+        """Makes an array of device addresses, which the daemon writes; see `hearth.Device.pointers`. Does not wait.
 
         Args:
             targets: For each pointer a device array, `hearth.pointer(x, offset)`, a pair ``(x, offset in bytes)``, or
@@ -585,28 +581,20 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
         from hearth.arrays.asarray import copied, local_gpu
-        from hearth.transport.memory_segments import address_of
 
         if not in_loop():  # a plain call from another thread, which may block
             return copied(obj, found, self, stream)
         here = local_gpu(obj, self)
         fresh = allocate(self, found.shape, shapes.dtype_of(found.dtype), stream)
         if fresh.nbytes:
-            attachment = fresh._usable()
+            attachment = cast("LoopAttachment", fresh._usable())
             part = host_copy.part_of(fresh, attachment, stream)
-
-            def read(into: memoryview) -> None:
-                here.copy(address_of(into), found.address, len(into), found.stream)
-                del keep[:]
-
-            keep = [obj]  # keeps the source alive until it has been read
-            transfers.upload_read(self._connection, cast("LoopAttachment", attachment), part, fresh.nbytes, read)
+            transfers.upload_from_gpu(self._connection, attachment, part, fresh.nbytes, here, obj, found)
         return fresh
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
-            f"{a!r} has to be converted to another dtype on the host, and this call cannot wait for that "
-            "in an event loop.",
+            f"{a!r} has to be converted on the host, and this call cannot wait for that in an event loop.",
             reason="UNSUPPORTED",
             fix="use gpu.asarray(await x.get(), dtype).",
         )

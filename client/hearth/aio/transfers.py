@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hearth import lazy_numpy as np
 from hearth.errors import HearthError
-from hearth.session.one_way import reported_elsewhere
+from hearth.session.reply import reported_elsewhere
 from hearth.transfer import registered, router
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
+    from hearth.arrays.asarray import OnGpu
+    from hearth.interop.cuda_driver import CudaDevice
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Reply
@@ -129,6 +131,37 @@ def upload_read(
     connection.home.uploads.run(up.run)
 
 
+def upload_from_gpu(
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    part: BufferPart,
+    size: int,
+    here: CudaDevice,
+    source: object,
+    found: OnGpu,
+) -> None:
+    """Writes to an array on the device from memory of a GPU of this process. Does not wait.
+
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        part: The bytes on the device to write, and the stream.
+        size: Number of bytes.
+        here: The GPU of this process, which copies the bytes to the host.
+        source: The object that owns the memory, which is kept alive until it has been read.
+        found: The address and the stream of the source.
+    """
+    from hearth.transport.memory_segments import address_of
+
+    keep = [source]
+
+    def read(into: memoryview) -> None:
+        here.copy(address_of(into), found.address, len(into), found.stream)
+        keep.clear()
+
+    upload_read(connection, attachment, part, size, read)
+
+
 class _Upload(_Transfer):
     """An upload. The session refers to it until the write is answered, so its bytes stay alive until then."""
 
@@ -200,7 +233,7 @@ class _Upload(_Transfer):
 
 def _keep_error(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
     """Keeps an error for the next await that reports errors."""
-    if not reported_elsewhere(attachment, error):
+    if not reported_elsewhere(attachment.session.error, error):
         connection.defer(error)
 
 

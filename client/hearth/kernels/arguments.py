@@ -305,9 +305,9 @@ def parameter(index: int, arg: Any) -> Parameter:
         return Parameter("", len(arg), 8)
     found = None
     if "_ctypes" in sys.modules:
-        from hearth.kernels import ctypes_values
+        from hearth.kernels import by_value
 
-        found = ctypes_values.size_and_alignment(arg)
+        found = by_value.size_and_alignment(arg)
     if found is None:
         raise _refused(index, arg)
     return Parameter("", *found)

@@ -1,4 +1,4 @@
-"""The answer to one command, for which threads wait.
+"""The answer to one command: for threads that wait for it, or for the owner of memory that the command uses.
 
 A thread waits through its attachment (`ReplyWaiters`), which may make it the receiver. Otherwise the thread sleeps, and
 the receiving thread wakes it.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
-from hearth.errors import HearthError, TimeoutError
+from hearth.errors import HearthError, TimeoutError, TransferError
 
 if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
@@ -393,3 +393,66 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
             raise
     if first is not None:
         raise first
+
+
+End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
+"""Callback that receives the command's result or its error; the other argument is None."""
+
+
+class CompletionHandler:
+    """Receives the completion of a one-way command that uses client memory, once, in the receiving thread.
+
+    That thread holds the attachment's lock: the callback must not block. The handler refers to the memory that the
+    command uses; the session refers to the handler until the answer has arrived.
+    """
+
+    __slots__ = ("_end", "abandoned", "keep", "reports")
+
+    expected = None
+
+    def __init__(self, end: End, keep: object = None, *, reports: bool = False) -> None:
+        self.reports = reports
+        self.abandoned = False
+        self.keep = keep
+        self._end = end
+
+    def set_result(self, result: commands_pb2.Result) -> None:
+        """Passes on the result of the completed command.
+
+        Args:
+            result: Result that the daemon sent for the command.
+        """
+        self._end(result, None)
+
+    def set_error(self, error: HearthError) -> None:
+        """Passes on the error of a command that failed or will never be answered.
+
+        Args:
+            error: Error of the command, or of the attachment that ended before the answer arrived.
+        """
+        self._end(None, error)
+
+
+def reported_elsewhere(loss: HearthError | None, error: HearthError) -> bool:
+    """True if the error of a one-way command is reported elsewhere.
+
+    A loss of the attachment is reported once for all work in flight, and the cause of a skipped command is kept by its
+    stream.
+
+    Args:
+        loss: Error with which the attachment ended; None while it is open.
+        error: Error of the command.
+    """
+    return loss is error or bool(error.failures)
+
+
+def segment_gone(error: HearthError) -> HearthError:
+    """Returns the error of a command whose segment no longer existed when the command arrived.
+
+    The connection over which the memory was shared had ended.
+    """
+    return TransferError(
+        f"a copy was lost with the connection over which its memory was shared ({error.message})",
+        reason="TRANSFER_ABORTED",
+        fix="copy the array again.",
+    )

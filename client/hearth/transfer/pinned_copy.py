@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec.decode import DONE
 from hearth.errors import HearthError
 from hearth.session.late_errors import ErrorOrigin
-from hearth.session.one_way import reported_elsewhere, segment_gone
+from hearth.session.reply import reported_elsewhere, segment_gone
 from hearth.transfer.plan import short
 from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto.later import commands_pb2
@@ -187,14 +187,18 @@ class PinnedCopy:
         self._unanswered(self._segment(), None)
         # A skipped read reports its cause, like one with a waiting thread; the cause of a skipped write is kept by its
         # stream.
-        told = reported_elsewhere(attachment, error) if self._direction == UP else attachment.session.error is error
+        told = (
+            reported_elsewhere(attachment.session.error, error)
+            if self._direction == UP
+            else attachment.session.error is error
+        )
         if not told:
             origin = ErrorOrigin(self.stream, self._buffer, thread)
             self._connection.defer(segment_gone(error) if shared.lost(error) else error, origin)
 
 
 class _UnderWay:
-    """A copy in flight: a `one_way.CompletionHandler` that refers to the memory until then."""
+    """A copy in flight: a `CompletionHandler` that refers to the memory until then."""
 
     __slots__ = ("_begun", "_copy", "_keep", "_thread_id")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hearth.errors import HearthError, TimeoutError
 from hearth.session.late_errors import origin_here
-from hearth.session.one_way import CompletionHandler, reported_elsewhere, segment_gone
+from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
 from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
@@ -208,7 +208,7 @@ class RingUpload(_Transfer):
         with self._lock:
             first, over = self._error is None, self._over
         self._stop(error)
-        if first and over and not reported_elsewhere(self._shared.attachment, error):
+        if first and over and not reported_elsewhere(self._shared.attachment.session.error, error):
             error = segment_gone(error) if self._shared.lost(error) else error
             self._connection.defer(error, self._origin)
 
