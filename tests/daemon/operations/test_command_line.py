@@ -142,7 +142,7 @@ def test_completion_is_installed_once_in_each_shell(tmp_path: Path) -> None:
         assert (tmp_path / ".zshrc").read_text().count("~/.zfunc") == 1
         assert "complete --command hearthd" in completion.install("fish", tmp_path).read_text()
     shown = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m hearthd --show-completion; true"],
+        ["bash", "-c", f"'{sys.executable}' -m hearthd --show-completion; true"],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert shown.stdout == path.read_text()

@@ -48,6 +48,7 @@ def command(kind: str, handle: int) -> c.Command:
         "copy": c.Copy(destination=handle, source=handle, size=4, source_offset=8),
         "fill": c.Fill(buffer=handle, size=4, pattern=b"\1"),
         "write_pointers": c.WritePointers(buffer=handle, data=bytes(16)),
+        "cancel": c.Cancel(),
         "create_stream": c.CreateStream(stream=handle),
         "destroy_stream": c.DestroyStream(stream=handle),
         "record_event": c.RecordEvent(event=handle),

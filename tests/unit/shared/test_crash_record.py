@@ -65,7 +65,7 @@ from hearthd.device.cpu.module import CpuModule
 crashes = CrashKeeping()
 module = CpuModule(pathlib.Path(sys.argv[1]).read_bytes())
 crashes.set_runtime(module.runtime)
-crashes.take(os.dup(int(sys.argv[2])))
+crashes.start(os.dup(int(sys.argv[2])))
 out = np.zeros(64, np.int32)
 def launch(name, value=None, grid=1, block=4, session="a-session"):
     crashes.set_session(session)

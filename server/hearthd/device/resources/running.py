@@ -30,7 +30,7 @@ class RunningKernels(NamedTuple):
         return list(dict.fromkeys((*self.own, *(name for names in self.others.values() for name in names))))
 
     @property
-    def describe(self) -> str:
+    def text(self) -> str:
         """The kernels and their owners as text for a refusal."""
         parts = [f"{_named(self.own)} of this session"] if self.own else []
         parts += [f"{_named(names)} of session {session}" for session, names in list(self.others.items())[:NAMED]]
@@ -82,7 +82,7 @@ def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -
     return Refusal(
         Reason.QUEUE_FULL,
         f"{what} could not be done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not "
-        f"ended: {found.describe}",
+        f"ended: {found.text}",
         fix=", ".join(fixes),
         details={
             "waited_s": f"{waited:.3f}",

@@ -86,7 +86,7 @@ class DaemonParts:
         )
         self.overload = OverloadManager(config.overload)
         self.metrics.registry.register(self.overload)
-        self.sessions.overloaded = lambda: self.overload.describe
+        self.sessions.overloaded = lambda: self.overload.description
         self.supervisor.sessions = self.sessions
         self.supervisor.on_quarantined = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)

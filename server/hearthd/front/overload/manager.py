@@ -116,12 +116,12 @@ class OverloadManager(Collector):
             return
         before, self.level = self.level, level
         tell = log.warning if level else log.info
-        tell("overload", load=level.name.lower(), before=before.name.lower(), why=self.describe)
+        tell("overload", load=level.name.lower(), before=before.name.lower(), why=self.description)
         for listener in self.listeners:
             listener()
 
     @property
-    def describe(self) -> str:
+    def description(self) -> str:
         """Describes the overloaded resources with their worst readings. Empty without an overload."""
         if not self.level:
             return ""
@@ -139,10 +139,10 @@ class OverloadManager(Collector):
             return None
         self._refusals[kind] += 1
         if self._log_throttle.due("refused", self._clock()):
-            log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.describe)
+            log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.description)
         return Refusal(
             Reason.OVERLOADED,
-            f"The daemon is overloaded and rejects {method} for now: {self.describe}.",
+            f"The daemon is overloaded and rejects {method} for now: {self.description}.",
             fix="Try again after the returned delay, or use another node; the limits are in [overload].",
             details={"level": self.level.name.lower(), "method": method},
             retry_after_s=_RETRY_S[self.level],

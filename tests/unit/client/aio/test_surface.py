@@ -21,7 +21,7 @@ WAITS: dict[str, set[str]] = {
     },
     "Device": {
         "state", "generation", "synchronize", "flush", "memory_usage", "memory_cleanup", "prepare", "publish",
-        "unpublish", "attach", "published", "dispatch", "get",
+        "unpublish", "attach", "published", "dispatch", "get", "cancel",
     },
     "DeviceArray": {"get", "item", "tolist", "tobytes", "readinto", "ipc", "publish"},
     "RawModule": {"compile", "functions", "globals", "get_global"},
@@ -30,14 +30,14 @@ WAITS: dict[str, set[str]] = {
         "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy", "forall",
         "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout",
     },
-    "Stream": {"synchronize", "done"},
+    "Stream": {"synchronize", "done", "cancel", "end_capture"},
     "Event": {"synchronize", "done", "elapsed"},
     "Graph": set(),
     "Prepared": set(),
     "Profile": set(),
     "Trace": set(),
     "Group": {"subgroup", "rebuild", "flight_recorder", "close"},
-    "PendingDispatch": {"result"},
+    "PendingDispatch": {"result", "cancel"},
 }  # fmt: skip
 """Awaited methods of each class. All other methods are plain calls, as in `hearth`."""
 

@@ -215,7 +215,7 @@ def test_a_view_over_time() -> None:
     assert view.gone is not None and view.gone.since == 12.0, "it hangs: gone since its last answer"
     view.missed("refused", 20.0)
     assert view.gone == Gone("refused", 12.0) and view.now is NOW
-    view.saw(NOW, 30.0)
+    view.answered(NOW, 30.0)
     assert view.gone is None and view.before is NOW
 
 

@@ -25,7 +25,7 @@ def deferred() -> DeferredErrors:
 def elsewhere(deferred: DeferredErrors, stream: int | None, buffer: int = 0) -> HearthError | None:
     """Returns the error that another thread takes."""
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(deferred.pop, stream, buffer).result()
+        return threads.submit(deferred.pop_matching, stream, buffer).result()
 
 
 def told(deferred: DeferredErrors) -> list[HearthError]:

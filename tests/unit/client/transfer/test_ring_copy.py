@@ -62,7 +62,7 @@ class Device:
     def submit_serialized(self, command: bytes, reply: Any, *, one_way: bool) -> None:
         if self.session.error is not None:
             raise self.session.error.again()
-        self._queue.put((command, reply))
+        self._queue.put((commands_pb2.Command.FromString(command), reply))
         self._heard += 1
         if self._heard == 2:
             self.both.set()

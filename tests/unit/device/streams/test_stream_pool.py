@@ -384,19 +384,19 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     assert track.room == 3
     for _ in range(3):
         rig.tracks.claim_position(track, ())
-    assert track.full and track.asked == 3 and not track.room
+    assert track.full and track.requested == 3 and not track.room
     rig.tracks.bar(track, False)
-    assert not (track.full or track.closed or track.asked)
+    assert not (track.full or track.closed or track.requested)
     rig.tracks.hold(True)
     rig.tracks.bar(track, False)
-    assert track.closed and not track.asked, "what holds all tracks is no matter of turns"
+    assert track.closed and not track.requested, "what holds all tracks is no matter of turns"
     rig.tracks.hold(False)
-    given = track.given
+    given = track.submitted
     for _ in range(3 * WINDOW):
         rig.tracks.before(track, ())
     rig.server.run()
     rig.tracks.poll()
-    assert track.given == given + 3 * WINDOW, "what has come back to the budget was given all the same"
+    assert track.submitted == given + 3 * WINDOW, "what has come back to the budget was given all the same"
 
 
 # ---- tracks that are kept back ----

@@ -128,16 +128,16 @@ def test_overload_is_reported_refuses_calls_and_ends() -> None:
     levels = []
     manager.listeners.append(lambda: levels.append(manager.level))
     manager.measure(0.0, others=True)
-    assert manager.admit("OpenSession") is None and manager.describe == ""
+    assert manager.admit("OpenSession") is None and manager.description == ""
     values["memory"] = 150.0
     manager.measure(0.0, others=True)
     refusal = manager.admit("OpenSession")
     assert refusal is not None and refusal.reason == Reason.OVERLOADED and refusal.retry_after_s == 1.0
-    assert "150 bytes" in manager.describe and manager.admit("Launch") is None
+    assert "150 bytes" in manager.description and manager.admit("Launch") is None
     values["descriptors"] = 0.99
     manager.measure(0.0, others=True)
     assert manager.admit("Launch") is not None and manager.admit("Free") is None
-    assert manager.describe.startswith("up to 99% of the files"), "what is critical, and not what is merely elevated"
+    assert manager.description.startswith("up to 99% of the files"), "what is critical, and not what is merely elevated"
     values.update(memory=0.0, descriptors=0.0)
     for _ in range(6):
         clock.now += HOLD_S
@@ -159,7 +159,7 @@ def test_lag_counts_only_if_sustained() -> None:
     assert manager.level == OverloadLevel.CALM, "a pause of the process"
     for _ in range(3):
         manager.measure(1.0, others=False)
-    assert manager.level == OverloadLevel.ELEVATED and "late" in manager.why
+    assert manager.level == OverloadLevel.ELEVATED and "late" in manager.description
 
 
 def test_resource_that_cannot_be_read_is_left_out() -> None:
