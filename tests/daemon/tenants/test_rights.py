@@ -121,10 +121,11 @@ def packed(handle: int) -> bytes:
 
 
 def rpc_of(kind: str) -> str | None:
-    """Returns the name of the single call of a command, or None if it has none."""
+    """Returns the name of the single call of a command, or None if it has none. `Cancel` is none: it names commands of
+    the session's stream."""
     name = "".join(part.capitalize() for part in kind.split("_"))
     known = device_pb2.DESCRIPTOR.services_by_name["DeviceService"].methods_by_name
-    return name if name in known else None
+    return name if name in known and "target" in known[name].input_type.fields_by_name else None
 
 
 def single(raw: Raw, kind: str, handle: int) -> Refusal | None:
