@@ -1,12 +1,14 @@
-"""NVML's readings of a real GPU: complete, in base units, and quickly available."""
+"""NVML's readings of a real GPU: complete, in base units, quickly available, and shown in the status document."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from hearthd.front.gpu import health
@@ -15,6 +17,8 @@ from hearthd.front.gpu.reading import THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.metrics import gpu
 from hearthd.front.metrics.collector import Metrics
+from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
+from tests.support.daemon.kernels import common
 from tests.support.gpu.settling import finish
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 SOON_S = 0.25
+SIZE = 1 << 30
+CYCLES = 100_000_000
 ALWAYS = ("memory_used", "memory_total", "utilization", "temperature", "power", "sm_clock", "memory_clock")
 """Readings that every GPU of the last ten years supports, except utilization under MIG."""
 
@@ -140,3 +146,56 @@ def test_metrics_page_has_the_readings(nvml: Nvml, server: CudaServer) -> None:
         assert float(line.split()[-1]) == value, line
     reasons = [each for each in text.splitlines() if each.startswith("hearth_gpu_throttled{")]
     assert len(reasons) == len(THROTTLING)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    process = DaemonProcess(tmp_path)
+    yield process
+    process.stop()
+    left = process.left_behind()
+    process.remove()
+    assert not left
+
+
+@pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")
+def test_status_of_a_gpu_at_work(daemon: DaemonProcess) -> None:
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        x = gpu.empty(SIZE, np.uint8)
+        spin = common(gpu, "spin")
+
+        def rates() -> dict[str, float]:
+            return daemon.status()["devices"][0]["throughput"]
+
+        def busy() -> bool:
+            spin((1,), (1,), (np.int64(CYCLES),))
+            gpu.synchronize()
+            x.set(np.zeros(SIZE, np.uint8))
+            gpu.synchronize()
+            return (rates()["busy_ratio"] or 0) > 0.05
+
+        wait_until(busy, "a device that is busy", 30)
+        device = daemon.status()["devices"][0]
+        assert device["memory_by_tenant"] == [{"tenant": "default", "bytes": SIZE}]
+        assert device["memory"]["used_bytes"] >= SIZE and device["memory"]["total_bytes"] > SIZE
+        assert device["memory"]["total_bytes"] == pytest.approx(gpu.properties.total_memory, rel=0.2)
+        pynvml = pytest.importorskip("pynvml")
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.properties.uuid)
+            degrees = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            fastest = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        finally:
+            pynvml.nvmlShutdown()
+        assert abs(device["gpu"]["temperature"] - degrees) <= 15 and 1e8 < device["gpu"]["sm_clock"] <= 1.01e6 * fastest
+        assert 0.02 < device["throughput"]["busy_ratio"] <= 1
+        assert rates()["received_bytes_per_second"] > SIZE / 100
+        begin, asked = time.monotonic(), 0
+        while time.monotonic() < begin + 12:  # longer than the time that rates are taken over
+            spin((1,), (1,), (np.int64(1000),))
+            gpu.synchronize()
+            asked += 1
+            time.sleep(0.02)
+        per_second = asked / (time.monotonic() - begin)
+        assert 0.5 * per_second < rates()["launches_per_second"] < 2 * per_second
