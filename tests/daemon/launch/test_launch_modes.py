@@ -55,6 +55,19 @@ def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, 
     assert gpu.memory_usage().bytes_in_use == before.bytes_in_use
 
 
+@pytest.mark.parametrize("wait", ["get", "synchronize", "pinned"])
+def test_the_first_wait_after_the_launch_raises_its_error(gpu: hearth.Device, wait: str) -> None:
+    """Also a wait that the device itself ends: a copy of an array that was copied before, to memory that is shared."""
+    write_at, host = kernel(gpu, "write_at"), hearth.empty_pinned(16, np.int32)
+    array = gpu.zeros(16, np.int32)
+    waits = {"get": array.get, "synchronize": gpu.synchronize, "pinned": lambda: array.get(host)}
+    for _ in range(8):
+        waits[wait]()
+        write_at((1,), (1,), (array, np.int64(16), np.int32(77)), mode="validate")
+        with pytest.raises(hearth.LaunchError, match="wrote outside its buffers"):
+            waits[wait]()
+
+
 def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x, np.int64(4), y, np.int64(-2)), mode="validate")

@@ -385,15 +385,15 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     for _ in range(3):
         rig.tracks.claim_position(track, ())
     assert track.full and track.requested == 3 and not track.room
-    rig.tracks.bar(track, False)
+    rig.tracks.set_barred(track, False)
     assert not (track.full or track.closed or track.requested)
-    rig.tracks.hold(True)
-    rig.tracks.bar(track, False)
+    rig.tracks.set_held(True)
+    rig.tracks.set_barred(track, False)
     assert track.closed and not track.requested, "what holds all tracks is no matter of turns"
-    rig.tracks.hold(False)
+    rig.tracks.set_held(False)
     given = track.submitted
     for _ in range(3 * WINDOW):
-        rig.tracks.before(track, ())
+        rig.tracks.claim_position(track, ())
     rig.server.run()
     rig.tracks.poll()
     assert track.submitted == given + 3 * WINDOW, "what has come back to the budget was given all the same"
