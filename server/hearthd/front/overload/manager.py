@@ -139,7 +139,9 @@ class OverloadManager(Collector):
             return None
         self._refusals[kind] += 1
         if self._log_throttle.due("refused", self._clock()):
-            log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.description)
+            log.warning(
+                "overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.description
+            )
         return Refusal(
             Reason.OVERLOADED,
             f"The daemon is overloaded and rejects {method} for now: {self.description}.",
