@@ -50,7 +50,7 @@ def test_messages_are_not_all_refused_at_once() -> None:
     """Most messages of the fuzzer can be parsed, and set fields."""
     maker = Maker(random.Random(5), lambda: "token")
     for rpc in targets.rpcs():
-        made = [targets.payloads(rpc, maker) for _ in range(40)]
+        made = [targets.payloads(rpc, maker) for _ in range(100)]
         readable = 0
         for payload in (payload for each in made for payload in each):
             message = rpc.message()
@@ -59,4 +59,4 @@ def test_messages_are_not_all_refused_at_once() -> None:
             except Exception:
                 continue
             readable += bool(message.ByteSize()) or not rpc.method.input_type.fields
-        assert readable > 5, rpc.name
+        assert readable > 10, rpc.name

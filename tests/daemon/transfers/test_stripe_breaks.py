@@ -114,7 +114,7 @@ def test_stalled_stripes_and_grpc_connection_recover(
             x.set(host[::-1].copy())
             assert (x.get() == host[::-1]).all()
         else:
-            name = "place" if way == "down" else "placed"
+            name = "place" if way == "down" else "chunk_placed"
             monkeypatch.setattr(StripedDownload, name, placing if way == "down" else at_the_end)
             assert (x.get() == host).all()
 
