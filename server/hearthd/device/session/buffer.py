@@ -23,18 +23,6 @@ POINTERS = ReadOnly(
 """Reason why an array of pointers cannot be written."""
 
 
-class Reach(NamedTuple):
-    """A buffer that a kernel can reach through an array of pointers, and True if kernels only read it."""
-
-    buffer: Buffer
-    only_read: bool
-
-    @property
-    def may_write(self) -> bool:
-        """True if a kernel may write to the buffer."""
-        return not self.only_read and self.buffer.read_only is None
-
-
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` is the reason why its contents are invalid."""
 
@@ -117,6 +105,18 @@ class Buffer:
                 fix=self.read_only.fix,
                 details={"buffer": self.handle},
             )
+
+
+class Reach(NamedTuple):
+    """A buffer that a kernel can reach through an array of pointers, and True if kernels only read it."""
+
+    buffer: Buffer
+    only_read: bool
+
+    @property
+    def may_write(self) -> bool:
+        """True if a kernel may write to the buffer."""
+        return not self.only_read and self.buffer.read_only is None
 
 
 class TensorMapEntry:
