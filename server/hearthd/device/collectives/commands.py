@@ -195,7 +195,7 @@ class CollectiveCommands:
         device.begin(stream, size, track=track)
         self.members.enqueue(member, exchanges)
         flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
-        flight.then(partial(self._negotiation.settled, pending))
+        flight.outcome.then(partial(self._negotiation.settled, pending))
         self.members.launched(member, flight, pending.deadline)
         self._negotiation.launched(pending)
         if track not in stream.collectives:

@@ -101,7 +101,7 @@ class Memberships:
 
     def _arrived(self, member: Membership, flight: InFlightCollective) -> None:
         """Handles the end of an operation on the device, successful or not."""
-        if flight.settled:
+        if flight.outcome.settled:
             return
         reason = member.communicator.failed()
         # the contents of its destinations are undefined: the operation is not over before the front's decision

@@ -6,13 +6,14 @@ If its peers are gone, a collective ends with an error long after later work of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.collectives.flight_policy import InFlightQueue
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
+from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.streams.stream_errors import StreamFailure
 from hearthd.device.streams.stream_pool import StreamPool
 
@@ -27,9 +28,9 @@ class OperationName(Protocol):
 
 
 class InFlightCollective:
-    """A launched collective, a `hearthd.device.streams.pending_outcomes.PendingOutcome`. Device-handle thread only."""
+    """A launched collective. Device-handle thread only."""
 
-    __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "place", "row", "settled")
+    __slots__ = ("_destinations", "_key", "_tracks", "origin", "outcome")
 
     def __init__(
         self,
@@ -41,17 +42,12 @@ class InFlightCollective:
     ) -> None:
         self.origin = origin
         self._key = key
-        self.row = flights
-        """The communicator's operations in flight; this operation is added to them next."""
-        self.place = flights.launched
-        self.settled = False
-        self.failure: StreamFailure | None = None
-        """The failure that was recorded for the stream; None before a failure."""
+        self.outcome = PendingOutcome(flights, flights.launched)
+        """The outcome; its row is the communicator's operations in flight, to which this operation is added next."""
         self._destinations = destinations
         self._tracks = tracks
-        self._behind: list[Callable[[], None]] = []
-        tracks.pending_outcomes.launched(self, [buffer.usage for buffer in destinations])
-        origin.stream.flights[self] = None
+        tracks.pending_outcomes.launched(self.outcome, [buffer.usage for buffer in destinations])
+        origin.stream.flights[self.outcome] = None
 
     @property
     def what(self) -> str:
@@ -63,13 +59,6 @@ class InFlightCollective:
         """Number of the operation within its session and group, by which the front names it."""
         return self._key.sequence
 
-    def then(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the outcome is known; immediately if it is known already."""
-        if self.settled:
-            callback()
-        else:
-            self._behind.append(callback)
-
     def succeed(self) -> None:
         """Ends the operation with success."""
         self._end()
@@ -79,28 +68,26 @@ class InFlightCollective:
 
         Its results, and all contents that depend on them, become invalid.
         """
-        if self.settled:
+        outcome = self.outcome
+        if outcome.settled:
             return
         spoiled = dict.fromkeys(self._destinations)
         spoiled.update(
-            (buffer, None) for buffer in self.origin.session.buffers.items.values() if self in buffer.usage.behind
+            (buffer, None) for buffer in self.origin.session.buffers.items.values() if outcome in buffer.usage.behind
         )
         origin = self.origin
         # otherwise its source had failed, which is its error; it ran only so that the other ranks could
         if not origin.over:
             origin.over = True
-            self.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
+            outcome.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
             origin.replies.failed(origin, refusal)
             if origin.record is not None:
                 origin.record.failed(refusal.reason)
-            origin.keep(self.failure, list(spoiled))
+            origin.keep(outcome.failure, list(spoiled))
         self._end()
 
     def _end(self) -> None:
-        self.settled = True
         self._destinations = ()
-        self._tracks.pending_outcomes.open.pop(self, None)
-        self.origin.stream.flights.pop(self, None)
-        behind, self._behind = self._behind, []
-        for callback in behind:
-            callback()
+        self._tracks.pending_outcomes.settle(self.outcome)
+        self.origin.stream.flights.pop(self.outcome, None)
+        self.outcome.report()

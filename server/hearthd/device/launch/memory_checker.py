@@ -10,7 +10,7 @@ If the backend checks for races, a race in the kernel's shared memory fails the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, find_damage
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import Q, addresses
-from hearthd.device.streams.stream_pool import StreamPool
+from hearthd.device.streams.pending_outcomes import PendingOutcome
 
 _MOST_SAID = 4
 """Number of reads, and of distant writes, that a message describes."""
@@ -52,48 +52,6 @@ class Stray(NamedTuple):
 
     buffer: Buffer
     access: StrayAccess
-
-
-class CheckOutcome:
-    """The outcome of one check: a `hearthd.device.streams.pending_outcomes.PendingOutcome`.
-
-    Reads of the launch's buffers are answered when the check has ended, so that the first of them reports its error.
-    The contents of the buffers stay valid.
-    """
-
-    __slots__ = ("_behind", "_origin", "_tracks", "settled")
-
-    failure = None
-    place = 0
-
-    def __init__(self, origin: Origin, tracks: StreamPool, buffers: Iterable[Buffer]) -> None:
-        self.settled = False
-        self._origin = origin
-        self._tracks = tracks
-        self._behind: list[Callable[[], None]] = []
-        tracks.pending_outcomes.launched(self, [buffer.usage for buffer in buffers])
-        origin.stream.flights[self] = None
-
-    @property
-    def row(self) -> CheckOutcome:
-        """This check, whose success implies the success of no other one."""
-        return self
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the check has ended; immediately if it has ended already."""
-        if self.settled:
-            callback()
-        else:
-            self._behind.append(callback)
-
-    def end(self) -> None:
-        """Marks the check as ended, after its error, if any, has been recorded."""
-        self.settled = True
-        self._tracks.pending_outcomes.open.pop(self, None)
-        self._origin.stream.flights.pop(self, None)
-        behind, self._behind = self._behind, []
-        for callback in behind:
-            callback()
 
 
 class Validation:
@@ -169,7 +127,8 @@ class Validation:
         finally:
             self._free(guarded)
         device.telemetry.validated_launches += 1
-        outcome = CheckOutcome(self._origin, device.tracks, guarded)
+        outcome = PendingOutcome(object(), 0)  # its success implies that of no other check
+        device.tracks.pending_outcomes.launched(outcome, [buffer.usage for buffer in guarded])
         device.tracks.on_complete(track, partial(self._look, list(guarded.values()), host, outcome))
         return True
 
@@ -221,8 +180,11 @@ class Validation:
                 each.guard.free(stream)
             self._device.server.free(each.memory, stream)
 
-    def _look(self, guarded: Sequence[_Guarded], host: HostBuffer, outcome: CheckOutcome) -> None:
-        """Checks the zones of the completed launch, and answers the command."""
+    def _look(self, guarded: Sequence[_Guarded], host: HostBuffer, outcome: PendingOutcome) -> None:
+        """Checks the zones of the completed launch, and answers the command.
+
+        Reads of the buffers, whose contents stay valid, are answered afterwards, so that the first one has the error.
+        """
         found: list[tuple[Buffer, Damage]] = []
         at = 0
         for each in guarded:
@@ -239,7 +201,8 @@ class Validation:
             self._origin.fail(race)
         else:
             self._origin.reply()
-        outcome.end()
+        self._device.tracks.pending_outcomes.settle(outcome)
+        outcome.report()
 
     def _arguments(self) -> dict[Buffer, int]:
         """Returns for each buffer the number of the first argument that points to it."""

@@ -1,13 +1,13 @@
-"""Pending outcomes of collectives, and the buffer contents that depend on them.
+"""Pending outcomes of collectives and memory checks, and the buffer contents that depend on them.
 
 The device completes a collective whether it succeeded or failed. Later commands may run on its result before the
-outcome is known; reads and waits are answered only when the outcome is known.
+outcome is known; reads and waits are answered only when the outcome is known. So are reads of the buffers of a launch
+with `mode="validate"`, whose memory is checked after the launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable
-from typing import Protocol
 
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_errors import StreamFailure
@@ -15,46 +15,47 @@ from hearthd.device.streams.stream_errors import StreamFailure
 Callback = Callable[[], None]
 
 
-class PendingOutcome(Protocol):
-    """The outcome of a launched collective, which becomes known after its completion on the device."""
+class PendingOutcome:
+    """The outcome of a launched collective or of a memory check, known some time after its completion on the device."""
 
-    @property
-    def settled(self) -> bool:
-        """True once the outcome is known."""
-        ...
+    __slots__ = ("_behind", "failure", "place", "row", "settled")
 
-    @property
-    def failure(self) -> StreamFailure | None:
-        """The failure that was recorded for the stream; None until then, and after a success."""
-        ...
+    def __init__(self, row: Hashable, place: int) -> None:
+        self.row = row
+        """The communicator, or an object of this outcome alone.
 
-    @property
-    def row(self) -> Hashable:
-        """The communicator.
-
-        Outcomes of one communicator become known in the order of `place`: a success implies the success of all earlier
-        ones.
+        Outcomes of one row become known in the order of `place`: a success implies the success of all earlier ones.
         """
-        ...
-
-    @property
-    def place(self) -> int:
-        """Position of the collective among those launched on its communicator, ascending."""
-        ...
+        self.place = place
+        """Position among the outcomes of its row, ascending."""
+        self.settled = False
+        """True once the outcome is known."""
+        self.failure: StreamFailure | None = None
+        """The failure that was recorded for the stream and made contents invalid; None until then, and otherwise."""
+        self._behind: list[Callback] = []
 
     def then(self, callback: Callback) -> None:
-        """Calls `callback` when the outcome is known."""
-        ...
+        """Calls `callback` when the outcome is known; immediately if it is known already."""
+        if self.settled:
+            callback()
+        else:
+            self._behind.append(callback)
+
+    def report(self) -> None:
+        """Calls the callbacks of an outcome that is `settled`."""
+        behind, self._behind = self._behind, []
+        for callback in behind:
+            callback()
 
 
 class PendingOutcomes:
-    """Dependencies of buffer contents on collectives with pending outcomes. Device-handle thread only."""
+    """Dependencies of buffer contents on pending outcomes. Device-handle thread only."""
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
         self.open: dict[PendingOutcome, None] = {}
-        """Collectives whose outcome is pending."""
+        """Outcomes that are not known yet."""
 
     def of_buffer(self, usage: Usage) -> list[PendingOutcome]:
         """Returns the pending outcomes that the contents of a buffer depend on, after all commands issued so far."""
@@ -75,10 +76,15 @@ class PendingOutcomes:
             usage.behind = tuple(found.values())
 
     def launched(self, outcome: PendingOutcome, writes: Iterable[Usage]) -> None:
-        """Records a launched collective that writes these buffers."""
+        """Records the outcome that the contents of these buffers depend on from now on."""
         self.open[outcome] = None
         for usage in writes:
             usage.behind = (*(each for each in self.of_buffer(usage) if each.row is not outcome.row), outcome)
+
+    def settle(self, outcome: PendingOutcome) -> None:
+        """Marks an outcome as known, after its failure, if any, has been recorded. `PendingOutcome.report` follows."""
+        outcome.settled = True
+        self.open.pop(outcome, None)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
         """Returns a callback for completion on the device.

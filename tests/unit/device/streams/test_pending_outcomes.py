@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.pending_outcomes import PendingOutcomes
+from hearthd.device.streams.pending_outcomes import PendingOutcome, PendingOutcomes
 
 BUFFERS, ROWS = 4, 2
-
-
-@dataclass(eq=False)
-class Verdict:
-    row: int
-    place: int
-    settled: bool = False
-    failure: None = None
-    reported: list[object] = field(default_factory=list)
-
-    def then(self, callback: object) -> None:
-        self.reported.append(callback)
-
 
 LAUNCH = st.tuples(st.just("launch"), st.integers(0, ROWS - 1), st.sets(st.integers(0, BUFFERS - 1), min_size=1))
 WORK = st.tuples(
@@ -38,13 +23,13 @@ def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
 ) -> None:
     pending_outcomes = PendingOutcomes()
     usages = [Usage() for _ in range(BUFFERS)]
-    every: list[set[Verdict]] = [set() for _ in range(BUFFERS)]
-    rows: list[list[Verdict]] = [[] for _ in range(ROWS)]
+    every: list[set[PendingOutcome]] = [set() for _ in range(BUFFERS)]
+    rows: list[list[PendingOutcome]] = [[] for _ in range(ROWS)]
     counts = [0] * ROWS
     for what, first, second in steps:
         if what == "launch":
             assert isinstance(first, int) and isinstance(second, set)
-            verdict = Verdict(first, counts[first])
+            verdict = PendingOutcome(first, counts[first])
             counts[first] += 1
             rows[first].append(verdict)
             pending_outcomes.launched(verdict, [usages[number] for number in second])
@@ -60,8 +45,7 @@ def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
             assert isinstance(first, int)
             if rows[first]:
                 verdict = rows[first].pop(0)
-                verdict.settled = True
-                pending_outcomes.open.pop(verdict)
+                pending_outcomes.settle(verdict)
         for usage, stands_behind in zip(usages, every, strict=True):
             kept = pending_outcomes.of_buffer(usage)
             undecided = {verdict for verdict in stands_behind if not verdict.settled}
