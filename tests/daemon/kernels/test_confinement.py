@@ -119,6 +119,15 @@ def victim(walled: tuple[DaemonProcess, Mapping[str, str]]) -> Iterator[int]:
 DENIED = {-errno.EACCES, -errno.EPERM}
 
 
+def cached_module(cache: Path) -> Path:
+    """Returns the file of a compiled module. Lock files and files being written, which other daemons remove, have a
+    suffix."""
+    return wait_until(
+        lambda: next((path for path in cache.glob("??/*") if path.is_file() and "." not in path.name), None),
+        "a cached module",
+    )
+
+
 @confined
 def test_kernel_that_stays_in_its_process_works(intruder: Intruder) -> None:
     assert intruder.do("getpid") > 0
@@ -130,7 +139,7 @@ def test_files_of_the_host_cannot_be_read(
     intruder: Intruder, walled: tuple[DaemonProcess, Mapping[str, str]], cache: Path
 ) -> None:
     daemon, _ = walled
-    entry = wait_until(lambda: next((path for path in cache.glob("??/*") if path.is_file()), None), "a cached module")
+    entry = cached_module(cache)
     secrets = ["/etc/passwd", daemon.config_path, "/etc/shadow", cache / "key", entry, "/proc/1/environ"]
     for path in secrets:
         assert intruder.open(path) in DENIED, path
@@ -145,7 +154,7 @@ def test_files_of_the_host_cannot_be_written(
     daemon, _ = walled
     log = next(Path(line.split('"')[1]) for line in daemon.config_path.read_text().splitlines() if "audit.log" in line)
     before = log.read_bytes()
-    entry = wait_until(lambda: next((path for path in cache.glob("??/*") if path.is_file()), None), "a cached module")
+    entry = cached_module(cache)
     mine = tmp_path / "mine"
     mine.write_text("mine")
     mine.chmod(0o600)

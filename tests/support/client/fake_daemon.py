@@ -56,10 +56,8 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         self.break_on: str | None = None  # command kind on which the connection ends without an error
         self.never_answer: set[str] = set()
         self.not_done = 0  # number of event queries that are still answered with "not done"
-        self.uploads: dict[int, tuple[threading.Event, bytearray]] = defaultdict(
-            lambda: (threading.Event(), bytearray())
-        )
-        self.downloads: dict[int, tuple[threading.Event, list[bytes]]] = defaultdict(lambda: (threading.Event(), []))
+        self.uploads: dict[int, tuple[threading.Event, bytearray]] = {}
+        self.downloads: dict[int, tuple[threading.Event, list[bytes]]] = {}
         self.server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", 32 << 20)])
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self.server)
         device_pb2_grpc.add_DeviceServiceServicer_to_server(self, self.server)
@@ -203,7 +201,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
     def do_write(self, command: Any, part: Any, result: Any) -> None:
         data = part.data
         if part.transfer:
-            done, arrived = self.uploads[part.transfer]
+            done, arrived = self.upload_of(part.transfer)
             assert done.wait(60)
             data = bytes(arrived)
             assert len(data) == part.size
@@ -218,7 +216,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         data = _gather(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, rows.rows)
         result.read.size = len(data)
         if part.transfer:
-            ready, chunks = self.downloads[part.transfer]
+            ready, chunks = self.download_of(part.transfer)
             chunks.append(data)
             ready.set()
         else:
@@ -265,19 +263,27 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
     def do_memory_usage(self, command: Any, part: Any, result: Any) -> None:
         result.memory_usage.allocations = len(self.buffers)
 
+    def upload_of(self, transfer: int) -> tuple[threading.Event, bytearray]:
+        with self.lock:  # the command and its stream arrive in two threads
+            return self.uploads.setdefault(transfer, (threading.Event(), bytearray()))
+
+    def download_of(self, transfer: int) -> tuple[threading.Event, list[bytes]]:
+        with self.lock:
+            return self.downloads.setdefault(transfer, (threading.Event(), []))
+
     def Upload(self, requests: Iterator[Any], context: Any) -> device_pb2.UploadResponse:
         done = arrived = None
         for request in requests:
             if done is None:
                 assert request.session_token == "t"
-                done, arrived = self.uploads[request.transfer]
+                done, arrived = self.upload_of(request.transfer)
             arrived += request.data
         assert done is not None and arrived is not None
         done.set()
         return device_pb2.UploadResponse(received=len(arrived))
 
     def Download(self, request: Any, context: Any) -> Iterator[device_pb2.DownloadResponse]:
-        ready, chunks = self.downloads[request.transfer]
+        ready, chunks = self.download_of(request.transfer)
         while not ready.wait(0.05):
             if not context.is_active():
                 return

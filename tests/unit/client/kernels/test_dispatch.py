@@ -36,7 +36,7 @@ class DispatchDaemon(FakeDaemon):
                 continue
             data = binding.data if binding.role != B.ROLE_OUTPUT else bytes(binding.size)
             if binding.upload:
-                done, came = self.uploads[binding.upload]
+                done, came = self.upload_of(binding.upload)
                 assert done.wait(10)
                 data = bytes(came)
             assert len(data) == binding.size
@@ -47,7 +47,7 @@ class DispatchDaemon(FakeDaemon):
             output = bytes((byte + 1) % 256 for byte in data)[binding.range_offset : end]
             result.dispatch.sizes.append(len(output))
             if binding.download:
-                ready, chunks = self.downloads[binding.download]
+                ready, chunks = self.download_of(binding.download)
                 chunks.append(output[: len(output) - self.cut])
                 ready.set()
             result.dispatch.outputs.append(b"" if binding.download else output)
