@@ -6,15 +6,12 @@ launch, and the next call that waits for the device gives the warning.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
+from hearth.calling_line import CallingLine
 from hearth.kernels import arguments
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from hearth.kernels.base_function import BaseFunction, Occupancy
     from hearth.session.reply import PendingResult
 
@@ -44,14 +41,11 @@ class FitWarnings:
         if len(self._seen) >= _MOST:
             self._seen.clear()
         self._seen.add(geometry)
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hearth":
-            frame = frame.f_back
-        self._expect(self._function._occupying(block, shared_mem, None), blocks, frame)
+        self._expect(self._function._occupying(block, shared_mem, None), blocks, CallingLine.current())
 
-    def _expect(self, pending: PendingResult[Occupancy], blocks: int, frame: FrameType) -> None:
+    def _expect(self, pending: PendingResult[Occupancy], blocks: int, line: CallingLine) -> None:
         name, output, reply = self._function.name, self._function._connection.kernel_output, pending.reply
-        file, line, given = frame.f_code.co_filename, frame.f_lineno, False
+        given = False
 
         def warn() -> None:
             nonlocal given
@@ -64,7 +58,7 @@ class FitWarnings:
                     f"launch of {name}: the grid is reduced from {blocks} to {limit} blocks, which is how many can be "
                     "resident at once. Fix: compute the grid from occupancy(block).max_cooperative_blocks."
                 )
-                warnings.warn_explicit(text, RuntimeWarning, file, line)
+                line.warn(text)
 
         reply.on_answer = lambda: output.call_later(warn)
         if reply.answered:

@@ -9,13 +9,12 @@ that macros or templates make are not understood, and are skipped.
 from __future__ import annotations
 
 import re
-import sys
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from hearth.arrays.base_array import BaseArray
+from hearth.calling_line import CallingLine
 
 _NAMES = {
     "float32": ("float",),
@@ -82,21 +81,11 @@ class PointerTypes:
             if dtype not in _COMPARED or dtype.removeprefix("u") == expected or (index, dtype) in self._warned:
                 continue
             self._warned.add((index, dtype))
-            warnings.warn(
+            CallingLine.current().warn(
                 f"{self._name}: argument {index} is an array of {dtype}, and the source declares a pointer to "
                 f"{_NAMES[expected][0]}. Fix: pass an array of {expected}, or change the declaration; to reinterpret "
-                f"the memory on purpose, pass x.view({expected!r}).",
-                RuntimeWarning,
-                stacklevel=_level_of_caller(),
+                f"the memory on purpose, pass x.view({expected!r})."
             )
-
-
-def _level_of_caller() -> int:
-    """Returns the `stacklevel` for a warning of this function's caller that names the line outside `hearth`."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hearth":
-        level, frame = level + 1, frame.f_back
-    return level + 1
 
 
 def _parameters(text: str, begin: int) -> tuple[str, ...]:
