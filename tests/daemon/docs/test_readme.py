@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.daemon.harness import environment, on_cpu
+import numpy as np
+import pytest
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess, environment, on_cpu
+from tests.support.daemon.kernels import COMMON
 from tests.support.folders import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -23,6 +28,22 @@ def test_files_and_make_targets_of_the_readme_exist() -> None:
         assert f"\n{target}:" in makefile, target
     for path in set(re.findall(r"\b((?:deploy|proto|tests|server|client)/[\w./-]*\w)", README)):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_quoted_error_is_the_one_that_a_launch_raises(page: str, daemon: DaemonProcess) -> None:
+    quoted = re.search(r"```\nhearth\.errors\.(\w+): (.*?)\n```", (ROOT / page).read_text(), re.DOTALL)
+    assert quoted is not None
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        y = gpu.zeros(4, np.float32)
+        saxpy = gpu.RawModule(code=COMMON).get_function("saxpy")
+        saxpy((5,), (2000,), (np.float32(2), y, y, np.int32(4)))
+        with pytest.raises(getattr(hearth, quoted[1])) as raised:
+            gpu.synchronize()
+    message, end = str(raised.value), 0
+    for fragment in " ".join(quoted[2].split()).split(" ... "):
+        end = message.index(fragment.removesuffix(" ..."), end)
 
 
 @on_cpu
