@@ -262,7 +262,11 @@ class Device(DeviceStatus):
         number = next(self._numbers)
         key = worker.key
         granted = await self._grants.enter(
-            number, key.tenant if key else "", worker.quota, uses=key is not None, on_wait=worker.waits_for_memory
+            number,
+            key.tenant if key else "",
+            worker.quota,
+            serves_tenant=key is not None,
+            on_wait=worker.waits_for_memory,
         )
         return dataclasses.replace(self.spec, generation=number, memory_granted=granted, scrub=self.policy.scrub)
 
