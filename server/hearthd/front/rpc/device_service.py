@@ -236,7 +236,7 @@ class DeviceService:
                     attachment.resume(request.last_seq_acked)
                     account = self._sessions.accounts.of(session.tenant)
                     if account.exhausted:
-                        attachment.on_lost(account.out_of_time(), b"")
+                        attachment.on_lost(account.time_refusal(), b"")
                 self._greet(attachment)
                 if not request.resume:
                     await attachment.prepare()

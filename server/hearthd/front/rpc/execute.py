@@ -155,9 +155,9 @@ class ExecuteAttachment:
         self._intake.advance()
         self._wake_writer()
 
-    def on_lane_unused(self, why: str) -> None:
+    def on_lane_unused(self, reason: str) -> None:
         """Counts the unused lane, and begins to send the lane's responses over this stream. Does not block."""
-        self._count_unused(self.session.id, why)
+        self._count_unused(self.session.id, reason)
         if self._taking_back is None and self._end is None:
             self._taking_back = asyncio.create_task(self._lane_unused(), name="execute-lane")
 
@@ -258,7 +258,7 @@ class ExecuteAttachment:
         if self._channel.sink is self:
             self._channel.sink = None
             if self._channel.lane is not None:
-                self._channel.lane.end()
+                self._channel.lane.request_end()
 
     async def hand_over(self, connection: int) -> None:
         """Hands `connection` to the device process as the client's lane.
@@ -273,7 +273,7 @@ class ExecuteAttachment:
         if self._batched:  # the answers would wait for a lane that the client does not have
             raise ConnectionError("the client has sent work on its stream")
         check_open(connection)
-        channel.open_lane(self._window.of_a_lane(), connection)
+        channel.open_lane(self._window.lane_limits(), connection)
 
     async def _wait_idle(self) -> None:
         """Waits until the client has acknowledged all responses.

@@ -119,8 +119,8 @@ class NodeStatus:
                 )
                 for device in visible
             ],
-            "faults": fault_log.seen_by(viewer, (device.faults for device in visible)),
-            "traces": self.traces.seen_by(viewer),
+            "faults": fault_log.visible_to(viewer, (device.faults for device in visible)),
+            "traces": self.traces.visible_to(viewer),
             "tenants": [
                 {
                     "name": account.tenant.name,

@@ -110,7 +110,7 @@ class PublishService:
                 channel,
                 grants=request.tenants,
                 description=request.description,
-                most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
+                limit=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
                 replace=request.replace,
             )
         except Refusal as refusal:
@@ -132,7 +132,7 @@ class PublishService:
 
     def _explained(self, refusal: Refusal, session: Session, request: Any) -> Refusal:
         """Adds to the refusal of a name in use the session that published the name, and its remaining lease."""
-        found = self.registry.named(session.tenant.name, request.target.device, request.name)
+        found = self.registry.by_name(session.tenant.name, request.target.device, request.name)
         if refusal.reason is not Reason.NAME_IN_USE or found is None:
             return refusal
         holder = next((each for each in self._sessions if each.id == found.channel.session_id), None)
@@ -151,8 +151,8 @@ class PublishService:
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
         """Returns True if the session publishes this very buffer at present, with the same parameters."""
-        found = self.registry.named(session.tenant.name, request.target.device, request.name)
-        if found is None or not found.made_as(channel, request.tenants, request.description):
+        found = self.registry.by_name(session.tenant.name, request.target.device, request.name)
+        if found is None or not found.matches(channel, request.tenants, request.description):
             return False
         body = {"op": "published", "memory": found.number, "buffer": request.buffer}
         answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
@@ -191,7 +191,7 @@ class PublishService:
         )
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
-        found = self.registry.visible(session.tenant.name, request.target.device)
+        found = self.registry.attachable_by(session.tenant.name, request.target.device)
         if not session.tenant.may(Right.ATTACH):  # publications that the session may not attach are hidden from it
             found = [one for one in found if one.tenant == session.tenant.name]
         return device_pb2.ListPublishedResponse(
@@ -202,7 +202,7 @@ class PublishService:
                     size=one.size,
                     description=one.description,
                     # The attachments of tenants that the owner has granted access are not shown to other tenants.
-                    attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
+                    attached=one.sessions if one.tenant == session.tenant.name else one.attached_by(session.id),
                 )
                 for one in found
             ]
@@ -280,7 +280,7 @@ class PublishService:
         body = json.loads(frame.payload)
         for number in body.get("detached", ()):
             self._detach(number, link)
-        for publication in self.registry.ended(body.get("ended", ()), link):
+        for publication in self.registry.end_all(body.get("ended", ()), link):
             log.info("publisher_gone", name=publication.name, tenant=publication.tenant, device=publication.device)
             self._forget_if_ended(publication)
         moved = [self.registry.process_unmapped(number, link) for number in body.get("left", ())]

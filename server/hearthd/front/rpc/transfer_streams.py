@@ -204,7 +204,7 @@ async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> 
         if payload:
             await context.write(payload)
             on_bytes(0, len(payload))
-        flow.consumed()
+        flow.on_written()
 
 
 async def write(

@@ -122,7 +122,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
         try:
             result = await channel.call(command)
         finally:
-            queue.give(size)
+            queue.release(size)
     if result.HasField("error"):
         raise StatusError(within(result.error, "command"))
     return result

@@ -38,7 +38,7 @@ class Fault:
     involved: tuple[tuple[str, str], ...]
     """The sessions whose kernels were in flight, each with its tenant; "" if that is unknown."""
 
-    def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
+    def visible_to(self, viewer: Tenant) -> dict[str, Any] | None:
         """Returns the entry for JSON; None if the viewer may not see the fault.
 
         Each tenant of a shared process sees the loss, but neither the names of other tenants' kernels nor their
@@ -91,7 +91,7 @@ class RecentFaults:
         )
 
 
-def seen_by(viewer: Tenant, devices: Iterable[RecentFaults], most: int = MOST) -> list[dict[str, Any]]:
+def visible_to(viewer: Tenant, devices: Iterable[RecentFaults], most: int = MOST) -> list[dict[str, Any]]:
     """Returns the last `most` faults of several devices that the viewer may see, newest first."""
-    found = [seen for faults in devices for fault in faults if (seen := fault.seen_by(viewer)) is not None]
+    found = [seen for faults in devices for fault in faults if (seen := fault.visible_to(viewer)) is not None]
     return sorted(found, key=lambda fault: -float(fault["time_unix"]))[:most]

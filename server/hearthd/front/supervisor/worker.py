@@ -170,7 +170,7 @@ class Worker:
                     return channel
                 if self._session_close is None or not self._session_close.must_drain:
                     channel = session.channels[self._host.ordinal] = link.open_channel(
-                        session.opening(link.device_memory)
+                        session.open_payload(link.device_memory)
                     )
                     return channel
                 self._session_close.wait()

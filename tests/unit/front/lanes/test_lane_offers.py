@@ -52,7 +52,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
             stream.cancel()
             await gone(f)
             [session] = f.daemon.sessions
-            for bound in (CommandQueue(most_commands=9), CommandQueue(most_bytes=9)):
+            for bound in (CommandQueue(max_commands=9), CommandQueue(max_bytes=9)):
                 session.queue = bound
                 stream, attached = await attach(f)
                 assert not attached.HasField("lane"), "its work has to be counted"
