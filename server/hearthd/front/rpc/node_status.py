@@ -94,7 +94,7 @@ class NodeStatus:
         exist only for the device as a whole (throughput, losses, GPU readings) are then missing, so that the activity
         of other tenants cannot be computed as a difference.
         """
-        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
+        stats, readings = await asyncio.gather(gauges.collect(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
         ordinals = {device.ordinal for device in visible}
         return {
@@ -229,7 +229,7 @@ class NodeStatus:
                             "kernels": list(each.kernels),
                             "seconds": round(seconds, 3),
                         }
-                        for each, seconds in worker.stuck()
+                        for each, seconds in worker.overdue_sessions()
                         if sees_tenant(viewer, each.tenant)
                     ],
                 }

@@ -24,7 +24,7 @@ from hearthd.front.sessions.recent_traces import (
     RecentTraces,
 )
 from hearthd.front.supervisor.exit_cause import ExitCause
-from hearthd.front.supervisor.fault_log import MOST, RecentFaults, visible_to
+from hearthd.front.supervisor.fault_log import MAX_FAULTS, RecentFaults, visible_to
 from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Right, Tenant
 
@@ -114,9 +114,9 @@ def test_faults_are_bounded_and_the_newest_comes_first() -> None:
     for number in range(100):
         (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, {})
     seen = visible_to(OPERATOR, [one, other])
-    assert len(seen) == MOST and len(list(one)) == MOST
+    assert len(seen) == MAX_FAULTS and len(list(one)) == MAX_FAULTS
     assert seen[0]["generation"] in (98, 99)
-    assert len(json.dumps(seen)) < MOST * 5000
+    assert len(json.dumps(seen)) < MAX_FAULTS * 5000
 
 
 # ---- memory ----
