@@ -53,9 +53,9 @@ class LentMemory:
 
     async def hand_over(self, connection: int) -> None:
         """Sends the file over the client's connection. Raises OSError if that fails."""
-        with socket.socket(fileno=os.dup(connection)) as end:
+        with socket.socket(fileno=os.dup(connection)) as sock:
             file = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._file]))
-            end.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
+            sock.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
         self.close()
 
     def close(self) -> None:
