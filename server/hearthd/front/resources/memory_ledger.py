@@ -3,13 +3,13 @@
 Pure: requests and confirmations of processes are passed in, limits for them are returned, and times are passed in. All
 sizes are in bytes.
 
-A process may hold what it was granted. A grant stays booked until the process has confirmed a lower limit. At every
-moment the sum of what processes may hold, plus the memory of their contexts, is thus at most what the device has.
+A process may hold the memory that it was granted. A grant stays booked until the process has confirmed a lower limit.
+At every moment the sum of all grants, plus the memory of the processes' contexts, is thus at most the device's memory.
 
 - A process that is the only one to use memory is granted all of it, and never has to ask.
-- Otherwise processes start with nothing, and ask when an allocation does not fit. They are granted whole slabs while
-  there are any, otherwise exactly what they need if there is enough. If there is not, other processes are asked to give
-  back memory that they hold but do not use. Requests are served in order, and each is answered.
+- Otherwise processes start without a grant, and ask when an allocation does not fit. They are granted whole slabs while
+  enough memory is free, otherwise exactly the bytes that they need. If too little is free, other processes are asked to
+  give back memory that they hold but do not use. Requests are served in order, and each is answered.
 - All processes of a tenant with a quota together are granted at most the quota.
 """
 
@@ -45,7 +45,7 @@ class ProcessLimit(NamedTuple):
     granted: bool = False
     """True if the process had asked for more, and the request is granted."""
     quota: int = 0
-    """The tenant's quota, if the quota is the reason of the denial; else 0."""
+    """The tenant's quota, if the quota is the reason for the denial; else 0."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class MemoryHolder:
     unlimited: bool = False
     """True if the process has all memory, and was never sent a limit."""
     unconfirmed: int | None = None
-    """The limit that was sent to the process and is not confirmed. None: there is none."""
+    """The limit that was sent to the process and is not confirmed. None: every limit is confirmed."""
     answer_deadline: float = 0.0
     """The time until which the process should confirm the limit. Afterwards the ledger no longer waits for it."""
     backoff_until: float = 0.0
@@ -181,7 +181,7 @@ class MemoryLedger:
         holder.held = held
         if holder.unconfirmed is None:
             return
-        # What the process keeps above its new limit is in use. It cannot keep more than it had before.
+        # Memory that the process keeps above its new limit is in use. It cannot keep more than it had before.
         if limit > holder.unconfirmed:
             holder.backoff_until = now + RECLAIM_BACKOFF
         before, holder.reserved = holder.reserved, min(holder.reserved, max(holder.unconfirmed, limit))

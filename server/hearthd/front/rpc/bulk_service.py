@@ -175,9 +175,9 @@ def _attached_channel(session: Session, ordinal: int, generation: int) -> Channe
         if channel.sink is not None or channel.replies is not None:
             return channel
     elif ended_channel is not None and ended_channel.link.generation == generation:
-        raise ended_channel.loss or _lost(ordinal, generation)
+        raise ended_channel.loss or _channel_lost(ordinal, generation)
     elif channel is not None:
-        raise _lost(ordinal, generation)
+        raise _channel_lost(ordinal, generation)
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         f"Session {session.id} is not attached to device {ordinal} (generation {generation}).",
@@ -187,7 +187,7 @@ def _attached_channel(session: Session, ordinal: int, generation: int) -> Channe
     )
 
 
-def _lost(ordinal: int, generation: int) -> Refusal:
+def _channel_lost(ordinal: int, generation: int) -> Refusal:
     return Refusal(
         Reason.DEVICE_LOST,
         f"The session is not attached to generation {generation} of device {ordinal} any more.",

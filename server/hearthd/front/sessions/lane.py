@@ -1,7 +1,7 @@
-"""The front's mirror of a lane: the responses that the client got there, and those that it has still to get.
+"""The front's mirror of a lane: the responses that the client received over the lane, and those not received yet.
 
 The client counts the results and events that it receives, and resumes by that count. Some responses do not go over the
-lane: the device process had not taken the lane over yet, or has lost it, or the front itself made the event. Such a
+lane: the device process had not taken the lane over yet, or has lost it, or the front itself created the event. Such a
 response is numbered after all responses that went over the lane, and ends the lane, so that the client attaches again
 and receives it.
 """

@@ -1,8 +1,8 @@
 """Published buffers: their names, grants and attachments. This module is pure: it does no I/O and touches no memory.
 
 A publication lives as long as its name or an attachment exists. Its memory is in the process that published it
-(`home`). If that process frees the memory before other processes do, another one of them becomes its bearer, so that
-the memory is counted once, with a process that has it mapped. Processes are distinguished by identity.
+(`home`). If that process frees the memory while other processes still map it, one of them becomes the bearer of the
+publication, so that the memory is counted once, with a process that maps it. Processes are distinguished by identity.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 MAX_TENANT_TRACES = 8
 """Maximum number of traces of one tenant."""
 MAX_TENANT_BYTES = 16 << 20
+"""Maximum size of all traces of one tenant, packed."""
 MAX_TRACES = 32
 MAX_BYTES = 48 << 20
+"""Maximum size of all traces, packed."""
 RETENTION_S = 3600.0
 """Time, in seconds, after which a trace is dropped."""
 

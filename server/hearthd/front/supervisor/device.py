@@ -76,7 +76,7 @@ class DeviceOwner(Protocol):
         """Returns after the next change of the state of any device."""
         ...
 
-    def device_lost(self, link: DeviceLink, why: str) -> None:
+    def device_lost(self, link: DeviceLink, reason: str) -> None:
         """Notes that a process has ended. The channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
@@ -325,7 +325,7 @@ class Device(DeviceStatus):
         if worker.key is not None:
             self.durations.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
-        self.faults.add(cause, generation, worker.key, self._involved(cause))
+        self.faults.add(cause, generation, worker.key, self._involved_sessions(cause))
         blamed: str | None = None
         if process is not None:
             blamed = culprit(cause.label, dict(cause.details), process.working())
@@ -343,7 +343,7 @@ class Device(DeviceStatus):
         self._owner.record_fault(blamed)
         return blamed
 
-    def _involved(self, cause: ExitCause) -> dict[str, str]:
+    def _involved_sessions(self, cause: ExitCause) -> dict[str, str]:
         """Returns the sessions whose kernels were in flight when a process was lost, with their tenants.
 
         The tenant of an unknown session is "".

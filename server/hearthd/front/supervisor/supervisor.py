@@ -41,8 +41,8 @@ class Supervisor:
         self.on_quarantined: Callable[[str], None] = lambda session: None
         """Called with the id of a session that is quarantined. The session's state at the front has to be removed."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
-        """Called, in order, with the link of each process that is ready, before the process serves. `link.serves` tells
-        for which sessions it will serve."""
+        """Called, in order, with the link of each process that is ready, before the process serves. `link.serves`
+        returns True for the sessions that it will serve."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
