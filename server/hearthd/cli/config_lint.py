@@ -113,7 +113,7 @@ def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
     processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))
     asked = config.connections.asked
     budget = descriptors.budget(limit, descriptors.USED, processes, asked)
-    if not budget.small:
+    if not budget.is_too_low:
         return
     left = f"leaves {budget.shares['grpc']} connections to gRPC and {budget.shares['call']} to the call socket"
     if asked and budget.needed > descriptors.MOST:

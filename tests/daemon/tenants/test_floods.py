@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import hearth
-from hearthd.front.connections.holding import TURN
+from hearthd.front.connections.holding import ADMISSION_INTERVAL
 from tests.attacks.raw_http2 import PING, SETTINGS, Http2, frame, message, status
 from tests.attacks.target import Until
 from tests.support.daemon.harness import DaemonProcess, wait_until
@@ -114,9 +114,9 @@ def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(
                 saxpy_works(late.device(0))
             time.sleep(1.0)
             closed, passed = floods() - closed, time.monotonic() - began
-            # One turn in TURN seconds; without a penalty each connection would be closed and reopened within
-            # milliseconds.
-            assert closed <= passed / TURN + 2 * CONNECTIONS
+            # One connection is admitted every ADMISSION_INTERVAL seconds; without a penalty each connection would be
+            # closed and reopened within milliseconds.
+            assert closed <= passed / ADMISSION_INTERVAL + 2 * CONNECTIONS
         assert sent_again(daemon.grpc, "127.0.0.1"), "the kernel took the data of a penalized address at once"
         assert not all(sent_again(daemon.grpc, "127.0.0.2") for _ in range(3)), "another address was held, too"
         probe = Http2(daemon.grpc)

@@ -32,13 +32,13 @@ class AcceptLoop:
         """
         self._retry_s = retry_s
         self._name, self._on_accepted, self._on_shortage = name, on_accepted, on_shortage
-        self._listening: list[socket.socket] = []
+        self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def listen(self, listening: socket.socket) -> None:
-        """Accepts connections on a non-blocking socket, which this object owns from then on."""
-        self._listening.append(listening)
-        self.start_task(self._accept(listening))
+    def listen(self, listener: socket.socket) -> None:
+        """Starts to accept connections on a non-blocking listening socket, which this object owns from now on."""
+        self._listeners.append(listener)
+        self.start_task(self._accept(listener))
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in a task that `stop` cancels."""
@@ -52,15 +52,15 @@ class AcceptLoop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listening in self._listening:
-            listening.close()
-        self._listening.clear()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, where = await loop.sock_accept(listening)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in _SHORTAGES:
                     self._on_shortage(error)
@@ -68,4 +68,4 @@ class AcceptLoop:
                 else:  # the peer has disconnected; the sleep lets the event loop run if the error persists
                     await asyncio.sleep(0)
                 continue
-            self._on_accepted(connection, where)
+            self._on_accepted(connection, address)

@@ -32,7 +32,7 @@ class ConnectionCounts:
             "hearth_connections_held", "Connections of penalized peers whose data had to wait for its turn.",
             ("listener",), registry=registry,
         )  # fmt: skip
-        self._next: dict[tuple[str, str, str], float] = {}
+        self._next_log_at: dict[tuple[str, str, str], float] = {}
         self._unlogged: Tally[tuple[str, str, str]] = Tally()
 
     def connection_opened(self, listener: str) -> None:
@@ -62,6 +62,6 @@ class ConnectionCounts:
     def _log_throttled(self, event: str, listener: str, peer: str, reason: str) -> None:
         key, now = (event, listener, reason), self._clock()
         self._unlogged[key] += 1
-        if now >= self._next.get(key, 0.0):
+        if now >= self._next_log_at.get(key, 0.0):
             log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unlogged.pop(key))
-            self._next[key] = now + LOG_INTERVAL
+            self._next_log_at[key] = now + LOG_INTERVAL

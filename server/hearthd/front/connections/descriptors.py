@@ -14,17 +14,18 @@ from typing import NamedTuple
 MOST = 65536
 """Maximum value to which the soft limit is raised; the hard limit is never exceeded."""
 RESERVE = 8
+"""Number of descriptors for files, probes and connections that are being refused."""
 DEVICE = 8
 """Number of descriptors for one device process: its sockets, its memory and its crash report."""
-LEAST = 2
+MIN_CONNECTIONS = 2
 """Minimum number of connections of each listener, however low the limit is."""
-COMFORT = 1024
-"""The limit from which on every listener has connections for some dozens of clients."""
-_PARTS = {
+RECOMMENDED_LIMIT = 1024
+"""The lowest limit with which every listener has connections for some dozens of clients."""
+_PERCENTAGES = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
 """Shares of the listeners, in percent."""
-_LASTING = ("grpc", "grpc_unix", "call")
+_LONG_LIVED = ("grpc", "grpc_unix", "call")
 """Listeners whose connections stay open in the front while their clients use them."""
 
 
@@ -40,39 +41,43 @@ class DescriptorBudget(NamedTuple):
     for."""
 
     @property
-    def small(self) -> bool:
+    def is_too_low(self) -> bool:
         """True if the limit is too low."""
         return self.limit < self.needed
 
 
-def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBudget:
+def budget(limit: int, used: int, devices: int, requested: int = 0) -> DescriptorBudget:
     """Divides the limit on open files.
 
     Args:
         limit: number of descriptors that the process may have.
         used: number of descriptors that it has open before it listens.
         devices: maximum number of device processes.
-        asked: connections of a listener that the configuration asks for; 0: as many as fit.
+        requested: connections of a listener that the configuration asks for; 0: as many as fit.
     """
-    others = used + RESERVE + DEVICE * devices
-    left = max(0, limit - others)
-    shares = {listener: max(LEAST, left * part // 100) for listener, part in _PARTS.items()}
-    needed = max(others + -(-100 * asked // _PARTS[listener]) for listener in _LASTING) if asked else 0
-    return DescriptorBudget(limit, shares, max(COMFORT, needed))
+    reserved = used + RESERVE + DEVICE * devices
+    available = max(0, limit - reserved)
+    shares = {
+        listener: max(MIN_CONNECTIONS, available * percentage // 100) for listener, percentage in _PERCENTAGES.items()
+    }
+    needed = 0
+    if requested:
+        needed = max(reserved + -(-100 * requested // _PERCENTAGES[listener]) for listener in _LONG_LIVED)
+    return DescriptorBudget(limit, shares, max(RECOMMENDED_LIMIT, needed))
 
 
 def raise_limit() -> int:
     """Raises the soft limit on open files as far as the process may, and returns the limit that is in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    target = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
         return MOST
-    if soft < wanted:
+    if soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError):  # a container's policy
             return soft
-        return wanted
+        return target
     return soft
 
 

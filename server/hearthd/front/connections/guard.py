@@ -22,13 +22,13 @@ from hearthd.front.connections.limiter import ConnectionObserver
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
-from hearthd.front.connections.socket_filter import MOST_PEERS
+from hearthd.front.connections.socket_filter import MAX_PEERS
 from hearthd.front.connections.strangers import (
     BACKLOG,
     UnauthenticatedConnection,
     UnauthenticatedLimits,
     connections_to_close,
-    overspent,
+    exceeds_call_limit,
 )
 
 log = structlog.get_logger("hearthd.connections")
@@ -40,7 +40,7 @@ STRANGER_INTERVAL = 0.05
 SHORT_INTERVAL = 0.004
 """Interval between scans, in seconds, while a peer is penalized or after a stranger has arrived within the last second.
 Also the delay until the first scan of a new connection."""
-_SHARE = 20
+_MIN_PAUSE_RATIO = 20
 """Minimum ratio of the time between scans to the time of a scan."""
 _SEARCH_INTERVAL = 0.002
 """Minimum interval, in seconds, between scans that search for the connection of a call from an unknown peer."""
@@ -58,29 +58,29 @@ class ConnectionGuard:
 
     def __init__(
         self,
-        bounds: UnauthenticatedLimits,
+        limits: UnauthenticatedLimits,
         observer: ConnectionObserver,
-        guarded: Callable[[], bool],
+        requires_credential: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the guard.
 
-        `guarded` returns True if calls have to show credentials, that is, if there are tenants.
+        `requires_credential` returns True if calls have to show a credential, which is the case if there are tenants.
         """
-        self.bounds = bounds
+        self.limits = limits
         self.penalties = Penalties()
         self._observer = observer
-        self._guarded = guarded
+        self._requires_credential = requires_credential
         self._clock = clock
-        self._listeners: dict[str, str] = {}
+        self._listener_names: dict[str, str] = {}
         """Names of listeners, by port (as text) or path."""
         self._sockets: OpenSockets | None = None
         self._holding: AcceptFilter | None = None
-        self._listening: list[socket.socket] = []
+        self._listeners: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, UnauthenticatedConnection] = {}
         """The connections of the gRPC listeners, including authenticated ones, by descriptor."""
-        self._named: dict[str, UnauthenticatedConnection] = {}
+        self._by_name: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers with an accepted credential, by gRPC's name of the peer."""
         self._credentials_before_scan: dict[str, str] = {}
@@ -102,14 +102,14 @@ class ConnectionGuard:
 
     def start(self, ports: Iterable[int], paths: Iterable[str]) -> None:
         """Starts to watch the gRPC listeners on these TCP ports and Unix sockets."""
-        self._listeners = {str(port): "grpc" for port in ports} | dict.fromkeys(paths, "grpc_unix")
+        self._listener_names = {str(port): "grpc" for port in ports} | dict.fromkeys(paths, "grpc_unix")
         try:
             sockets = OpenSockets()
-            self._listening = sockets.listening(self._listeners)
+            self._listeners = sockets.find_listeners(self._listener_names)
         except OSError as error:
             log.warning("no_connection_guard", why=error.strerror or str(error), fix="Mount /proc.")
             return
-        self._sockets, self._holding = sockets, AcceptFilter(sockets, self._listening)
+        self._sockets, self._holding = sockets, AcceptFilter(sockets, self._listeners)
         self._await_arrivals()
         self._arm(IDLE_INTERVAL)
 
@@ -119,9 +119,9 @@ class ConnectionGuard:
             self._timer.cancel()
             self._timer = None
         self._ignore_arrivals()
-        for one in self._listening:
-            one.close()
-        self._listening.clear()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
@@ -138,7 +138,7 @@ class ConnectionGuard:
 
     # ---- reports about calls ----
 
-    def accepted(self, peer: str, uid: int | None) -> None:
+    def note_credential(self, peer: str, uid: int | None) -> None:
         """Notes that a call from `peer` (gRPC's name) has shown an accepted credential.
 
         Repeated calls for the same peer are cheap.
@@ -153,29 +153,30 @@ class ConnectionGuard:
                 self._all_users = True
             return
         self._accepted.add(peer)
-        found = self._named.get(name)
-        if found is not None:
-            found.authenticated, found.called = True, peer
+        connection = self._by_name.get(name)
+        if connection is not None:
+            connection.authenticated, connection.grpc_peer = True, peer
             return
         self._credentials_before_scan[name] = peer
         if len(self._credentials_before_scan) > _MAX_REMEMBERED_PEERS:
             self._accepted.discard(self._credentials_before_scan.pop(next(iter(self._credentials_before_scan))))
 
-    def spent(self, peer: str, cost: float = 1.0) -> None:
+    def charge(self, peer: str, cost: float = 1.0) -> None:
         """Adds `cost` for a call from `peer` without a valid credential.
 
         Closes the connection if it exceeds its limit.
         """
-        found = self._named.get(normal_name(peer))
-        if found is not None and not found.authenticated:
+        connection = self._by_name.get(normal_name(peer))
+        if connection is not None and not connection.authenticated:
             now = self._clock()
-            found.spend(cost, now)
+            connection.add_cost(cost, now)
             if cost <= 1:
-                found.probed = now
+                connection.probed_at = now
             # Checked now, because an event loop that is busy with a flood of calls scans late.
-            penalized = self.penalties.penalized(found.peer, now)
-            if self._sockets is not None and not found.closed and self._guarded() and overspent(found, penalized):
-                self._close(self._sockets, found, "flood", now)
+            is_penalized = self.penalties.is_penalized(connection.peer, now)
+            too_many = exceeds_call_limit(connection, is_penalized)
+            if self._sockets is not None and not connection.closed and self._requires_credential() and too_many:
+                self._close(self._sockets, connection, "flood", now)
         self._scan_within(SHORT_INTERVAL)
 
     def admits(self, peer: str) -> bool:
@@ -185,10 +186,10 @@ class ConnectionGuard:
         gRPC limits the metadata of a frame, not of a call, and passes on calls whose connection was closed while they
         were being received.
         """
-        if peer in self._accepted or self._sockets is None or not self._guarded():
+        if peer in self._accepted or self._sockets is None or not self._requires_credential():
             return True
         name = normal_name(peer)
-        connection = self._named.get(name)
+        connection = self._by_name.get(name)
         if (
             name
             and connection is None
@@ -196,14 +197,14 @@ class ConnectionGuard:
             and self._clock() - self._scanned_at > _SEARCH_INTERVAL
         ):
             self.scan()
-            connection = self._named.get(name)
+            connection = self._by_name.get(name)
         if connection is None:
             return name not in self._ended_peers
         if connection.authenticated:
             return True
         if not connection.closed:
             self._measure(self._sockets, connection)
-            if connection.bytes <= self.bounds.bytes // 2:
+            if connection.bytes <= self.limits.bytes // 2:
                 return True
             self._close(self._sockets, connection, "flood", self._clock())
         return False
@@ -222,17 +223,17 @@ class ConnectionGuard:
             self._arm(max(seconds, self._not_before - now))
 
     def _on_arrival(self) -> None:
-        """Schedules a scan, because a connection is about to come. gRPC reads whatever it sends before the scan."""
+        """Schedules a scan, because a connection is arriving. gRPC reads the data that it sends before the scan."""
         self._ignore_arrivals()
         self._scan_within(SHORT_INTERVAL)
 
     def _await_arrivals(self) -> None:
-        for one in self._listening:
-            asyncio.get_running_loop().add_reader(one, self._on_arrival)
+        for listener in self._listeners:
+            asyncio.get_running_loop().add_reader(listener, self._on_arrival)
 
     def _ignore_arrivals(self) -> None:
-        for one in self._listening:
-            asyncio.get_running_loop().remove_reader(one)
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
 
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
@@ -243,17 +244,17 @@ class ConnectionGuard:
         if self._sockets is None:
             return
         self._scan_requested = False
-        began = time.perf_counter()
-        wait = IDLE_INTERVAL
+        started_at = time.perf_counter()
+        interval = IDLE_INTERVAL
         try:
-            wait = self.scan()
+            interval = self.scan()
         except OSError as error:
             log.warning("connection_guard", why=error.strerror or str(error))
         finally:
             self._await_arrivals()
-            rest = _SHARE * (time.perf_counter() - began)
-            self._not_before = self._now() + rest
-            self._arm(max(wait, rest))
+            pause = _MIN_PAUSE_RATIO * (time.perf_counter() - started_at)
+            self._not_before = self._now() + pause
+            self._arm(max(interval, pause))
 
     def scan(self) -> float:
         """Scans: updates the table, and closes the connections that exceed a limit.
@@ -263,12 +264,12 @@ class ConnectionGuard:
         sockets, holding = self._sockets, self._holding
         assert sockets is not None and holding is not None
         now = self._scanned_at = self._clock()
-        new, gone = sockets.scan()
-        for number in gone:
+        opened, closed = sockets.scan()
+        for number in closed:
             self._forget(number)
-        for number, inode in new.items():
+        for number, inode in opened.items():
             self._add(sockets, number, inode, now)
-        if not self._guarded():
+        if not self._requires_credential():
             holding.hold(())
             holding.admit_held(self._connections.values(), now)
             return IDLE_INTERVAL
@@ -276,9 +277,9 @@ class ConnectionGuard:
             if not connection.authenticated and not connection.closed:
                 self._measure(sockets, connection)
         self._all_users = False
-        for connection, reason in connections_to_close(self._connections.values(), self.bounds, self.penalties, now):
+        for connection, reason in connections_to_close(self._connections.values(), self.limits, self.penalties, now):
             self._close(sockets, connection, reason, now)
-        penalized = self.penalties.worst(now, MOST_PEERS)
+        penalized = self.penalties.worst(now, MAX_PEERS)
         holding.hold(penalized)
         holding.admit_held(self._connections.values(), now)
         strangers = [connection for connection in self._connections.values() if not connection.authenticated]
@@ -289,18 +290,18 @@ class ConnectionGuard:
         return STRANGER_INTERVAL if strangers else IDLE_INTERVAL
 
     def _add(self, sockets: OpenSockets, number: int, inode: int, now: float) -> None:
-        found = sockets.find(number, inode)
-        if found is None or found.local not in self._listeners:
+        open_socket = sockets.find(number, inode)
+        if open_socket is None or open_socket.local not in self._listener_names:
             return
         connection = UnauthenticatedConnection(
-            number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now
+            number, inode, group_of(open_socket.peer), open_socket.name, now, open_socket.pid, cost_since=now
         )
         self._connections[number] = connection
-        if found.name:
-            self._named[found.name] = connection
-            self._ended_peers.pop(found.name, None)
-            called = self._credentials_before_scan.pop(found.name, "")
-            connection.authenticated, connection.called = bool(called), called
+        if open_socket.name:
+            self._by_name[open_socket.name] = connection
+            self._ended_peers.pop(open_socket.name, None)
+            grpc_peer = self._credentials_before_scan.pop(open_socket.name, "")
+            connection.authenticated, connection.grpc_peer = bool(grpc_peer), grpc_peer
         assert self._holding is not None
         if self._holding.add(connection):
             self._observer.connection_held(self._listener(connection), connection.peer)
@@ -315,8 +316,8 @@ class ConnectionGuard:
             connection.authenticated = self._all_users or connection.peer in self._users
 
     def _close(self, sockets: OpenSockets, connection: UnauthenticatedConnection, reason: str, now: float) -> None:
-        end = sockets.reset if reason in ("flood", "penalty") else sockets.shut
-        if not end(connection.number, connection.inode):
+        disconnect = sockets.reset if reason in ("flood", "penalty") else sockets.shut
+        if not disconnect(connection.number, connection.inode):
             return
         connection.closed = True
         if reason == "flood":
@@ -330,13 +331,13 @@ class ConnectionGuard:
             return
         self._observer.connection_closed(self._listener(connection))
         if connection.name and not connection.authenticated:
-            self.penalties.add(connection.peer, self._scanned_at, connection.bytes / self.bounds.bytes)
+            self.penalties.add(connection.peer, self._scanned_at, connection.bytes / self.limits.bytes)
             self._ended_peers[connection.name] = None
             if len(self._ended_peers) > _MAX_REMEMBERED_PEERS:
                 self._ended_peers.popitem(last=False)
-        if self._named.get(connection.name) is connection:
-            del self._named[connection.name]
-        self._accepted.discard(connection.called)
+        if self._by_name.get(connection.name) is connection:
+            del self._by_name[connection.name]
+        self._accepted.discard(connection.grpc_peer)
 
     @staticmethod
     def _listener(connection: UnauthenticatedConnection) -> str:

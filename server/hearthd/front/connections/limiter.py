@@ -11,14 +11,14 @@ event loop. Every listener that accepts connections itself has one `ConnectionLi
 ...             return
 ...         self._slot.expect()  # a credential or a request within `limiter.timeout`, else `transport.abort`
 ...     def request_complete(self):
-...         self._slot.prove()  # an accepted credential: no longer a stranger, no time limit
+...         self._slot.mark_authenticated()  # an accepted credential: no longer a stranger, no time limit
 ...     def connection_lost(self, exc):
 ...         if self._slot is not None:
 ...             self._slot.release()
 
 A listener whose connections show a credential with each request (HTTP) calls `mark_authenticated` while an accepted
-request is under way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest
-one.
+request is under way and `mark_unauthenticated` afterwards: between two requests the connection is a stranger again, and
+the youngest one.
 
 A stranger in excess of a limit displaces another stranger: the oldest of the peer that has most strangers. A peer that
 opens as many connections as it may thus only displaces its own, and a probe or a new tenant can still connect. If there
@@ -79,18 +79,18 @@ class ConnectionSlot:
         """
         self._cancel()
         wait = self._limiter.timeout if seconds is None else seconds
-        self._timer = asyncio.get_running_loop().call_later(wait, self._limiter._overdue, self)
+        self._timer = asyncio.get_running_loop().call_later(wait, self._limiter._on_timeout, self)
 
     def mark_authenticated(self) -> None:
         """Notes that the connection has shown an accepted credential. It is no longer a stranger."""
         self._cancel()
         if self.stranger:
-            self._limiter._forget_stranger(self)
+            self._limiter._remove_stranger(self)
             self.stranger = False
 
-    def wait(self) -> None:
+    def mark_unauthenticated(self) -> None:
         """Makes the connection a stranger again, and the youngest one."""
-        self._limiter._enter_stranger(self)
+        self._limiter._add_stranger(self)
 
     def release(self) -> None:
         """Releases the slot of a closed connection. A second call does nothing."""
@@ -127,11 +127,11 @@ class ConnectionLimiter:
         listener: str,
         observer: ConnectionObserver,
         *,
-        most: int,
-        most_strangers: int,
-        most_per_peer: int,
+        max_connections: int,
+        max_strangers: int,
+        max_strangers_per_peer: int,
         timeout: float,
-        most_of_peer: int | None = None,
+        max_per_peer: int | None = None,
         reserve: int = 0,
     ) -> None:
         """Creates a limiter. All numbers are numbers of connections.
@@ -139,23 +139,26 @@ class ConnectionLimiter:
         Args:
             listener: name of the listener in metrics and logs.
             observer: counts and logs connections.
-            most: maximum in total.
-            most_strangers: maximum of strangers in total.
-            most_per_peer: maximum of strangers of one peer.
+            max_connections: maximum in total.
+            max_strangers: maximum of strangers in total.
+            max_strangers_per_peer: maximum of strangers of one peer.
             timeout: default time limit of `ConnectionSlot.expect`, in seconds.
-            most_of_peer: maximum of one peer, including authenticated connections; None: no limit.
-            reserve: connections for probes beyond `most` and `most_of_peer`.
+            max_per_peer: maximum of one peer, including authenticated connections; None: no limit.
+            reserve: connections for probes beyond `max_connections` and `max_per_peer`.
         """
         self.listener = listener
-        self.most, self.most_strangers, self.most_per_peer = most, most_strangers, most_per_peer
-        self.most_of_peer, self.reserve = most_of_peer, reserve
+        self.max_connections = max_connections
+        self.max_per_peer = max_per_peer
+        self.max_strangers = max_strangers
+        self.max_strangers_per_peer = max_strangers_per_peer
+        self.reserve = reserve
         self.timeout = timeout
         self._observer = observer
         self._slots: set[ConnectionSlot] = set()
         self._strangers: dict[str, OrderedDict[ConnectionSlot, None]] = {}
         """Slots of strangers by peer, oldest first."""
-        self._count = 0
-        self._of: Counter[str] = Counter()
+        self._stranger_count = 0
+        self._by_peer: Counter[str] = Counter()
         """Number of open connections, by peer."""
 
     def __len__(self) -> int:
@@ -165,12 +168,12 @@ class ConnectionLimiter:
     @property
     def strangers(self) -> int:
         """Number of open connections that have shown no accepted credential."""
-        return self._count
+        return self._stranger_count
 
     def inspect(self) -> LimiterView:
         """Returns the open connections, and the counts to which the limits apply."""
         strangers = {peer: len(slots) for peer, slots in self._strangers.items()}
-        return LimiterView(frozenset(self._slots), dict(self._of), strangers)
+        return LimiterView(frozenset(self._slots), dict(self._by_peer), strangers)
 
     def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
         """Returns a slot for a new connection; None if the connection has to be closed at once.
@@ -182,35 +185,39 @@ class ConnectionLimiter:
             drop: closes the connection; called at most once, and never from `admit` for the connection itself.
         """
         group = group_of(peer)
-        own = len(self._strangers.get(group, ()))
-        crowded = self.most_of_peer is not None and self._of[group] >= self.most_of_peer
+        peer_strangers = len(self._strangers.get(group, ()))
+        peer_is_full = self.max_per_peer is not None and self._by_peer[group] >= self.max_per_peer
         reserved = False
-        if own >= self.most_per_peer or (crowded and own):
+        if peer_strangers >= self.max_strangers_per_peer or (peer_is_full and peer_strangers):
             self._evict(group, "address")
-        elif not crowded and self._count and (self._count >= self.most_strangers or len(self._slots) >= self.most):
+        elif (
+            not peer_is_full
+            and self._stranger_count
+            and (self._stranger_count >= self.max_strangers or len(self._slots) >= self.max_connections)
+        ):
             self.evict("strangers")
-        elif crowded or len(self._slots) >= self.most:
-            reserved = self._room_for_probes(group)
+        elif peer_is_full or len(self._slots) >= self.max_connections:
+            reserved = self._has_room_for_probe(group)
             if not reserved:
-                self._observer.connection_refused(self.listener, peer, "address" if crowded else "full")
+                self._observer.connection_refused(self.listener, peer, "address" if peer_is_full else "full")
                 return None
         slot = ConnectionSlot(self, group, drop, reserved)
         self._slots.add(slot)
-        self._of[group] += 1
-        self._enter_stranger(slot)
+        self._by_peer[group] += 1
+        self._add_stranger(slot)
         self._observer.connection_opened(self.listener)
         return slot
 
-    def _room_for_probes(self, group: str) -> bool:
-        beyond = len(self._slots) - self.most
-        if self.most_of_peer is not None:
-            beyond = max(beyond, self._of[group] - self.most_of_peer)
-        return beyond < self.reserve
+    def _has_room_for_probe(self, group: str) -> bool:
+        excess = len(self._slots) - self.max_connections
+        if self.max_per_peer is not None:
+            excess = max(excess, self._by_peer[group] - self.max_per_peer)
+        return excess < self.reserve
 
     def evict(self, reason: str) -> None:
         """Drops the oldest stranger of the peer that has most strangers, if there is one."""
         if self._strangers:
-            self._evict(max(self._strangers, key=lambda each: len(self._strangers[each])), reason)
+            self._evict(max(self._strangers, key=lambda peer: len(self._strangers[peer])), reason)
 
     def _evict(self, group: str, reason: str) -> None:
         victim = next(iter(self._strangers[group]))
@@ -218,32 +225,32 @@ class ConnectionLimiter:
         victim.release()
         victim.drop()
 
-    def _overdue(self, slot: ConnectionSlot) -> None:
+    def _on_timeout(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._observer.connection_refused(self.listener, slot.peer, "silent")
             slot.release()
             slot.drop()
 
-    def _enter_stranger(self, slot: ConnectionSlot) -> None:
+    def _add_stranger(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
-            self._forget_stranger(slot)
+            self._remove_stranger(slot)
             slot.stranger = True
             self._strangers.setdefault(slot.peer, OrderedDict())[slot] = None
-            self._count += 1
+            self._stranger_count += 1
 
-    def _forget_stranger(self, slot: ConnectionSlot) -> None:
-        own = self._strangers.get(slot.peer)
-        if own is not None and slot in own:
-            del own[slot]
-            self._count -= 1
-            if not own:
+    def _remove_stranger(self, slot: ConnectionSlot) -> None:
+        peer_strangers = self._strangers.get(slot.peer)
+        if peer_strangers is not None and slot in peer_strangers:
+            del peer_strangers[slot]
+            self._stranger_count -= 1
+            if not peer_strangers:
                 del self._strangers[slot.peer]
 
     def _release(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._slots.discard(slot)
-            self._forget_stranger(slot)
-            self._of[slot.peer] -= 1
-            if not self._of[slot.peer]:
-                del self._of[slot.peer]
+            self._remove_stranger(slot)
+            self._by_peer[slot.peer] -= 1
+            if not self._by_peer[slot.peer]:
+                del self._by_peer[slot.peer]
             self._observer.connection_closed(self.listener)

@@ -25,30 +25,30 @@ from hearthd.front.connections.strangers import UnauthenticatedLimits
 
 log = structlog.get_logger("hearthd.connections")
 
-_CALLING: ContextVar[ConnectionSlot | str] = ContextVar("calling", default="")
+_CURRENT_CALL: ContextVar[ConnectionSlot | str] = ContextVar("current_call", default="")
 """The connection of the running call. Code that accepts or refuses the credential of the call thus needs no reference
 to the call."""
 _PROBES = 16
 """Number of HTTP connections beyond the limits, for probes."""
 
 
-def _half(most: int, wanted: int) -> int:
-    """Returns the limit on strangers among `most` connections: `wanted`, or half of them."""
-    return max(1, min(wanted, most // 2))
+def _stranger_limit(max_connections: int, configured: int) -> int:
+    """Returns the limit on strangers: `configured`, or half of `max_connections` if that is less. At least 1."""
+    return max(1, min(configured, max_connections // 2))
 
 
 def enter_call(context: Any) -> None:
     """Records the connection of the call that begins in this task."""
     slot = getattr(context, "slot", None)
-    _CALLING.set(context.peer() if slot is None else slot)
+    _CURRENT_CALL.set(context.peer() if slot is None else slot)
 
 
-def current_call() -> ConnectionSlot | str:
-    """Returns the slot of a framed call, or gRPC's name of the peer for other calls.
+def current_connection() -> ConnectionSlot | str:
+    """Returns the slot of the running call if it is a framed call, and gRPC's name of its peer otherwise.
 
     Empty outside of calls. The call itself is never returned, because tasks that the call starts would keep it alive.
     """
-    return _CALLING.get()
+    return _CURRENT_CALL.get()
 
 
 class ConnectionLimits:
@@ -58,19 +58,22 @@ class ConnectionLimits:
         self,
         settings: ConnectionSettings,
         registry: CollectorRegistry | None = None,
-        guarded: Callable[[], bool] = lambda: False,
+        requires_credential: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Creates the limits. `guarded` returns True if there are tenants, so that calls have to show credentials."""
+        """Creates the limits.
+
+        `requires_credential` returns True if calls have to show a credential, which is the case if there are tenants.
+        """
         self.settings = settings
         self.counts = ConnectionCounts(registry)
-        bounds = UnauthenticatedLimits(
+        limits = UnauthenticatedLimits(
             settings.max_strangers,
             settings.max_strangers_per_address,
             settings.handshake_timeout,
             settings.stranger_bytes,
         )
-        self.guard = ConnectionGuard(bounds, self.counts, guarded)
-        self.most_grpc = settings.max
+        self.guard = ConnectionGuard(limits, self.counts, requires_credential)
+        self.max_grpc_connections = settings.max
         """Maximum number of connections of each gRPC listener."""
         self._limiters: dict[str, ConnectionLimiter] = {}
         self.budget: descriptors.DescriptorBudget | None = None
@@ -78,35 +81,37 @@ class ConnectionLimits:
 
     def limiter(self, listener: str) -> ConnectionLimiter:
         """Returns the limiter of a listener, by its name in metrics: call, lanes, stripes, identity or peers."""
-        make = partial(
+        create = partial(
             ConnectionLimiter,
             # These connections show a credential within a second or are closed, and clients open several at once.
-            most=self.settings.max,
-            most_strangers=2 * self.settings.max_strangers,
-            most_per_peer=self.settings.max_strangers,
+            max_connections=self.settings.max,
+            max_strangers=2 * self.settings.max_strangers,
+            max_strangers_per_peer=self.settings.max_strangers,
             timeout=self.settings.handshake_timeout,
         )
-        return self._limiter(listener, make)
+        return self._limiter(listener, create)
 
     def http(self, settings: HttpSettings) -> ConnectionLimiter:
         """Returns the limiter of the HTTP listener. An HTTP connection is a stranger between two requests."""
-        make = partial(
+        create = partial(
             ConnectionLimiter,
-            most=settings.max_connections,
-            most_strangers=settings.max_connections,
-            most_per_peer=settings.max_connections_per_address,
-            most_of_peer=settings.max_connections_per_address,
+            max_connections=settings.max_connections,
+            max_strangers=settings.max_connections,
+            max_strangers_per_peer=settings.max_connections_per_address,
+            max_per_peer=settings.max_connections_per_address,
             timeout=settings.header_timeout,
             reserve=_PROBES,
         )
-        return self._limiter("http", make)
+        return self._limiter("http", create)
 
-    def _limiter(self, listener: str, make: Callable[[str, ConnectionCounts], ConnectionLimiter]) -> ConnectionLimiter:
-        found = self._limiters.get(listener)
-        if found is None:
-            found = self._limiters[listener] = make(listener, self.counts)
-            self._clamp(found)
-        return found
+    def _limiter(
+        self, listener: str, create: Callable[[str, ConnectionCounts], ConnectionLimiter]
+    ) -> ConnectionLimiter:
+        limiter = self._limiters.get(listener)
+        if limiter is None:
+            limiter = self._limiters[listener] = create(listener, self.counts)
+            self._clamp(limiter)
+        return limiter
 
     def fit(self, devices: int) -> None:
         """Raises the limit on open files and reduces all limits to fit.
@@ -118,13 +123,13 @@ class ConnectionLimits:
         self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
         for limiter in self._limiters.values():
             self._clamp(limiter)
-        self.most_grpc = min(self.settings.max, self.share("grpc"))
-        self.guard.bounds = replace(
-            self.guard.bounds,
-            most=_half(self.most_grpc, self.settings.max_strangers),
-            most_per_peer=_half(self.most_grpc, self.settings.max_strangers_per_address),
+        self.max_grpc_connections = min(self.settings.max, self.share("grpc"))
+        self.guard.limits = replace(
+            self.guard.limits,
+            max_strangers=_stranger_limit(self.max_grpc_connections, self.settings.max_strangers),
+            max_strangers_per_peer=_stranger_limit(self.max_grpc_connections, self.settings.max_strangers_per_address),
         )
-        if self.budget.small:
+        if self.budget.is_too_low:
             log.warning(
                 "few_descriptors",
                 limit=limit,
@@ -138,12 +143,13 @@ class ConnectionLimits:
         return self.budget.shares.get(listener, self.settings.max) if self.budget is not None else self.settings.max
 
     def _clamp(self, limiter: ConnectionLimiter) -> None:
-        limiter.most = min(limiter.most, self.share(limiter.listener))
+        limiter.max_connections = min(limiter.max_connections, self.share(limiter.listener))
         if limiter.reserve:  # probes arrive as strangers, and each displaces another stranger
-            limiter.most_strangers, limiter.reserve = limiter.most, min(limiter.most, limiter.reserve)
+            limiter.max_strangers = limiter.max_connections
+            limiter.reserve = min(limiter.max_connections, limiter.reserve)
         else:
-            limiter.most_strangers = _half(limiter.most, limiter.most_strangers)
-        limiter.most_per_peer = min(limiter.most_strangers, limiter.most_per_peer)
+            limiter.max_strangers = _stranger_limit(limiter.max_connections, limiter.max_strangers)
+        limiter.max_strangers_per_peer = min(limiter.max_strangers, limiter.max_strangers_per_peer)
 
     def grpc_options(self) -> tuple[tuple[str, int], ...]:
         """Returns options of the gRPC server.
@@ -152,7 +158,7 @@ class ConnectionLimits:
         """
         return (
             ("grpc.server_handshake_timeout_ms", int(self.settings.handshake_timeout * 1000)),
-            ("grpc.max_allowed_incoming_connections", self.most_grpc),
+            ("grpc.max_allowed_incoming_connections", self.max_grpc_connections),
         )
 
     # ---- reports about calls ----
@@ -162,21 +168,21 @@ class ConnectionLimits:
 
         None: no credential, or a wrong one.
         """
-        calling = current_call()
-        if isinstance(calling, ConnectionSlot):
+        connection = current_connection()
+        if isinstance(connection, ConnectionSlot):
             if caller is not None:
-                calling.mark_authenticated()
-        elif calling and caller is not None:
-            self.guard.accepted(calling, caller.uid)
-        elif calling:
-            self.guard.spent(calling, FAILED_COST)
+                connection.mark_authenticated()
+        elif connection and caller is not None:
+            self.guard.note_credential(connection, caller.uid)
+        elif connection:
+            self.guard.charge(connection, FAILED_COST)
 
-    def probed(self) -> None:
+    def note_probe(self) -> None:
         """Notes that the running call asks for something that needs no credential."""
-        calling = current_call()
-        if isinstance(calling, str) and calling:
-            self.guard.spent(calling)
+        connection = current_connection()
+        if isinstance(connection, str) and connection:
+            self.guard.charge(connection)
 
-    def refused(self, peer: str) -> None:
+    def note_malformed(self, peer: str) -> None:
         """Notes that a request from `peer` (gRPC's name) was refused because of its form."""
-        self.guard.spent(peer, UNKNOWN_COST)
+        self.guard.charge(peer, UNKNOWN_COST)

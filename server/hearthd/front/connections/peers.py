@@ -107,10 +107,10 @@ def normal_name(peer: str) -> str:
 
     Empty if the peer is not connected over TCP.
     """
-    kind, _, rest = peer.partition(":")
+    kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
-    host, _, port = unquote(rest).rpartition(":")
+    host, _, port = unquote(address).rpartition(":")
     try:
         return grpc_name(host.strip("[]"), int(port))
     except ValueError:

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_PEERS = 64
+MAX_PEERS = 64
 """Maximum number of peers in one program, because the program runs for each segment that arrives."""
 PASS, DROP = 0xFFFFFFFF, 0
 
@@ -35,38 +35,39 @@ _PROGRAM = struct.Struct("@HP")  # struct sock_fprog
 class Instruction(NamedTuple):
     """A BPF instruction.
 
-    The accumulator is compared with, or changed by, `value`. A comparison skips `yes` instructions if it is true,
-    otherwise `no` instructions.
+    The accumulator is compared with, or changed by, `value`. A comparison skips `if_true` instructions if it is true,
+    otherwise `if_false` instructions.
     """
 
     code: int
     value: int = 0
-    yes: int = 0
-    no: int = 0
+    if_true: int = 0
+    if_false: int = 0
 
 
 def program(peers: Iterable[str]) -> list[Instruction]:
     """Returns a program that drops segments with data from these peers.
 
     Peers are named as by `peers.group_of`: IPv4 and IPv6 addresses, and IPv6 networks. Other names, and peers beyond
-    `MOST_PEERS`, are left out.
+    `MAX_PEERS`, are left out.
     """
     ipv4: list[Instruction] = [Instruction(LOAD_WORD, IP_HEADER + 12)]
     ipv6: list[Instruction] = []
-    for peer in list(peers)[:MOST_PEERS]:
+    for peer in list(peers)[:MAX_PEERS]:
         try:
             network = ipaddress.ip_network(peer)
         except ValueError:
             continue
         words = [
-            int.from_bytes(network.network_address.packed[at : at + 4]) for at in range(0, network.prefixlen // 8, 4)
+            int.from_bytes(network.network_address.packed[offset : offset + 4])
+            for offset in range(0, network.prefixlen // 8, 4)
         ]
         if network.version == 4:
             ipv4 += [Instruction(EQUAL, words[0], 0, 1), Instruction(RETURN, DROP)]
             continue
         for number, word in enumerate(words):
-            behind = 2 * (len(words) - number - 1) + 1
-            ipv6 += [Instruction(LOAD_WORD, IP_HEADER + 8 + 4 * number), Instruction(EQUAL, word, 0, behind)]
+            skip = 2 * (len(words) - number - 1) + 1
+            ipv6 += [Instruction(LOAD_WORD, IP_HEADER + 8 + 4 * number), Instruction(EQUAL, word, 0, skip)]
         ipv6.append(Instruction(RETURN, DROP))
     accept = Instruction(RETURN, PASS)
     return [
@@ -91,16 +92,19 @@ def program(peers: Iterable[str]) -> list[Instruction]:
     ]
 
 
-def attach(to: socket.socket, instructions: list[Instruction]) -> None:
+def attach(sock: socket.socket, instructions: list[Instruction]) -> None:
     """Sets the program of a socket, replacing an earlier one.
 
     Raises `OSError` if the kernel or a container's policy does not allow filters.
     """
-    packed = b"".join(_INSTRUCTION.pack(each.code, each.yes, each.no, each.value) for each in instructions)
-    kept = ctypes.create_string_buffer(packed, len(packed))
-    to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(instructions), ctypes.addressof(kept)))
+    packed = b"".join(
+        _INSTRUCTION.pack(instruction.code, instruction.if_true, instruction.if_false, instruction.value)
+        for instruction in instructions
+    )
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(instructions), ctypes.addressof(buffer)))
 
 
-def detach(of: socket.socket) -> None:
+def detach(sock: socket.socket) -> None:
     """Removes the program of a socket. Raises `OSError` if it has none."""
-    of.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

@@ -31,13 +31,13 @@ tenants at one address may start at the same time."""
 BACKLOG = 32 << 10
 """Number of unread bytes on a Unix socket from which a scan counts as suspicious. The kernel does not count the bytes
 that a Unix socket has received."""
-BACKLOG_LOOKS = 10
+BACKLOG_SCANS = 10
 """Number of consecutive suspicious scans after which the connection counts as a flood."""
 
 
 @dataclass(eq=False, slots=True)
 class UnauthenticatedConnection:
-    """A connection to a gRPC listener, and what the guard knows of it."""
+    """The guard's record of a connection to a gRPC listener."""
 
     number: int
     inode: int
@@ -46,9 +46,10 @@ class UnauthenticatedConnection:
     name: str
     """Name as given by `peers.grpc_name`. Empty on a Unix socket."""
     since: float
+    """Time of the scan that found the connection, or of its admission if it was held."""
     pid: int = 0
     authenticated: bool = False
-    called: str = ""
+    grpc_peer: str = ""
     """gRPC's name of the peer, once a call on the connection has shown an accepted credential."""
     closed: bool = False
     """True once the connection was shut down. gRPC has still to close its descriptor."""
@@ -58,35 +59,36 @@ class UnauthenticatedConnection:
     """Number of bytes received so far (TCP only)."""
     backlogs: int = 0
     """Number of consecutive scans with much unread data (Unix sockets only)."""
-    spent: float = 0.0
+    call_cost: float = 0.0
     """Cost of calls without a credential, which decays by `CALLS_PER_SECOND`."""
-    spent_at: float = 0.0
-    probed: float = field(default=-1.0)
+    cost_since: float = 0.0
+    """Time of the last change of `call_cost`."""
+    probed_at: float = field(default=-1.0)
     """Time of the last call that needs no credential."""
 
-    def spend(self, cost: float, now: float) -> None:
+    def add_cost(self, cost: float, now: float) -> None:
         """Adds the cost of a call, in calls, after the earlier cost has decayed."""
-        self.spent = max(0.0, self.spent - (now - self.spent_at) * CALLS_PER_SECOND) + cost
-        self.spent_at = now
+        self.call_cost = max(0.0, self.call_cost - (now - self.cost_since) * CALLS_PER_SECOND) + cost
+        self.cost_since = now
 
 
 @dataclass(frozen=True)
 class UnauthenticatedLimits:
     """The limits of the guard; see `hearthd.front.config.front_limits.ConnectionSettings`."""
 
-    most: int
-    most_per_peer: int
+    max_strangers: int
+    max_strangers_per_peer: int
     timeout: float
     bytes: int
 
 
-def overspent(connection: UnauthenticatedConnection, penalized: bool) -> bool:
+def exceeds_call_limit(connection: UnauthenticatedConnection, is_penalized: bool) -> bool:
     """Returns True if the connection has made too many calls without a credential."""
-    return connection.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
+    return connection.call_cost > CALLS / (PENALTY_DIVISOR if is_penalized else 1)
 
 
 def connections_to_close(
-    strangers: Iterable[UnauthenticatedConnection], bounds: UnauthenticatedLimits, penalties: Penalties, now: float
+    strangers: Iterable[UnauthenticatedConnection], limits: UnauthenticatedLimits, penalties: Penalties, now: float
 ) -> list[tuple[UnauthenticatedConnection, str]]:
     """Returns the connections to close, each with the reason: flood, silent, penalty, address or strangers."""
     closing: dict[UnauthenticatedConnection, str] = {}
@@ -94,51 +96,57 @@ def connections_to_close(
     for connection in strangers:
         if connection.authenticated or connection.closed:
             continue
-        divisor = PENALTY_DIVISOR if penalties.penalized(connection.peer, now) else 1
+        divisor = PENALTY_DIVISOR if penalties.is_penalized(connection.peer, now) else 1
         if (
-            connection.bytes > bounds.bytes // divisor
-            or overspent(connection, divisor > 1)
-            or connection.backlogs >= max(2, BACKLOG_LOOKS // divisor)
+            connection.bytes > limits.bytes // divisor
+            or exceeds_call_limit(connection, divisor > 1)
+            or connection.backlogs >= max(2, BACKLOG_SCANS // divisor)
         ):
             closing[connection] = "flood"
-        elif now - max(connection.since, connection.probed) > max(
-            PENALTY_GRACE, bounds.timeout / (1 if connection.held else divisor)
+        elif now - max(connection.since, connection.probed_at) > max(
+            PENALTY_GRACE, limits.timeout / (1 if connection.held else divisor)
         ):
             closing[connection] = "silent" if divisor == 1 else "penalty"
         else:
             by_peer[connection.peer].append(connection)
-    for peer, several in by_peer.items():
-        several.sort(key=lambda connection: connection.since)
-        if penalties.penalized(peer, now):
-            old = [connection for connection in several if now - connection.since > CROWD_GRACE]
-            for connection in old[: max(0, len(several) - max(1, bounds.most_per_peer // PENALTY_DIVISOR))]:
+    for peer, connections in by_peer.items():
+        connections.sort(key=lambda connection: connection.since)
+        if penalties.is_penalized(peer, now):
+            old = [connection for connection in connections if now - connection.since > CROWD_GRACE]
+            for connection in old[
+                : max(0, len(connections) - max(1, limits.max_strangers_per_peer // PENALTY_DIVISOR))
+            ]:
                 closing[connection] = "penalty"
-        settled = [connection for connection in several if now - connection.since > SETTLED]
-        for connection in settled[: max(0, len(settled) - bounds.most_per_peer)]:
+        settled = [connection for connection in connections if now - connection.since > SETTLED]
+        for connection in settled[: max(0, len(settled) - limits.max_strangers_per_peer)]:
             closing[connection] = "address"
-    rest = {
-        peer: [connection for connection in several if connection not in closing] for peer, several in by_peer.items()
+    remaining = {
+        peer: [connection for connection in connections if connection not in closing]
+        for peer, connections in by_peer.items()
     }
-    for connection in _beyond(rest, bounds.most):
+    for connection in _excess_connections(remaining, limits.max_strangers):
         closing[connection] = "strangers"
     return list(closing.items())
 
 
-def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
-    """Returns the connections in excess of `most` in total.
+def _excess_connections(
+    by_peer: dict[str, list[UnauthenticatedConnection]], maximum: int
+) -> list[UnauthenticatedConnection]:
+    """Returns the connections in excess of `max_connections` in total.
 
     The largest peers are reduced to a common size, oldest connections first.
     """
     total = sum(map(len, by_peer.values()))
-    if total <= most:
+    if total <= maximum:
         return []
-    share = most
+    share = maximum
     sizes = sorted(map(len, by_peer.values()))
-    left = most
+    available = maximum
     for index, size in enumerate(sizes):
-        share = left // (len(sizes) - index)
+        share = available // (len(sizes) - index)
         if size > share:
             break
-        left -= size
-    found = [connection for several in by_peer.values() for connection in several[: max(0, len(several) - share)]]
-    return found
+        available -= size
+    return [
+        connection for connections in by_peer.values() for connection in connections[: max(0, len(connections) - share)]
+    ]

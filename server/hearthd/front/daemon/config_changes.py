@@ -136,7 +136,7 @@ class ConfigChanges:
         if session.tenant != before:
             for channel in session.channels.values():
                 if channel.alive:
-                    payload = json.dumps(session.opening(channel.link.device_memory)).encode()
+                    payload = json.dumps(session.open_payload(channel.link.device_memory)).encode()
                     channel.link.send(Kind.CHANGE, payload, channel=channel.number)
 
 

@@ -142,7 +142,9 @@ class Daemon:
         heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
-                task = asyncio.create_task(self.sessions.close(session, "its lease expired", cause=session.end))
+                task = asyncio.create_task(
+                    self.sessions.close(session, "its lease expired", cause=session.expiry_cause)
+                )
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             for session in self.access.revoked():

@@ -108,7 +108,7 @@ class DaemonParts:
         self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
         self.gate.on_credential = self.sessions.on_credential = self.connections.note_credential
-        self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
+        self.gate.on_probe, account.on_refused = self.connections.note_probe, self.connections.note_malformed
         self.gate.overloaded = self.overload.admit
         self.credits = TimeCredits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)

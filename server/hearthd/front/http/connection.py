@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         """
         if self._state is not _State.REQUEST:
             return
-        self.slot.wait()
+        self.slot.mark_unauthenticated()
         if last or self._last:
             self._close()
             return

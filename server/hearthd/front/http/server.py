@@ -254,7 +254,7 @@ class HttpServer:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _families(self, viewer: Tenant) -> list[Metric]:
-        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self._status.readings())
+        stats, readings = await asyncio.gather(gauges.collect(self._supervisor), self._status.readings())
         return self._metrics.families(self._supervisor, self._sessions, stats, readings, viewer)
 
     async def _status_document(self, request: web.Request) -> web.Response:

@@ -149,7 +149,7 @@ class Metrics:
         found += tenant_metrics.families(supervisor, sessions)
         taken = frozenset(family.name for family in found) | gpu.NAMES
         found += device_metrics.families(_totals(supervisor), stats, taken)
-        found += device_metrics.of_processes({device.ordinal: device.times for device in supervisor})
+        found += device_metrics.of_processes({device.ordinal: device.durations for device in supervisor})
         found += gpu.families(readings, {device.ordinal for device in supervisor if device.sick})
         if not viewer.observes:
             for family in found:

@@ -28,51 +28,51 @@ class MemoryGrants:
         self._overhead = overhead
         self._limit = limit
         self._links: dict[int, DeviceLink] = {}
-        self._early: dict[int, ProcessLimit] = {}
-        """Limits of processes that have no link yet."""
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._unsent_limits: dict[int, ProcessLimit] = {}
+        """Limits for processes that have no link yet."""
+        self._admission_waiters: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def enter(
-        self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
+        self, process: int, tenant: str, quota: int, *, serves_tenant: bool, on_wait: Callable[[], None]
     ) -> int | None:
         """Waits for room for one more process, and returns its initial limit in bytes; None: all memory of the device.
 
-        Calls `on_wait` if there is no room at once.
+        Calls `on_wait` if there is no room at once. `serves_tenant` is False for a vacant process, which gets no grant.
         """
         ledger = self.ledger
-        ledger.enter(process, self._overhead, tenant, quota, uses=uses)
-        self._step()
-        if not ledger.admitted(process):
-            self._waiting[process] = asyncio.get_running_loop().create_future()
+        ledger.enter(process, self._overhead, tenant, quota, serves_tenant=serves_tenant)
+        self._update()
+        if not ledger.is_admitted(process):
+            self._admission_waiters[process] = asyncio.get_running_loop().create_future()
             on_wait()
             log.info("process_waits_for_memory", process=process, free=ledger.free, needs=self._overhead)
             try:
-                await self._waiting[process]
+                await self._admission_waiters[process]
             except asyncio.CancelledError:
                 self.remove_process(process)
                 raise
-        return ledger.initial(process)
+        return ledger.initial_limit(process)
 
     def attach(self, link: DeviceLink) -> None:
         """Connects a process to the ledger over its link."""
         process = link.generation
         self._links[process] = link
         link.listen(Kind.HELD, lambda frame: self._on_held(process, frame))
-        early = self._early.pop(process, None)
-        if early is not None:
-            self._send(early)
+        limit = self._unsent_limits.pop(process, None)
+        if limit is not None:
+            self._send(limit)
 
     def set_total(self, total: int) -> None:
         """Notes the memory size of the device, as reported by its first process."""
         self.ledger.set_total(min(total, self._limit) if self._limit else total)
-        self._step()
+        self._update()
 
     def assign(self, process: int, tenant: str, quota: int) -> None:
         """Notes that the process serves a tenant from now on."""
         self.ledger.assign(process, tenant, quota)
-        self._step()
+        self._update()
 
     def on_report(self, process: int, stats: dict[str, Any]) -> None:
         """Handles a periodic report of a process."""
@@ -84,10 +84,10 @@ class MemoryGrants:
     def remove_process(self, process: int) -> None:
         """Removes a process that has ended, which frees everything that it held."""
         self._links.pop(process, None)
-        self._early.pop(process, None)
-        self._waiting.pop(process, None)
+        self._unsent_limits.pop(process, None)
+        self._admission_waiters.pop(process, None)
         self.ledger.remove_process(process)
-        self._step()
+        self._update()
 
     def stop(self) -> None:
         """Stops the timer and the messages that are under way. Called after the device's processes have ended."""
@@ -100,40 +100,42 @@ class MemoryGrants:
     def _on_held(self, process: int, frame: Frame) -> None:
         body = json.loads(frame.payload)
         self.ledger.on_report(process, int(body.get("reserved", 0)))
-        self.ledger.want(process, int(body.get("wants", 0)))
-        self._step()
+        self.ledger.request(process, int(body.get("wants", 0)))
+        self._update()
 
-    def _step(self) -> None:
+    def _update(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for limit in self.ledger.step(now):
+        for limit in self.ledger.decide(now):
             self._send(limit)
-        for process, waiter in list(self._waiting.items()):
-            if self.ledger.admitted(process):
-                del self._waiting[process]
+        for process, waiter in list(self._admission_waiters.items()):
+            if self.ledger.is_admitted(process):
+                del self._admission_waiters[process]
                 if not waiter.done():
                     waiter.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = self.ledger.wake(now)
-        if due is not None:
-            self._timer = loop.call_at(due + 1e-3, self._step)  # a timer may fire a clock tick early
+        decision_at = self.ledger.next_decision_at(now)
+        if decision_at is not None:
+            self._timer = loop.call_at(decision_at + 1e-3, self._update)  # a timer may fire a clock tick early
 
     def _send(self, limit: ProcessLimit) -> None:
+        """Sends a limit over the link of its process, or keeps it until `attach`. Does not block."""
         link = self._links.get(limit.process)
         if link is None:
-            self._early[limit.process] = limit
+            self._unsent_limits[limit.process] = limit
             return
-        task = asyncio.create_task(self._tell(link, limit))
+        task = asyncio.create_task(self._send_and_confirm(link, limit))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, link: DeviceLink, limit: ProcessLimit) -> None:
+    async def _send_and_confirm(self, link: DeviceLink, limit: ProcessLimit) -> None:
         body = {"bytes": limit.bytes, "denied": limit.denied, "granted": limit.granted, "quota": limit.quota}
         try:
-            held = await link.ask(Kind.LIMIT, body)
+            answer = await link.ask(Kind.LIMIT, body)
         except Refusal:
             return  # the process has ended; what it held is freed by `remove_process`
-        self.ledger.confirm(limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time())
-        self._step()
+        now = asyncio.get_running_loop().time()
+        self.ledger.confirm(limit.process, int(answer["limit"]), int(answer["reserved"]), now)
+        self._update()

@@ -22,8 +22,8 @@ class TenantMemory:
 
     def on_report(self, generation: int, stats: Mapping[str, Any]) -> None:
         """Handles a periodic report of a process. Unusable entries are left out."""
-        said = stats.get("tenants")
-        entries = said.items() if isinstance(said, dict) else ()
+        tenants = stats.get("tenants")
+        entries = tenants.items() if isinstance(tenants, dict) else ()
         sizes = {str(name): size for name, size in entries if type(size) is int and size > 0}
         owner = self._owners.get(generation)
         if owner is None:
@@ -43,4 +43,4 @@ class TenantMemory:
         for sizes in self._sizes.values():
             for name, size in sizes.items():
                 total[name] = total.get(name, 0) + size
-        return dict(sorted(total.items(), key=lambda each: (-each[1], each[0])))
+        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))

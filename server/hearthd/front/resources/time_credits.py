@@ -5,12 +5,12 @@ by deficit round robin (`hearthd.shared.deficit_round_robin`) over the time in w
 tenants by weight, and the processes of one tenant equally. The front tells a process whether it may submit work
 (`TURN`); the process reports whether it has any (`BUSY`).
 
-- An idle process that gets work may start at once if it has credit, and may continue for `BESIDE_S` while another
+- An idle process that gets work may start at once if it has credit, and may continue for `OVERLAP_S` while another
   process holds the time slice. Alternating launches and waits are thus not delayed. Afterwards the process needs the
   time slice.
 - A time slice begins when the work of the previous holder has left the device, or has kept other processes waiting for
-  `PATIENCE_S`. A long kernel thus overruns its time slice, and is charged for it. Because it is charged as much as it
-  is credited while it runs, its process is admitted briefly every `PATIENCE_S`: the work for which the kernel waits may
+  `OVERDUE_S`. A long kernel thus overruns its time slice, and is charged for it. Because it is charged as much as it
+  is credited while it runs, its process is admitted briefly every `OVERDUE_S`: the work for which the kernel waits may
   be queued behind it.
 - Collectives run when all their ranks are ready, whichever process holds the time slice
   (`hearthd.device.scheduler.fair_share`), so that two devices never wait for each other's time slices.
@@ -33,13 +33,13 @@ from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 QUANTUM_S = 0.010
 """Device time, in seconds, that a process of average weight gets in each round."""
 
-BESIDE_S = 0.005
+OVERLAP_S = 0.005
 """Time, in seconds, for which a process with credit may continue without the time slice."""
 
-PATIENCE_S = 0.1
+OVERDUE_S = 0.1
 """Maximum time, in seconds, that the next time slice waits for the work of the previous holder."""
 
-SHORTEST_S = 0.001
+MIN_CHECK_S = 0.001
 """Minimum interval, in seconds, between checks of a time slice."""
 
 MAY, ALONE, AWAITED = 1, 2, 4
@@ -61,10 +61,10 @@ class ProcessShare(NamedTuple):
 
 
 class _Process:
-    __slots__ = ("admitted_until", "overdue_at", "overlap_until", "place", "sent_flags", "state")
+    __slots__ = ("admitted_until", "overdue_at", "overlap_until", "sent_flags", "share", "state")
 
     def __init__(self) -> None:
-        self.place = ProcessShare()
+        self.share = ProcessShare()
         self.state = 0
         self.sent_flags = -1
         """The flags of the last TURN sent to the process; -1: none was sent."""
@@ -77,16 +77,16 @@ class _Process:
         """The time until which the process is admitted because its work overran."""
 
 
-class DeviceTurns(Generic[K]):
+class DeviceTimeSlices(Generic[K]):
     """The time slices on one device. Pure: times are passed in, and messages are returned as (process, flags)."""
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
         self._quantum = quantum
-        self._fair: HierarchicalRoundRobin[K] = HierarchicalRoundRobin(quantum)
+        self._round_robin: HierarchicalRoundRobin[K] = HierarchicalRoundRobin(quantum)
         self._processes: dict[K, _Process] = {}
         self._now = 0.0
         self._holder: K | None = None
-        self.due: float | None = None
+        self.advance_at: float | None = None
         """The time at which `advance` has to be called if nothing happens before."""
 
     def __len__(self) -> int:
@@ -101,85 +101,88 @@ class DeviceTurns(Generic[K]):
         """Removes a process that has ended. Returns the messages to send."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
-            self._fair.forget(key)
+            self._round_robin.forget(key)
         return self.advance(now)
 
-    def report(self, key: K, state: int, place: ProcessShare, now: float) -> list[tuple[K, int]]:
+    def report(self, key: K, state: int, share: ProcessShare, now: float) -> list[tuple[K, int]]:
         """Handles a process's report of its work; 0: it has none. Returns the messages to send."""
         process = self._processes.get(key)
         if process is None:
             return []
         self._charge(now)
         if state and not process.state:
-            process.overlap_until = now + BESIDE_S if process.sent_flags & MAY else now
+            process.overlap_until = now + OVERLAP_S if process.sent_flags & MAY else now
             # Registers the process, so that it is charged.
-            self._fair.enter(key, place.tenant, place.weight, place.priority)
-            self._fair.leave(key)  # it queues only later, when it needs the time slice
+            self._round_robin.enter(key, share.tenant, share.weight, share.priority)
+            self._round_robin.leave(key)  # it queues only later, when it needs the time slice
         elif not state:
-            self._fair.leave(key)
-        process.state, process.place = state, place
+            self._round_robin.leave(key)
+        process.state, process.share = state, share
         return self.advance(now)
 
     def advance(self, now: float) -> list[tuple[K, int]]:
-        """Moves the time slice on if it is due. Returns the processes whose flags have changed, with their flags."""
+        """Gives the time slice to the next process if it has ended. Returns the messages to send.
+
+        A message is sent to each process whose flags have changed.
+        """
         self._charge(now)
-        self.due = None
+        self.advance_at = None
         if len(self._processes) < 2:
-            told = [(key, MAY | ALONE) for key, process in self._processes.items() if process.sent_flags >= 0]
+            final_messages = [(key, MAY | ALONE) for key, process in self._processes.items() if process.sent_flags >= 0]
             for process in self._processes.values():
                 process.sent_flags = -1
                 process.state = 0
-            self._fair = HierarchicalRoundRobin(self._quantum)
-            return told
+            self._round_robin = HierarchicalRoundRobin(self._quantum)
+            return final_messages
         for key, process in self._processes.items():
-            if process.state and now >= process.overlap_until and key not in self._fair:
-                self._fair.enter(key, process.place.tenant, process.place.weight, process.place.priority)
-        holder = self._turn(now)
+            if process.state and now >= process.overlap_until and key not in self._round_robin:
+                self._round_robin.enter(key, process.share.tenant, process.share.weight, process.share.priority)
+        holder = self._choose_holder(now)
         waiting = sum(1 for process in self._processes.values() if process.state)
-        news: list[tuple[K, int]] = []
+        messages: list[tuple[K, int]] = []
         for key, process in self._processes.items():
-            may = self._is_admitted(key, process, holder, now)
-            flags = MAY * may | AWAITED * (waiting > (1 if process.state else 0))
-            if process.sent_flags >= 0 and process.sent_flags & MAY and not may:
-                process.overdue_at = now + PATIENCE_S
+            is_admitted = self._is_admitted(key, process, holder, now)
+            flags = MAY * is_admitted | AWAITED * (waiting > (1 if process.state else 0))
+            if process.sent_flags >= 0 and process.sent_flags & MAY and not is_admitted:
+                process.overdue_at = now + OVERDUE_S
                 process.overlap_until = now
             if flags != process.sent_flags:
                 process.sent_flags = flags
-                news.append((key, flags))
-        return news
+                messages.append((key, flags))
+        return messages
 
-    def _turn(self, now: float) -> K | None:
+    def _choose_holder(self, now: float) -> K | None:
         """Returns the process that holds the time slice; None while the work of the previous holder is awaited."""
-        wanted = self._fair.turn()
-        if wanted is None:
+        chosen = self._round_robin.turn()
+        if chosen is None:
             return None
-        last = self._processes.get(self._holder) if self._holder is not None else None
-        if wanted != self._holder and last is not None and last.state & WORKS:
-            if last.sent_flags & MAY:  # it is notified now that it may not submit, and its work is awaited
-                last.overdue_at = now + PATIENCE_S
-            if now < last.overdue_at:
-                self._due(last.overdue_at)
+        previous = self._processes.get(self._holder) if self._holder is not None else None
+        if chosen != self._holder and previous is not None and previous.state & WORKS:
+            if previous.sent_flags & MAY:  # it is notified now that it may not submit, and its work is awaited
+                previous.overdue_at = now + OVERDUE_S
+            if now < previous.overdue_at:
+                self._schedule_advance(previous.overdue_at)
                 return None
-        self._holder = wanted
+        self._holder = chosen
         working = sum(1 for process in self._processes.values() if process.state & WORKS)
-        if len(self._fair) > 1:
+        if len(self._round_robin) > 1:
             # The credit is infinite if only less urgent processes wait.
-            credit = min(self._fair.credit(wanted), self._quantum)
-            self._due(now + max(SHORTEST_S, credit * max(working, 1)))
-        return wanted
+            credit = min(self._round_robin.credit(chosen), self._quantum)
+            self._schedule_advance(now + max(MIN_CHECK_S, credit * max(working, 1)))
+        return chosen
 
     def _is_admitted(self, key: K, process: _Process, holder: K | None, now: float) -> bool:
         if process.state and key == holder:
             return True
         if process.state == WANTS | WORKS and self._overran(process, now):
             return True
-        if self._fair.credit(key) <= 0:
+        if self._round_robin.credit(key) <= 0:
             return False
         if not process.state:
             return True
         if key == self._holder or now >= process.overlap_until:
             return False
-        self._due(process.overlap_until)
+        self._schedule_advance(process.overlap_until)
         return True
 
     def _overran(self, process: _Process, now: float) -> bool:
@@ -188,14 +191,14 @@ class DeviceTurns(Generic[K]):
             if process.sent_flags & MAY:
                 return False
             if now < process.overdue_at:
-                self._due(process.overdue_at)
+                self._schedule_advance(process.overdue_at)
                 return False
-            process.admitted_until = now + SHORTEST_S
-        self._due(process.admitted_until)
+            process.admitted_until = now + MIN_CHECK_S
+        self._schedule_advance(process.admitted_until)
         return True
 
-    def _due(self, when: float) -> None:
-        self.due = when if self.due is None else min(self.due, when)
+    def _schedule_advance(self, time: float) -> None:
+        self.advance_at = time if self.advance_at is None else min(self.advance_at, time)
 
     def _charge(self, now: float) -> None:
         working = [
@@ -206,7 +209,7 @@ class DeviceTurns(Generic[K]):
             if process.state & WORKS or (key == self._holder and process.state and process.sent_flags & MAY)
         ]
         for key in working:
-            self._fair.charge(key, (now - self._now) / len(working))
+            self._round_robin.charge(key, (now - self._now) / len(working))
         self._now = now
 
 
@@ -215,16 +218,16 @@ class TimeCredits:
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions = sessions
-        self._devices: dict[int, DeviceTurns[DeviceLink]] = {}
+        self._devices: dict[int, DeviceTimeSlices[DeviceLink]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     async def enter(self, link: DeviceLink) -> None:
         """Adds a process that is about to serve."""
         link.listen(Kind.BUSY, partial(self._on_busy, link))
         link.closed.add_done_callback(
-            lambda _: self._tell(link.ordinal, lambda turns, now: turns.remove_process(link, now))
+            lambda _: self._apply(link.ordinal, lambda time_slices, now: time_slices.remove_process(link, now))
         )
-        self._tell(link.ordinal, lambda turns, now: turns.join(link, now))
+        self._apply(link.ordinal, lambda time_slices, now: time_slices.join(link, now))
 
     def stop(self) -> None:
         """Stops the timers. Called at the end of the daemon."""
@@ -234,13 +237,13 @@ class TimeCredits:
         self._devices.clear()
 
     def _on_busy(self, link: DeviceLink, frame: Frame) -> None:
-        place = self._place(link)
-        self._tell(link.ordinal, lambda turns, now: turns.report(link, frame.flags, place, now))
+        share = self._find_share(link)
+        self._apply(link.ordinal, lambda time_slices, now: time_slices.report(link, frame.flags, share, now))
 
-    def _place(self, link: DeviceLink) -> ProcessShare:
+    def _find_share(self, link: DeviceLink) -> ProcessShare:
         """Returns the tenant whose sessions the process serves. Tenants that share a process are scheduled together."""
-        here = {channel.session_id for channel in link.channels.values()}
-        tenants = {session.tenant.name: session.tenant for session in self._sessions if session.id in here}
+        session_ids = {channel.session_id for channel in link.channels.values()}
+        tenants = {session.tenant.name: session.tenant for session in self._sessions if session.id in session_ids}
         if not tenants:
             return ProcessShare()
         return ProcessShare(
@@ -249,15 +252,15 @@ class TimeCredits:
             min(tenant.priority for tenant in tenants.values()),
         )
 
-    def _tell(
-        self, ordinal: int, what: Callable[[DeviceTurns[DeviceLink], float], list[tuple[DeviceLink, int]]]
+    def _apply(
+        self, ordinal: int, event: Callable[[DeviceTimeSlices[DeviceLink], float], list[tuple[DeviceLink, int]]]
     ) -> None:
         loop = asyncio.get_running_loop()
-        turns = self._devices.setdefault(ordinal, DeviceTurns())
-        for link, flags in what(turns, loop.time()):
+        time_slices = self._devices.setdefault(ordinal, DeviceTimeSlices())
+        for link, flags in event(time_slices, loop.time()):
             link.send(Kind.TURN, flags=flags)
         timer = self._timers.pop(ordinal, None)
         if timer is not None:
             timer.cancel()
-        if turns.due is not None:
-            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, DeviceTurns.advance)
+        if time_slices.advance_at is not None:
+            self._timers[ordinal] = loop.call_at(time_slices.advance_at, self._apply, ordinal, DeviceTimeSlices.advance)

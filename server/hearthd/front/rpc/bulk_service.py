@@ -67,13 +67,18 @@ class BulkService:
     """The method OpenBulk of DeviceService."""
 
     def __init__(
-        self, sessions: SessionTable, supervisor: Supervisor, lanes: LanePort, port: StripePort, bounds: BulkLimits
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        lanes: LanePort,
+        stripe_port: StripePort,
+        limits: BulkLimits,
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._lanes = lanes
-        self._port = port
-        self._bounds = bounds
+        self._stripe_port = stripe_port
+        self._limits = limits
         self._certificates = ProcessCertificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -102,9 +107,9 @@ class BulkService:
         if refusal is not None:
             raise refusal
         with self._sessions.keep_alive(session):
-            channel = _attached(session, device.ordinal, request.generation)
+            channel = _attached_channel(session, device.ordinal, request.generation)
             if not channel.link.takes_lanes:
-                raise _no_way("The device process accepts no connections.", "Use Upload and Download.")
+                raise _unsupported("The device process accepts no connections.", "Use Upload and Download.")
             if request.stripes:
                 return self._stripes(request.stripes, session, channel, context.peer())
             return self._segments(session, channel, context.peer())
@@ -118,61 +123,61 @@ class BulkService:
 
     def _segments(self, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
         if not self._lanes.path:
-            raise _no_way(
+            raise _unsupported(
                 "This daemon shares no memory with its clients: it has no socket for lanes.",
                 "Use Upload and Download, or have the daemon's operator set lanes.enabled and listen.unix.",
             )
         if not peer.startswith("unix:"):
-            raise _no_way(
+            raise _unsupported(
                 "Memory is shared only with clients on this host that use the daemon's Unix socket.",
                 "Connect to the daemon's Unix socket, or request stripes.",
             )
         pinned = session.tenant.quotas.pinned_bytes
-        most = min(self._bounds.segment_bytes, pinned) if pinned else self._bounds.segment_bytes
-        connection = BulkConnection(session, channel, SEGMENTS, {"max_bytes": self._bounds.segment_bytes})
+        max_bytes = min(self._limits.segment_bytes, pinned) if pinned else self._limits.segment_bytes
+        connection = BulkConnection(session, channel, SEGMENTS, {"max_bytes": self._limits.segment_bytes})
         return device_pb2.OpenBulkResponse(
             tickets=[self._lanes.issue(connection)],
             valid_ns=int(LIFETIME * 1e9),
             path=self._lanes.path,
-            max_segment_bytes=most,
+            max_segment_bytes=max_bytes,
             transfers=True,
         )
 
     def _stripes(self, count: int, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
-        address = self._port.reached_by(peer)
-        most = self._bounds.max_chunk_bytes
+        address = self._stripe_port.reached_by(peer)
+        max_chunk_bytes = self._limits.max_chunk_bytes
         certificate = None
-        if self._bounds.tls and not peer.startswith("unix:"):
+        if self._limits.tls and not peer.startswith("unix:"):
             certificate = self._certificates.of(channel.link)
         tickets = []
         for _ in range(count):
             secret, tls = certificate.proof() if certificate is not None else (b"", None)
-            connection = BulkConnection(session, channel, STRIPE, {"max_chunk_bytes": most, "tls": tls})
-            tickets.append(self._port.issue(connection, TICKET_BYTES - len(secret)) + secret)
+            connection = BulkConnection(session, channel, STRIPE, {"max_chunk_bytes": max_chunk_bytes, "tls": tls})
+            tickets.append(self._stripe_port.issue(connection, TICKET_BYTES - len(secret)) + secret)
         return device_pb2.OpenBulkResponse(
             tickets=tickets,
             valid_ns=int(LIFETIME * 1e9),
             host=address.host,
             port=address.port,
             certificate=certificate.der if certificate is not None else b"",
-            max_chunk_bytes=most,
+            max_chunk_bytes=max_chunk_bytes,
         )
 
 
-def _attached(session: Session, ordinal: int, generation: int) -> Channel:
+def _attached_channel(session: Session, ordinal: int, generation: int) -> Channel:
     """Returns the channel to which the session is attached.
 
     Raises `DEVICE_LOST` if that channel has ended, and `INVALID_ARGUMENT` if the session was never attached.
     """
     channel = session.channels.get(ordinal)
-    last = session.ended.get(ordinal)
+    ended_channel = session.ended.get(ordinal)
     if channel is not None and channel.link.generation == generation and channel.alive:
         if channel.sink is not None or channel.replies is not None:
             return channel
-    elif last is not None and last.link.generation == generation:
-        raise last.loss or _lost(ordinal, generation)
+    elif ended_channel is not None and ended_channel.link.generation == generation:
+        raise ended_channel.loss or _channel_lost(ordinal, generation)
     elif channel is not None:
-        raise _lost(ordinal, generation)
+        raise _channel_lost(ordinal, generation)
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         f"Session {session.id} is not attached to device {ordinal} (generation {generation}).",
@@ -182,7 +187,7 @@ def _attached(session: Session, ordinal: int, generation: int) -> Channel:
     )
 
 
-def _lost(ordinal: int, generation: int) -> Refusal:
+def _channel_lost(ordinal: int, generation: int) -> Refusal:
     return Refusal(
         Reason.DEVICE_LOST,
         f"The session is not attached to generation {generation} of device {ordinal} any more.",
@@ -191,5 +196,5 @@ def _lost(ordinal: int, generation: int) -> Refusal:
     )
 
 
-def _no_way(message: str, fix: str) -> Refusal:
+def _unsupported(message: str, fix: str) -> Refusal:
     return Refusal(Reason.UNSUPPORTED, message, fix=fix)

@@ -34,7 +34,7 @@ from hearthd.front.supervisor.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"
 
-_TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
+_WORK_RIGHTS = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
 """Operations that need one of these rights are new work. They are refused to tenants that have used up their GPU
 seconds."""
 
@@ -98,7 +98,7 @@ class DeviceService:
         self._traffic = traffic
         self._lanes = lanes
         self._bulk = bulk
-        self._unused = UnusedLanes(traffic.lane_unused)
+        self._unused_lanes = UnusedLanes(traffic.lane_unused)
         self.attachments: set[execute.ExecuteAttachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._with_channel)
         self._ipc = IpcService(sessions, supervisor, self._with_channel, lanes)
@@ -143,12 +143,12 @@ class DeviceService:
             response_serializer=unary.serialize,
         )
         for call in unary.CALLS:
-            handle = unary.behaviour(
+            behaviour = unary.behaviour(
                 call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
             )
             if call.rpc == "LoadModule":
-                handle = self._check_code(handle)
-            handlers[call.rpc] = unary.method_handler(call, self._guard(call.rpc, handle))
+                behaviour = self._check_code(behaviour)
+            handlers[call.rpc] = unary.method_handler(call, self._guard(call.rpc, behaviour))
         handlers.update(self.publishing.handlers(self._guard))
         handlers.update(self._bulk.handlers(self._guard))
         handlers.update(self._ipc.handlers(self._guard))
@@ -193,17 +193,17 @@ class DeviceService:
         except Refusal as refusal:
             self._sessions.audit.refused(session, operation, refusal)
             raise
-        if any(right in _TAKES_TIME for right in needed):
+        if any(right in _WORK_RIGHTS for right in needed):
             self._sessions.accounts.of(session.tenant).check_time()
 
     def _check_code(self, handle: Any) -> Any:
-        async def checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
+        async def handle_checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
             size = len(request.command.code)
             if size > self.limits.max_code_bytes:
                 raise errors.too_large("LoadModule.code", size, self.limits.max_code_bytes, "max_code_bytes")
             return await handle(request, context)
 
-        return checked
+        return handle_checked
 
     # ---- Execute ----
 
@@ -217,16 +217,16 @@ class DeviceService:
             if request.resume:
                 try:
                     channel = await attach.resume_channel(session, request)
-                except Refusal as gone:
+                except Refusal as refusal:
                     # A quarantined session has no channels, and its client may notice the end of a lane before the
                     # cause of that end.
-                    raise device.quarantine_refusal(session) or gone from None
+                    raise device.quarantine_refusal(session) or refusal from None
             else:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self.limits.window)
             window = self.limits.window
             attachment = execute.ExecuteAttachment(
-                context, session, channel, window, self._traffic.execute_traffic, self._unused.add
+                context, session, channel, window, self._traffic.execute_traffic, self._unused_lanes.add
             )
             channel.attach_sink(attachment)
             self.attachments.add(attachment)
@@ -236,7 +236,7 @@ class DeviceService:
                     attachment.resume(request.last_seq_acked)
                     account = self._sessions.accounts.of(session.tenant)
                     if account.exhausted:
-                        attachment.on_lost(account.out_of_time(), b"")
+                        attachment.on_lost(account.time_refusal(), b"")
                 self._greet(attachment)
                 if not request.resume:
                     await attachment.prepare()

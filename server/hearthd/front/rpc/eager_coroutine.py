@@ -37,16 +37,16 @@ class EagerCoroutine:
             if self._error is not None:
                 raise self._error
             return
-        waited, step = self._first, coroutine.send
+        future, resume = self._first, coroutine.send
         try:
             while True:
                 argument: Any = None
                 try:
-                    yield waited
-                    step = coroutine.send
-                except BaseException as thrown:  # for example CancelledError
-                    step, argument = coroutine.throw, thrown
-                waited = step(argument)
+                    yield future
+                    resume = coroutine.send
+                except BaseException as error:  # for example CancelledError
+                    resume, argument = coroutine.throw, error
+                future = resume(argument)
         except StopIteration:
             return
 
@@ -59,10 +59,10 @@ class EagerCoroutine:
                 self._first.add_done_callback(_retrieve_exception)
 
 
-def _retrieve_exception(ended: Future[Any]) -> None:
+def _retrieve_exception(future: Future[Any]) -> None:
     """Retrieves the exception of a future that is no longer awaited.
 
     gRPC fails a write if the client has disconnected, and asyncio would log that the exception was never retrieved.
     """
-    if not ended.cancelled():
-        ended.exception()
+    if not future.cancelled():
+        future.exception()

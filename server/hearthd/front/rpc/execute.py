@@ -26,7 +26,8 @@ from hearthd.front.sessions.session import Session
 
 _RECEIVED_TAG = b"\x1a"
 """First byte of an ExecuteRequest that acknowledges responses: field 3, length-delimited."""
-_SETTLE = 5.0
+_SETTLE_TIMEOUT = 5.0
+"""Maximum time, in seconds, to wait for the batches of an earlier stream."""
 _ACK_DELAY = 0.005
 """Delay of an acknowledgement, in seconds, so that it can cover further batches; an eighth of the window without
 acknowledgement ends the delay. Each message costs both sides a wake-up, and clients wait for results rather than
@@ -59,38 +60,39 @@ class ExecuteAttachment:
         channel: Channel,
         window: ExecuteWindow,
         on_traffic: Callable[[int, int, int], None] = lambda batches, received, sent: None,
-        on_lane_unused: Callable[[str, str], None] = lambda session, why: None,
+        on_lane_unused: Callable[[str, str], None] = lambda session, reason: None,
     ) -> None:
         self._context = context
         self.session = session
         self._channel = channel
         self._window = window
         self._on_traffic = on_traffic
-        self._count_unused = on_lane_unused
-        self._taking_back: asyncio.Task[None] | None = None
+        self._on_lane_unused = on_lane_unused
+        self._take_back_task: asyncio.Task[None] | None = None
         """The task that sends, over this stream, the responses of a lane that the client has stopped using."""
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._out: deque[bytes] = deque()
+        self._queued: deque[bytes] = deque()
+        """Responses that wait to be written to the stream."""
         self._eager_write: tuple[EagerCoroutine, int] | None = None
-        """A write that precedes those of `_out`, with its size in bytes. None: no such write has begun."""
+        """A write that precedes those of `_queued`, with its size in bytes. None: no such write has begun."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
-        self._wake_out: asyncio.Future[None] | None = None
+        self._writer_waiter: asyncio.Future[None] | None = None
         self._idle_waiter: asyncio.Future[None] | None = None
         self._end: Refusal | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._close_timeout = _CLOSE_TIMEOUT
         self._half_closed = False
         self._message_taken = False
-        self._batched = False
+        self._has_batch = False
         """True once a batch has arrived over this stream. Its client then no longer waits for a lane."""
         self.void_ticket: Callable[[], None] = lambda: None
         """Invalidates the ticket of the lane that was offered."""
 
     def inspect(self) -> ExecuteView:
         """Returns how much is held back and waits to be read, and the refusal that ends the stream."""
-        return ExecuteView(len(self._intake.held), len(self._out), self._intake.unread, self._end)
+        return ExecuteView(len(self._intake.held), len(self._queued), self._intake.unread, self._end)
 
     @property
     def kind(self) -> str:
@@ -104,14 +106,14 @@ class ExecuteAttachment:
 
         Ends the stream if the client leaves too many responses unread or unacknowledged.
         """
-        wake = self._wake_out
-        if wake is not None and not wake.done():
+        writer_waiter = self._writer_waiter
+        if writer_waiter is not None and not writer_waiter.done():
             # Nothing is queued or being written. The write starts here, without waiting for the writer's task.
             self._eager_write = EagerCoroutine(self._context.write(payload)), len(payload)
             self._intake.unread += len(payload)
-            wake.set_result(None)
+            writer_waiter.set_result(None)
         else:
-            self._queue(payload)
+            self._enqueue(payload)
         if self._intake.unread > self._window.max_queued_hard:
             self.on_lost(
                 Refusal(
@@ -155,19 +157,19 @@ class ExecuteAttachment:
         self._intake.advance()
         self._wake_writer()
 
-    def on_lane_unused(self, why: str) -> None:
+    def on_lane_unused(self, reason: str) -> None:
         """Counts the unused lane, and begins to send the lane's responses over this stream. Does not block."""
-        self._count_unused(self.session.id, why)
-        if self._taking_back is None and self._end is None:
-            self._taking_back = asyncio.create_task(self._lane_unused(), name="execute-lane")
+        self._on_lane_unused(self.session.id, reason)
+        if self._take_back_task is None and self._end is None:
+            self._take_back_task = asyncio.create_task(self._run_take_back(), name="execute-lane")
 
-    async def _lane_unused(self) -> None:
+    async def _run_take_back(self) -> None:
         try:
             await self._take_lane_back()
         except Refusal as refusal:
             self.on_lost(refusal, b"")
         finally:
-            self._taking_back = None
+            self._take_back_task = None
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
         """Ends the stream with `refusal`, after the queued responses and `event`. Later calls have no effect."""
@@ -175,7 +177,7 @@ class ExecuteAttachment:
             return
         self._end = refusal
         if event:
-            self._queue(event)
+            self._enqueue(event)
         if not self._ended.done():
             self._ended.set_result(None)
         self._intake.stop()
@@ -183,7 +185,7 @@ class ExecuteAttachment:
 
     def displace(self) -> None:
         """Ends the stream at once with `HANDLE_IN_USE`. Queued responses are dropped."""
-        self._out.clear()
+        self._queued.clear()
         self._close_timeout = 0.0
         self.on_lost(
             Refusal(
@@ -208,7 +210,7 @@ class ExecuteAttachment:
 
         All batches that passed through the front have then been executed, and all responses have been sent.
         """
-        return not (self._channel.batches or self._intake.held or self._out)
+        return not (self._channel.batches or self._intake.held or self._queued)
 
     @property
     def holds_batches(self) -> bool:
@@ -221,12 +223,12 @@ class ExecuteAttachment:
             self._channel.send_response(event)
 
     async def prepare(self) -> None:
-        """Waits for the batches of an earlier stream, at most `_SETTLE` seconds.
+        """Waits for the batches of an earlier stream, at most `_SETTLE_TIMEOUT` seconds.
 
         Their acknowledgements then do not count for this stream.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE):
+            async with asyncio.timeout(_SETTLE_TIMEOUT):
                 await self._channel.wait_until_executed()
         self._ack_sent = self._channel.batches.last
         self._ack_due = False
@@ -242,7 +244,7 @@ class ExecuteAttachment:
         replies, batches = self._channel.replies, self._channel.batches
         assert replies is not None
         for payload in replies:
-            self._queue(payload)
+            self._enqueue(payload)
         self._ack_sent = min(acked, batches.acked)
         if batches.acked > self._ack_sent:
             self._make_ack_due()
@@ -258,7 +260,7 @@ class ExecuteAttachment:
         if self._channel.sink is self:
             self._channel.sink = None
             if self._channel.lane is not None:
-                self._channel.lane.end()
+                self._channel.lane.request_end()
 
     async def hand_over(self, connection: int) -> None:
         """Hands `connection` to the device process as the client's lane.
@@ -270,10 +272,10 @@ class ExecuteAttachment:
         channel = self._channel
         if self._end is not None or channel.sink is not self or self._half_closed:
             raise ConnectionError("the stream is not idle")
-        if self._batched:  # the answers would wait for a lane that the client does not have
+        if self._has_batch:  # the answers would wait for a lane that the client does not have
             raise ConnectionError("the client has sent work on its stream")
         check_open(connection)
-        channel.open_lane(self._window.of_a_lane(), connection)
+        channel.open_lane(self._window.lane_limits(), connection)
 
     async def _wait_idle(self) -> None:
         """Waits until the client has acknowledged all responses.
@@ -285,7 +287,7 @@ class ExecuteAttachment:
         while self._end is None and replies is not None:
             if self._ack_timer is not None:
                 self._make_ack_due()
-            elif replies.all_acknowledged and self._wake_out is not None and not self._wake_out.done():
+            elif replies.all_acknowledged and self._writer_waiter is not None and not self._writer_waiter.done():
                 return
             self._idle_waiter = asyncio.get_running_loop().create_future()
             await self._idle_waiter
@@ -296,8 +298,8 @@ class ExecuteAttachment:
 
     async def run(self) -> None:
         """Runs the stream until one side ends it. Raises the refusal that ended it."""
-        reader = asyncio.create_task(self._pump_in(), name="execute-in")
-        writer = asyncio.create_task(self._pump_out(), name="execute-out")
+        reader = asyncio.create_task(self._receive_messages(), name="execute-in")
+        writer = asyncio.create_task(self._send_responses(), name="execute-out")
         try:
             await asyncio.wait({reader, writer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and self._end is None:
@@ -320,7 +322,7 @@ class ExecuteAttachment:
             if self._ack_timer is not None:
                 self._ack_timer.cancel()
             self._intake.stop()
-            tasks = [task for task in (reader, writer, self._taking_back) if task is not None]
+            tasks = [task for task in (reader, writer, self._take_back_task) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -329,9 +331,9 @@ class ExecuteAttachment:
 
     # ---- from the client ----
 
-    async def _pump_in(self) -> None:
+    async def _receive_messages(self) -> None:
         read, intake = self._context.read, self._intake
-        most, eof = self._window.max_batch_bytes, EOF
+        max_bytes, eof = self._window.max_batch_bytes, EOF
         while self._end is None:
             message: bytes = await read()
             if self._end is not None:
@@ -341,15 +343,15 @@ class ExecuteAttachment:
             self._message_taken = True
             if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
-            if not self._batched:
-                self._batched = True
+            if not self._has_batch:
+                self._has_batch = True
                 self.void_ticket()
             if self._channel.lane is not None:
                 await self._take_lane_back()
                 if self._end is not None:
                     return
-            if len(message) > most:
-                raise errors.too_large("A message of Execute", len(message), most, "max_batch_bytes")
+            if len(message) > max_bytes:
+                raise errors.too_large("A message of Execute", len(message), max_bytes, "max_batch_bytes")
             if not intake.try_pass_on(message):
                 await intake.enqueue(message)
         await intake.finish()
@@ -377,28 +379,28 @@ class ExecuteAttachment:
         Raises if the client has sent a batch over the lane.
         """
         for payload in await self._channel.take_lane_back():
-            self._queue(payload)
+            self._enqueue(payload)
         if self._channel.batches.acked > self._ack_sent:
             self._make_ack_due()
 
     # ---- to the client ----
 
-    async def _pump_out(self) -> None:
+    async def _send_responses(self) -> None:
         write = self._context.write
-        out = self._out
+        queued = self._queued
         batches = self._channel.batches
         while True:
             if self._eager_write is not None:
-                begun, size = self._eager_write
-                await begun
+                coroutine, size = self._eager_write
+                await coroutine
                 self._eager_write = None
-                self._written(size)
+                self._on_written(size)
             # Only the responses queued now precede the acknowledgement. With a steady flow of responses it would
             # otherwise never be sent.
-            for _ in range(len(out)):
-                payload = out.popleft()
+            for _ in range(len(queued)):
+                payload = queued.popleft()
                 await write(payload)
-                self._written(len(payload))
+                self._on_written(len(payload))
             if self._ack_due:
                 self._ack_due = False
                 self._ack_sent = batches.acked
@@ -406,23 +408,23 @@ class ExecuteAttachment:
                 await write(ack.SerializeToString())
             if self._intake.held:
                 self._intake.advance()
-            if not out and not self._ack_due:
-                heard = self._channel.lane is not None or (not batches and self._ack_sent >= batches.acked)
-                if self._end is not None or (self._half_closed and heard):
+            if not queued and not self._ack_due:
+                all_acknowledged = self._channel.lane is not None or (not batches and self._ack_sent >= batches.acked)
+                if self._end is not None or (self._half_closed and all_acknowledged):
                     return
-                self._wake_out = asyncio.get_running_loop().create_future()
+                self._writer_waiter = asyncio.get_running_loop().create_future()
                 self._wake_idle_waiter()
-                await self._wake_out
+                await self._writer_waiter
 
-    def _written(self, size: int) -> None:
+    def _on_written(self, size: int) -> None:
         self._intake.unread -= size
         self._on_traffic(0, 0, size)
 
-    def _queue(self, payload: bytes) -> None:
-        self._out.append(payload)
+    def _enqueue(self, payload: bytes) -> None:
+        self._queued.append(payload)
         self._intake.unread += len(payload)
         self._wake_writer()
 
     def _wake_writer(self) -> None:
-        if self._wake_out is not None and not self._wake_out.done():
-            self._wake_out.set_result(None)
+        if self._writer_waiter is not None and not self._writer_waiter.done():
+            self._writer_waiter.set_result(None)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from hearthd.front.config.front_limits import AdmissionSettings
     from hearthd.front.connections.limiter import ConnectionSlot
 
-_SMALL = 64 << 10
+_MAX_COPIED_BYTES = 64 << 10
 """Maximum size, in bytes, of a message that is copied behind its header. Longer messages are written without a copy."""
-_MOST_UNREAD = 4 << 20
+_MAX_UNREAD_BYTES = 4 << 20
 """Bytes of requests that may wait to be read. Above this limit, reading from the socket pauses."""
 _HIGH_WATER = 1 << 20
-_BUFFER = 2 << 20
+_SEND_BUFFER_BYTES = 2 << 20
 """Size, in bytes, of the socket's buffer for responses, as far as the system allows."""
-Starts = Callable[["FramedCall", bytes], None]
+OnMethod = Callable[["FramedCall", bytes], None]
 
 
 class CallAborted(grpc.aio.AbortError):
@@ -59,8 +59,8 @@ class FramedCall(asyncio.Protocol):
 
     def __init__(
         self,
-        starts: Starts,
-        on_made: Callable[[FramedCall], bool],
+        on_method: OnMethod,
+        on_connected: Callable[[FramedCall], bool],
         account: UnauthenticatedBytes,
         settings: AdmissionSettings,
         keepalive: Keepalive = KEEPALIVE,
@@ -79,30 +79,30 @@ class FramedCall(asyncio.Protocol):
         self.encode: Callable[[Any], bytes] | None = None
         self.task: asyncio.Task[None] | None = None
         """The task that serves the call."""
-        self._starts: Starts | None = starts
-        self._on_made = on_made
+        self._on_method: OnMethod | None = on_method
+        self._on_connected = on_connected
         self._account = account
         self._settings = settings
         self._keepalive = keepalive
-        self._held = 0
+        self._counted_bytes = 0
         """Bytes counted on the account of callers whose headers show no credential."""
-        self._head = b""
+        self._method_data = b""
         """The part of METHOD that has arrived, while METHOD is incomplete."""
         self._frames = FrameReader(MAX_STRANGER_BYTES)
-        self._most_unread = MAX_STRANGER_BYTES
+        self._max_unread = MAX_STRANGER_BYTES
         self._method_gate: MethodGate | None = None
         self._delivered = False
         """True once a message was given to the handler."""
         self._read_closed = False
         """True if nothing more is read from the client."""
-        self._received = 0
+        self._bytes_received = 0
         """Number of bytes received in total."""
-        self._whole = 0
+        self._frames_received = 0
         """Number of complete frames received in total."""
-        self._slow: asyncio.TimerHandle | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
         """Timer that checks for progress of an incomplete frame."""
         self._inbox: deque[Any] = deque()
-        self._unread = 0
+        self._unread_bytes = 0
         self._message_waiter: asyncio.Future[None] | None = None
         self._room_waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -110,7 +110,7 @@ class FramedCall(asyncio.Protocol):
         self._lost = False
         self._received_since_check = True
         self._pinged = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._keepalive_timer: asyncio.TimerHandle | None = None
 
     # ---- asyncio.Protocol ----
 
@@ -119,9 +119,9 @@ class FramedCall(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        if self._on_made(self):
-            self._timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._check_alive)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        if self._on_connected(self):
+            self._keepalive_timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._check_alive)
         else:
             self.transport.abort()
 
@@ -130,24 +130,24 @@ class FramedCall(asyncio.Protocol):
         self._received_since_check, self._pinged = True, False
         if self._read_closed:
             return
-        self._received += len(data)
+        self._bytes_received += len(data)
         try:
-            if self._starts is not None:
-                data = self._begin(data)
+            if self._on_method is not None:
+                data = self._read_method(data)
                 if not data:
                     return
             for frame in self._frames.feed(data):
-                self._whole += 1
-                self._take(frame)
+                self._frames_received += 1
+                self._on_frame(frame)
         except FrameTooLarge as error:
             self._refuse_large(error)
         except FrameError:
             self.drop()
             return
-        if self._frames.pending and self._slow is None:
-            self._watch()
-        if self._unknown:
-            self._hold(self._unread + self._frames.pending)
+        if self._frames.pending and self._progress_timer is None:
+            self._start_progress_timer()
+        if self._is_unauthenticated:
+            self._set_counted_bytes(self._unread_bytes + self._frames.pending)
 
     # ---- admission ----
 
@@ -159,46 +159,48 @@ class FramedCall(asyncio.Protocol):
             return
         self._frames.max_payload = admitted.max_bytes
         if admitted.caller is not None:
-            self._most_unread = _MOST_UNREAD
+            self._max_unread = _MAX_UNREAD_BYTES
 
     @property
-    def _unknown(self) -> bool:
+    def _is_unauthenticated(self) -> bool:
         """True if no credential has been accepted yet."""
-        return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
+        return self.admitted is None or (
+            self._max_unread < _MAX_UNREAD_BYTES and not isinstance(self.admitted, Refusal)
+        )
 
-    def _begin(self, data: bytes) -> bytes:
-        """Reads METHOD and calls `starts`.
+    def _read_method(self, data: bytes) -> bytes:
+        """Reads METHOD and calls `on_method`.
 
         Returns the bytes behind METHOD; empty while METHOD is incomplete. Raises `FrameError`.
         """
-        head = self._head + data
+        head = self._method_data + data
         if len(head) >= frames.HEADER.size:
             length, kind, *_ = frames.HEADER.unpack_from(head)
             if kind != Kind.METHOD or length > calls.MAX_HEAD:
                 raise FrameError(f"a call begins with frame {kind} of {length} bytes")
             end = frames.HEADER.size + length
             if len(head) >= end:
-                assert self._starts is not None
-                starts, self._starts, self._head = self._starts, None, b""
-                self._hold(0)
-                starts(self, head[frames.HEADER.size : end])
+                assert self._on_method is not None
+                on_method, self._on_method, self._method_data = self._on_method, None, b""
+                self._set_counted_bytes(0)
+                on_method(self, head[frames.HEADER.size : end])
                 return b"" if self._read_closed else head[end:]
-        self._head = head
-        self._hold(len(head))
+        self._method_data = head
+        self._set_counted_bytes(len(head))
         return b""
 
-    def _hold(self, size: int) -> None:
+    def _set_counted_bytes(self, size: int) -> None:
         """Sets the number of bytes on the account of callers without a credential.
 
         Closes the connection if the account has no room.
         """
-        if size > self._held and not self._account.reserve(size - self._held):
+        if size > self._counted_bytes and not self._account.reserve(size - self._counted_bytes):
             self._account.refused("unauthenticated_bytes", self.peer(), "")
             self.drop()
             return
-        if size < self._held:
-            self._account.give(self._held - size)
-        self._held = size
+        if size < self._counted_bytes:
+            self._account.give(self._counted_bytes - size)
+        self._counted_bytes = size
 
     def _accept(self) -> None:
         """Applies the limits of an accepted caller.
@@ -206,15 +208,15 @@ class FramedCall(asyncio.Protocol):
         A handler that has read a message and asks for another has identified the caller.
         """
         assert self._method_gate is not None
-        self._most_unread = _MOST_UNREAD
+        self._max_unread = _MAX_UNREAD_BYTES
         self._frames.max_payload = self._method_gate.limit.max_bytes
-        self._hold(0)
+        self._set_counted_bytes(0)
 
     def _refuse_large(self, error: FrameTooLarge) -> None:
         if self._method_gate is None or self.admitted is None or isinstance(self.admitted, Refusal):
             self.drop()
             return
-        self._put(self._method_gate.too_large(error.size, self.peer(), self.admitted))
+        self._enqueue(self._method_gate.too_large(error.size, self.peer(), self.admitted))
         self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -222,23 +224,29 @@ class FramedCall(asyncio.Protocol):
         if self.transport is not None:
             self.transport.pause_reading()
 
-    def _watch(self) -> None:
-        wait = self._settings.request_timeout
-        self._slow = asyncio.get_running_loop().call_later(wait, self._progress, self._received, self._whole)
+    def _start_progress_timer(self) -> None:
+        timeout = self._settings.request_timeout
+        self._progress_timer = asyncio.get_running_loop().call_later(
+            timeout, self._check_progress, self._bytes_received, self._frames_received
+        )
 
-    def _progress(self, received: int, whole: int) -> None:
+    def _check_progress(self, bytes_before: int, frames_before: int) -> None:
         """Refuses a message that arrives too slowly. Time in which reading is paused does not count."""
-        self._slow = None
+        self._progress_timer = None
         if self.transport is None or self._read_closed or not self._frames.pending:
             return
-        least = self._settings.request_timeout * self._settings.request_rate
-        if self._whole > whole or self._received - received >= least or not self.transport.is_reading():
-            self._watch()
+        min_bytes = self._settings.request_timeout * self._settings.request_rate
+        if (
+            self._frames_received > frames_before
+            or self._bytes_received - bytes_before >= min_bytes
+            or not self.transport.is_reading()
+        ):
+            self._start_progress_timer()
             return
         self._account.refused(
             "request_timeout", self.peer(), "" if self._method_gate is None else self._method_gate.method
         )
-        self._put(
+        self._enqueue(
             Refusal(
                 Reason.DEADLINE_EXCEEDED,
                 f"A message of the call arrived with less than {self._settings.request_rate} bytes a second.",
@@ -248,23 +256,23 @@ class FramedCall(asyncio.Protocol):
         )
         self._stop_reading()
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if self._read_closed:
             return
         if frame.kind == Kind.MESSAGE and not self._half_closed:
-            self._put(frame.payload)
-            self._unread += len(frame.payload)
-            if self._unread > self._most_unread and self.transport is not None:
+            self._enqueue(frame.payload)
+            self._unread_bytes += len(frame.payload)
+            if self._unread_bytes > self._max_unread and self.transport is not None:
                 self.transport.pause_reading()
         elif frame.kind == Kind.END and not self._half_closed:
             self._half_closed = True
-            self._put(EOF)
+            self._enqueue(EOF)
         elif frame.kind == Kind.PING:
             self._send(Kind.PONG, b"")
         elif frame.kind != Kind.PONG:
             raise FrameError(f"frame {frame.kind} arrived in a call")
 
-    def _put(self, message: Any) -> None:
+    def _enqueue(self, message: Any) -> None:
         self._inbox.append(message)
         if self._message_waiter is not None and not self._message_waiter.done():
             self._message_waiter.set_result(None)
@@ -290,12 +298,12 @@ class FramedCall(asyncio.Protocol):
             self.slot.release()
             self.slot = None  # the slot refers to the call; without this, only the garbage collector would free both
         self.on_lost(self)
-        for timer in (self._timer, self._slow):
+        for timer in (self._keepalive_timer, self._progress_timer):
             if timer is not None:
                 timer.cancel()
-        self._head, self._frames = b"", FrameReader(0)
+        self._method_data, self._frames = b"", FrameReader(0)
         self._inbox.clear()
-        self._hold(0)
+        self._set_counted_bytes(0)
         self.resume_writing()
         if self._message_waiter is not None and not self._message_waiter.done():
             self._message_waiter.set_result(None)
@@ -310,21 +318,21 @@ class FramedCall(asyncio.Protocol):
 
         Sends pings while the client is silent.
         """
-        silent, self._received_since_check = not self._received_since_check, False
+        is_silent, self._received_since_check = not self._received_since_check, False
         if self.transport is None:
             return
-        if silent and self._pinged:
+        if is_silent and self._pinged:
             self.drop()
             return
-        wait = self._keepalive.ask
+        delay = self._keepalive.ask
         if not self._paused:
             # While reading is paused, a ping of the client would not be read, so it is answered in advance.
             if not self.transport.is_reading():
                 self._send(Kind.PONG, b"")
-            elif silent:
+            elif is_silent:
                 self._send(Kind.PING, b"")
-                self._pinged, wait = True, self._keepalive.answer
-        self._timer = asyncio.get_running_loop().call_later(wait, self._check_alive)
+                self._pinged, delay = True, self._keepalive.answer
+        self._keepalive_timer = asyncio.get_running_loop().call_later(delay, self._check_alive)
 
     # ---- the context of the handler ----
 
@@ -336,8 +344,8 @@ class FramedCall(asyncio.Protocol):
         """Returns the client's process, to be watched; see `process_of` for the cases in which it returns None."""
         if self.transport is None:
             return None
-        found = process_of(self.transport.get_extra_info("socket"))
-        return ClientProcess(*found) if found is not None else None
+        process = process_of(self.transport.get_extra_info("socket"))
+        return ClientProcess(*process) if process is not None else None
 
     def invocation_metadata(self) -> calls.Metadata:
         """Returns the metadata of the call. The first call of this method adds those that `identify` returns."""
@@ -365,7 +373,7 @@ class FramedCall(asyncio.Protocol):
         operation that it waits for (`asyncio.wait_for` before Python 3.12). Raises the refusal of a message that was
         too long or too slow.
         """
-        if self._delivered and self._unknown:
+        if self._delivered and self._is_unauthenticated:
             self._accept()
         while not self._inbox:
             if self._lost:
@@ -378,12 +386,12 @@ class FramedCall(asyncio.Protocol):
         if isinstance(message, Refusal):
             raise message
         self._inbox.popleft()
-        self._unread -= len(message)
+        self._unread_bytes -= len(message)
         self._delivered = True
         if (
             self.transport is not None
             and not self._read_closed
-            and self._unread <= self._most_unread
+            and self._unread_bytes <= self._max_unread
             and not self.transport.is_reading()
         ):
             self.transport.resume_reading()
@@ -424,7 +432,7 @@ class FramedCall(asyncio.Protocol):
     def _send(self, kind: int, payload: bytes) -> None:
         if self.transport is None:
             return
-        if len(payload) <= _SMALL:
+        if len(payload) <= _MAX_COPIED_BYTES:
             self.transport.write(frames.header(kind, len(payload)) + payload)
         else:
             self.transport.writelines((frames.header(kind, len(payload)), payload))

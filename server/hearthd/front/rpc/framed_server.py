@@ -32,7 +32,7 @@ _METHOD_WAIT = 2.0
 """Maximum time, in seconds, until METHOD has to arrive."""
 _BACKLOG = 1024
 _MAX_PATH = 107
-_SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
+_CREDENTIAL_KEYS = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
 class _CallDetails(NamedTuple):
@@ -62,7 +62,7 @@ class CallServer:
         self._socket: UnixSocket | None = None
         self._server: asyncio.AbstractServer | None = None
         self._limiter = limiter
-        self._waiting: set[FramedCall] = set()
+        self._awaiting_method: set[FramedCall] = set()
         """Connections whose METHOD has not arrived."""
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -71,24 +71,26 @@ class CallServer:
         if len(os.fsencode(path)) > _MAX_PATH:
             log.warning("no_call_socket", path=path, why=f"a Unix socket's path has at most {_MAX_PATH} bytes")
             return
-        place = UnixSocket(path, public=public)
-        place.claim()
-        before = os.umask(0o111 if public else 0o177)
+        unix_socket = UnixSocket(path, public=public)
+        unix_socket.claim()
+        previous_umask = os.umask(0o111 if public else 0o177)
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(self._connected, path, backlog=_BACKLOG)
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                self._create_call, path, backlog=_BACKLOG
+            )
         except OSError as error:
-            place.release()
-            raise place.unusable(error) from None
+            unix_socket.release()
+            raise unix_socket.unusable(error) from None
         finally:
-            os.umask(before)
-        self._socket = place
+            os.umask(previous_umask)
+        self._socket = unix_socket
 
     async def close(self, grace: float) -> None:
         """Accepts no further calls. Calls under way may continue for `grace` seconds."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        for call in list(self._waiting):
+        for call in list(self._awaiting_method):
             call.drop()
         if self._calls and grace:
             await asyncio.wait(self._calls, timeout=grace)
@@ -102,10 +104,10 @@ class CallServer:
 
     # ---- one call ----
 
-    def _connected(self) -> FramedCall:
-        return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
+    def _create_call(self) -> FramedCall:
+        return FramedCall(self._start, self._on_connected, self._gate.account, self._gate.limits.settings)
 
-    def _made(self, call: FramedCall) -> bool:
+    def _on_connected(self, call: FramedCall) -> bool:
         """Returns True if the connection is accepted."""
         assert call.transport is not None
         peer = peer_of(call.transport.get_extra_info("socket"))
@@ -113,13 +115,13 @@ class CallServer:
         if call.slot is None:
             return False
         call.slot.expect(_METHOD_WAIT)
-        self._waiting.add(call)
-        call.on_lost = self._waiting.discard
+        self._awaiting_method.add(call)
+        call.on_lost = self._awaiting_method.discard
         return True
 
     def _start(self, call: FramedCall, head: bytes) -> None:
         """Starts a call whose METHOD has arrived. Raises `FrameError`."""
-        self._waiting.discard(call)
+        self._awaiting_method.discard(call)
         if call.slot is not None:
             call.slot.expect()  # from now on the slot waits for an accepted credential
         method, metadata = calls.unpack_head(head)
@@ -129,21 +131,21 @@ class CallServer:
         call.metadata = metadata
         with suppress(OSError):
             call.pid = credentials_of(call.transport.get_extra_info("socket"))[0]
-        handler = self._find(method, call.metadata)
+        handler = self._find_handler(method, call.metadata)
         if handler is None:
             self._gate.account.refused("unknown_method", call.peer(), method)
-            call.end(unknown(method).to_status())
+            call.end(unknown_method(method).to_status())
             return
         behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
         call.encode = handler.response_serializer
         self._admit(call, behaviour.method_gate)
         call.task = asyncio.create_task(
-            self._serve(call, behaviour, method, answers=not handler.response_streaming), name=method
+            self._serve(call, behaviour, method, sends_result=not handler.response_streaming), name=method
         )
         self._calls.add(call.task)
         call.task.add_done_callback(self._calls.discard)
 
-    def _user(self, connection: socket.socket) -> calls.Metadata:
+    def _user_ticket(self, connection: socket.socket) -> calls.Metadata:
         try:
             ticket = self._ticket(connection)
         except OSError as error:
@@ -153,10 +155,10 @@ class CallServer:
 
     def _admit(self, call: FramedCall, method_gate: MethodGate) -> None:
         """Has the gate decide on the call, before any data behind METHOD is examined."""
-        shown = any(name in _SHOWN for name, _ in call.metadata)
-        if not shown and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
+        has_credential = any(name in _CREDENTIAL_KEYS for name, _ in call.metadata)
+        if not has_credential and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None
-            call.identify = partial(self._user, call.transport.get_extra_info("socket"))
+            call.identify = partial(self._user_ticket, call.transport.get_extra_info("socket"))
         context: Any = call
         try:
             call.admit(self._gate.decide(method_gate, context), method_gate)
@@ -164,7 +166,7 @@ class CallServer:
             refusal.__traceback__ = None
             call.admit(refusal, method_gate)
 
-    def _find(self, method: str, metadata: calls.Metadata) -> Any:
+    def _find_handler(self, method: str, metadata: calls.Metadata) -> Any:
         details: Any = _CallDetails(method, metadata)
         for service in self._services:
             handler: Any = service.service(details)
@@ -172,12 +174,12 @@ class CallServer:
                 return handler
         return None
 
-    async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, answers: bool) -> None:
-        """Runs the handler of a call. With `answers` the return value of `behaviour` is sent as the response."""
+    async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, sends_result: bool) -> None:
+        """Runs the handler of a call. With `sends_result` the return value of `behaviour` is sent as the response."""
         calling_process.set(call.pid)
         try:
             answer = await behaviour(None, call)
-            if answers:
+            if sends_result:
                 await call.write(answer)
             call.end()
         except CallAborted as aborted:
@@ -195,7 +197,7 @@ class CallServer:
             call.task = None
 
 
-def unknown(method: str) -> Refusal:
+def unknown_method(method: str) -> Refusal:
     """Returns the refusal of a method that no service has."""
     return Refusal(
         Reason.UNSUPPORTED,

@@ -40,11 +40,11 @@ class GroupInfo:
         self,
         sessions: SessionTable,
         recorder: FlightRecorder,
-        over_daemons: Callable[[Session], Iterable[CrossNodeGroup]] = lambda session: (),
+        cross_node_groups: Callable[[Session], Iterable[CrossNodeGroup]] = lambda session: (),
     ) -> None:
         self._sessions = sessions
         self._recorder = recorder
-        self._over_daemons = over_daemons
+        self._cross_node_groups = cross_node_groups
 
     def behaviours(self) -> Mapping[str, Any]:
         """Returns the methods for NodeService's table."""
@@ -70,12 +70,12 @@ class GroupInfo:
             )
             for members, ring in self._recorder.rings(session.id)
         ]
-        groups += [self._over(part) for part in self._over_daemons(session)]
+        groups += [self._describe_cross_node(group) for group in self._cross_node_groups(session)]
         return node_pb2.DescribeGroupsResponse(groups=groups)
 
-    def _over(self, part: CrossNodeGroup) -> node_pb2.GroupInfo:
-        info = part.info()
-        ring = part.ring(self._recorder)
+    def _describe_cross_node(self, group: CrossNodeGroup) -> node_pb2.GroupInfo:
+        info = group.info()
+        ring = group.ring(self._recorder)
         if ring is not None:
             info.aborts = ring.aborts
             info.operations.extend(_operations(ring))

@@ -62,7 +62,7 @@ class GroupService:
         with self._sessions.keep_alive(session):
             group, secret = await self._groups.create(session, members, self._seconds(request.timeout_ns))
         assert self._groups.port is not None
-        self._note("group_create", session, group, members, 0)
+        self._audit("group_create", session, group, members, 0)
         return node_pb2.CreateGroupResponse(
             group=group,
             ticket=node_pb2.GroupTicket(
@@ -92,7 +92,7 @@ class GroupService:
         with self._sessions.keep_alive(session):
             timeout = self._seconds(request.timeout_ns)
             await self._groups.join(session, group, request.node, members, request.ticket, timeout)
-        self._note("group_join", session, group, members, request.node)
+        self._audit("group_join", session, group, members, request.node)
         return node_pb2.JoinGroupResponse()
 
     async def leave(self, request: node_pb2.LeaveGroupRequest, context: Context) -> node_pb2.LeaveGroupResponse:
@@ -133,9 +133,9 @@ class GroupService:
 
     def _note_refused(self, session: Session, addresses: Sequence[Address]) -> None:
         """Records each refusal in the audit log, so that a session that tries many addresses is noticed."""
-        reason, named = str(Reason.PERMISSION_DENIED), ", ".join(map(str, addresses))
-        self._sessions.audit.record("refused", session, operation="JoinGroup", reason=reason, addresses=named)
+        reason, address_list = str(Reason.PERMISSION_DENIED), ", ".join(map(str, addresses))
+        self._sessions.audit.record("refused", session, operation="JoinGroup", reason=reason, addresses=address_list)
 
-    def _note(self, event: str, session: Session, group: bytes, members: Members, node: int) -> None:
+    def _audit(self, event: str, session: Session, group: bytes, members: Members, node: int) -> None:
         devices = sorted(devices_of(members, node))
         self._sessions.audit.record(event, session, group=group.hex(), node=node, devices=devices, ranks=len(members))

@@ -35,9 +35,9 @@ NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-_SLOW_S = 20.0
+_SLOW_AFTER_S = 20.0
 """Time, in seconds, that a watcher may leave a status unread before it is counted as slow."""
-_LOG_S = 10.0
+_LOG_INTERVAL_S = 10.0
 """Minimum interval, in seconds, between log lines about watchers that were refused or are slow."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -72,11 +72,11 @@ class Health:
 
     def refresh(self) -> None:
         """Updates the status of every name from the devices, and wakes the watchers after a change. Does not block."""
-        some = any(device.state == SERVING for device in self._supervisor)
+        any_serving = any(device.state == SERVING for device in self._supervisor)
         refuses_new = self._draining or bool(self._overloaded())
         serving = {
             "": ready(self._supervisor, refuses_new),
-            device_service.NAME: some,
+            device_service.NAME: any_serving,
             node_service.NAME: True,
         }
         serving |= {f"device/{device.ordinal}": device.state == SERVING for device in self._supervisor}
@@ -129,9 +129,9 @@ class Health:
         Of several changes only the latest may be sent.
         """
         peer = context.peer()  # read now, because a call whose connection has ended has no peer
-        refused = self.watchers.enter(peer)
-        if refused:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
+        reason = self.watchers.enter(peer)
+        if reason:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         sent: int | None = None
         try:
             while True:
@@ -149,14 +149,14 @@ class Health:
 
     async def _write(self, context: Context, peer: str, message: health_pb2.HealthCheckResponse) -> None:
         """Returns when the watcher's connection has accepted the message, which may never happen."""
-        writing = asyncio.ensure_future(context.write(message))
+        write = asyncio.ensure_future(context.write(message))
         try:
-            done, _ = await asyncio.wait({writing}, timeout=_SLOW_S)
+            done, _ = await asyncio.wait({write}, timeout=_SLOW_AFTER_S)
             if not done:
-                self.watchers.fault("slow", peer)
-            await writing
+                self.watchers.add_fault("slow", peer)
+            await write
         finally:
-            writing.cancel()
+            write.cancel()
 
     async def stop(self) -> None:
         """Ends all watches."""
@@ -170,7 +170,7 @@ class HealthWatchers(Collector):
         self._settings = settings
         self._by_address: Counter[str] = Counter()
         self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
-        self._log_throttle = LogThrottle(_LOG_S)
+        self._log_throttle = LogThrottle(_LOG_INTERVAL_S)
 
     def __len__(self) -> int:
         return self._by_address.total()
@@ -179,10 +179,10 @@ class HealthWatchers(Collector):
         """Counts one more watcher and returns an empty string, or returns the reason why no more is accepted."""
         address = host_of(peer)
         if len(self) >= self._settings.watchers:
-            self.fault("total", peer)
+            self.add_fault("total", peer)
             return f"{len(self)} clients already watch the health, which is the maximum; call Check."
         if self._by_address[address] >= self._settings.watchers_per_address:
-            self.fault("address", peer)
+            self.add_fault("address", peer)
             calls = self._by_address[address]
             return f"{calls} calls from this address already watch the health, which is the maximum; call Check."
         self._by_address[address] += 1
@@ -195,11 +195,11 @@ class HealthWatchers(Collector):
         if self._by_address[address] <= 0:
             del self._by_address[address]
 
-    def fault(self, why: str, peer: str) -> None:
-        """Counts a fault of a watcher, and logs it at a limited rate. `why`: total, address or slow."""
-        self._faults[why] += 1
+    def add_fault(self, kind: str, peer: str) -> None:
+        """Counts a fault of a watcher, and logs it at a limited rate. `kind`: total, address or slow."""
+        self._faults[kind] += 1
         if self._log_throttle.due("fault", time.monotonic()):
-            log.warning("health_watcher", fault=why, peer=peer[:200], count=self._faults.total())
+            log.warning("health_watcher", fault=kind, peer=peer[:200], count=self._faults.total())
 
     def collect(self) -> list[Metric]:
         """Returns the number of watchers and of their faults. Called at each scrape."""
@@ -208,8 +208,8 @@ class HealthWatchers(Collector):
             "Calls of Health/Watch ended by a limit (total, address) or with a status unread (slow).",
             labels=["why"],
         )
-        for why, count in sorted(self._faults.items()):
-            faults.add_metric([why], count)
+        for kind, count in sorted(self._faults.items()):
+            faults.add_metric([kind], count)
         return [
             GaugeMetricFamily("hearth_health_watchers", "Open calls of Health/Watch.", value=len(self)),
             faults,

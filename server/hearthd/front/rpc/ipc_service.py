@@ -42,7 +42,7 @@ FILE = "lent"
 """The kind of the messages in which device processes send memory."""
 
 
-class LentMemory:
+class ExportedMemory:
     """Exported memory that waits to be fetched by its client. The ticket stands for this object."""
 
     kind = "ipc"
@@ -53,9 +53,9 @@ class LentMemory:
 
     async def hand_over(self, connection: int) -> None:
         """Sends the file over the client's connection. Raises OSError if that fails."""
-        with socket.socket(fileno=os.dup(connection)) as end:
+        with socket.socket(fileno=os.dup(connection)) as sock:
             file = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._file]))
-            end.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
+            sock.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
         self.close()
 
     def close(self) -> None:
@@ -106,25 +106,25 @@ class IpcService:
                     fix='Connect through the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with '
                     "x.get().",
                 )
-            return await self._shielded.run(partial(self._lend, request, session, channel))
+            return await self._shielded.run(partial(self._export_memory, request, session, channel))
 
         return await self._with_channel(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
 
-    async def _lend(self, request: Any, session: Session, channel: Channel) -> Any:
+    async def _export_memory(self, request: Any, session: Session, channel: Channel) -> Any:
         link = cast(DeviceLink, channel.link)
         body = {"op": "lend", "buffer": request.buffer, "export": request.export}
         answer, file = await self._files.ask(link, body, channel.number, "the exported buffer")
-        lent = LentMemory(session, file)
-        offer = self._lanes.offer(lent)
+        memory = ExportedMemory(session, file)
+        offer = self._lanes.offer(memory)
         if offer is None:
-            lent.close()
+            memory.close()
             await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             raise Refusal(
                 Reason.UNSUPPORTED,
                 "This daemon has no Unix socket for lanes, over which memory is passed to its clients.",
                 fix="Start it with lanes.enabled = true and a Unix socket, or copy with x.get().",
             )
-        asyncio.get_running_loop().call_later(LIFETIME + 1.0, lent.close)
+        asyncio.get_running_loop().call_later(LIFETIME + 1.0, memory.close)
         self._sessions.audit.record(
             "export", session, device=request.target.device, buffer=request.buffer, size=answer["size"]
         )

@@ -123,7 +123,7 @@ class NodeService:
         """
         caller = admitted_caller()
         protocol = negotiate(request.protocol.min, request.protocol.max)
-        dedicated = _dedicated(request.isolation)
+        dedicated = _is_dedicated(request.isolation)
         try:
             if dedicated:
                 caller.tenant.require((Right.DEDICATED,), "open a dedicated session")
@@ -134,10 +134,10 @@ class NodeService:
                 dedicated=dedicated,
                 launch_timeout=request.launch_timeout_ns / 1e9,
                 client_process=request.client_process,
-                watch=partial(_process, context, request.client_process),
+                watch=partial(_client_process, context, request.client_process),
             )
         except Refusal as refusal:
-            self._refused(caller, "OpenSession", refusal)
+            self._audit_refusal(caller, "OpenSession", refusal)
             raise
         return node_pb2.OpenSessionResponse(
             session_id=session.id,
@@ -209,12 +209,12 @@ class NodeService:
         caller may not see is treated as missing.
         """
         caller = admitted_caller()
-        found = [session for session in self._sessions if session.id == request.session_id]
-        if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
+        sessions = [session for session in self._sessions if session.id == request.session_id]
+        if not sessions or not sees_tenant(caller.tenant, sessions[0].tenant.name):
             refusal = errors.session_not_found(request.session_id)
-            self._refused(caller, "EndSession", refusal)
+            self._audit_refusal(caller, "EndSession", refusal)
             raise refusal
-        session = found[0]
+        session = sessions[0]
         if session.tenant.name != caller.tenant.name:
             self._require_operator(caller, "EndSession")
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
@@ -241,17 +241,17 @@ class NodeService:
         try:
             caller.tenant.require((Right.ADMIN,), method)
         except Refusal as refusal:
-            self._refused(caller, method, refusal)
+            self._audit_refusal(caller, method, refusal)
             raise
 
-    def _refused(self, caller: Caller, operation: str, refusal: Refusal) -> None:
+    def _audit_refusal(self, caller: Caller, operation: str, refusal: Refusal) -> None:
         self._sessions.audit.refused(caller, operation, refusal)
 
     def _devices(self, tenant: Tenant) -> list[node_pb2.Device]:
         return [device.describe(tenant) for device in self._supervisor.visible(tenant)]
 
 
-def _process(context: Context, declared: str) -> ClientProcess | None:
+def _client_process(context: Context, declared: str) -> ClientProcess | None:
     """Returns the process of the client of a framed call, to be watched.
 
     `declared` is the host and pid that the client declares. None if the pid is not that of the process that has
@@ -263,7 +263,7 @@ def _process(context: Context, declared: str) -> ClientProcess | None:
     return context.process()
 
 
-def _dedicated(isolation: int) -> bool:
+def _is_dedicated(isolation: int) -> bool:
     if isolation not in node_pb2.Isolation.values():
         raise Refusal(
             Reason.INVALID_ARGUMENT,

@@ -94,7 +94,7 @@ class NodeStatus:
         exist only for the device as a whole (throughput, losses, GPU readings) are then missing, so that the activity
         of other tenants cannot be computed as a difference.
         """
-        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
+        stats, readings = await asyncio.gather(gauges.collect(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
         ordinals = {device.ordinal for device in visible}
         return {
@@ -110,8 +110,8 @@ class NodeStatus:
                 self._device(
                     device,
                     gauges.combine(
-                        each
-                        for (ordinal, tenant), each in stats.items()
+                        tenant_gauges
+                        for (ordinal, tenant), tenant_gauges in stats.items()
                         if ordinal == device.ordinal and (viewer.observes or tenant == viewer.name)
                     ),
                     readings.get(device.ordinal) if viewer.observes else None,
@@ -119,8 +119,8 @@ class NodeStatus:
                 )
                 for device in visible
             ],
-            "faults": fault_log.seen_by(viewer, (device.faults for device in visible)),
-            "traces": self.traces.seen_by(viewer),
+            "faults": fault_log.visible_to(viewer, (device.faults for device in visible)),
+            "traces": self.traces.visible_to(viewer),
             "tenants": [
                 {
                     "name": account.tenant.name,
@@ -153,7 +153,9 @@ class NodeStatus:
                 if sees_tenant(viewer, session.tenant.name)
             ],
             "published": [
-                _published(each, viewer) for each in self._publications.visible_to(viewer) if each.device in ordinals
+                _published(publication, viewer)
+                for publication in self._publications.visible_to(viewer)
+                if publication.device in ordinals
             ],
         }
 
@@ -169,23 +171,24 @@ class NodeStatus:
 
     async def readings(self) -> dict[int, GpuReading]:
         """Returns NVML's readings, by device ordinal. They are read in a thread."""
-        gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}
+        cuda_devices = [device for device in self._supervisor if device.properties.backend == "cuda"]
+        gpus = {device.ordinal: device.properties.uuid for device in cuda_devices}
         if not gpus:
             return {}
 
         nvml = self._nvml = self._nvml or Nvml()
 
         def read() -> dict[int, GpuReading]:
-            found = {ordinal: nvml.read(uuid) for ordinal, uuid in gpus.items()}
-            return {ordinal: reading for ordinal, reading in found.items() if reading is not None}
+            readings = {ordinal: nvml.read(uuid) for ordinal, uuid in gpus.items()}
+            return {ordinal: reading for ordinal, reading in readings.items() if reading is not None}
 
         return await asyncio.to_thread(read)
 
     def _device(
         self, device: Device, stats: gauges.Gauges, reading: GpuReading | None, viewer: Tenant
     ) -> dict[str, Any]:
-        properties, shown, observes = device.properties, device.describe(viewer), viewer.observes
-        own = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
+        properties, description, observes = device.properties, device.describe(viewer), viewer.observes
+        totals = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
         return {
             "ordinal": device.ordinal,
             "name": properties.name,
@@ -194,8 +197,8 @@ class NodeStatus:
             "uuid": properties.uuid,
             "state": STATE_NAMES[device.state],
             "detail": device.detail,
-            "generation": device.generation if observes else shown.generation,
-            "pid": device.pid if observes else shown.pid,
+            "generation": device.generation if observes else description.generation,
+            "pid": device.pid if observes else description.pid,
             "restarts": dict(device.restarts) if observes else {},
             "memory": {
                 "total_bytes": properties.total_memory,
@@ -210,7 +213,7 @@ class NodeStatus:
             "queue": self._queue(device, viewer),
             "running": self._running(device, viewer),
             "gpu": dataclasses.asdict(reading) if reading else None,
-            "counters": own.counters,
+            "counters": totals.counters,
             "gauges": dict(stats),
             "processes": [
                 {
@@ -224,13 +227,13 @@ class NodeStatus:
                     "memory_held_bytes": device.memory.held(worker.generation),
                     "stuck": [
                         {
-                            "session": each.session,
-                            "tenant": each.tenant,
-                            "kernels": list(each.kernels),
+                            "session": lingering.session,
+                            "tenant": lingering.tenant,
+                            "kernels": list(lingering.kernels),
                             "seconds": round(seconds, 3),
                         }
-                        for each, seconds in worker.stuck()
-                        if sees_tenant(viewer, each.tenant)
+                        for lingering, seconds in worker.overdue_sessions()
+                        if sees_tenant(viewer, lingering.tenant)
                     ],
                 }
                 for worker in device.workers
@@ -241,24 +244,24 @@ class NodeStatus:
     def _running(self, device: Device, viewer: Tenant) -> list[dict[str, Any]]:
         """Returns the kernels in flight whose sessions the viewer may see, longest first."""
         names = {session.id: session.client_name for session in self._sessions}
-        found: list[dict[str, Any]] = []
+        running: list[dict[str, Any]] = []
         for worker in device.running:
             if worker.link is None:
                 continue
             tenants = {channel.session_id: channel.tenant for channel in worker.link.channels.values()}
-            found += [
+            running += [
                 {
-                    "kernel": each.kernel,
-                    "session": each.session,
-                    "client": names.get(each.session, ""),
-                    "tenant": tenants[each.session],
-                    "seconds": each.seconds,
-                    "queued": each.queued,
+                    "kernel": kernel.kernel,
+                    "session": kernel.session,
+                    "client": names.get(kernel.session, ""),
+                    "tenant": tenants[kernel.session],
+                    "seconds": kernel.seconds,
+                    "queued": kernel.queued,
                 }
-                for each in device.reports.running(worker.generation, tenants)
-                if tenants[each.session] == viewer.name or viewer.observes
+                for kernel in device.reports.running(worker.generation, tenants)
+                if tenants[kernel.session] == viewer.name or viewer.observes
             ]
-        return sorted(found, key=lambda each: -each["seconds"])[:_MOST_RUNNING]
+        return sorted(running, key=lambda kernel: -kernel["seconds"])[:_MAX_RUNNING]
 
     def _memory(self, session: Session) -> int:
         """Returns the bytes in buffers of a session on all devices, by the last reports of their processes."""
@@ -269,9 +272,9 @@ class NodeStatus:
 
     def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
         channels = [
-            each.channels[device.ordinal]
-            for each in self._sessions
-            if device.ordinal in each.channels and sees_tenant(viewer, each.tenant.name)
+            session.channels[device.ordinal]
+            for session in self._sessions
+            if device.ordinal in session.channels and sees_tenant(viewer, session.tenant.name)
         ]
         return {
             "commands": sum(len(channel.batches) + channel.calls for channel in channels),
@@ -279,24 +282,24 @@ class NodeStatus:
         }
 
 
-_MOST_RUNNING = 32
+_MAX_RUNNING = 32
 """Maximum number of kernels in flight that are listed for each device."""
 
 
-def _published(each: Publication, viewer: Tenant) -> dict[str, Any]:
-    shape, dtype = each.array or (None, None)
-    seen = sees_tenant(viewer, each.tenant)
+def _published(publication: Publication, viewer: Tenant) -> dict[str, Any]:
+    shape, dtype = publication.array or (None, None)
+    is_visible = sees_tenant(viewer, publication.tenant)
     return {
-        "name": each.name,
-        "tenant": each.tenant,
-        "device": each.device,
-        "bytes": each.size,
+        "name": publication.name,
+        "tenant": publication.tenant,
+        "device": publication.device,
+        "bytes": publication.size,
         "shape": shape,
         "dtype": dtype,
-        "session": each.channel.session_id if seen else None,
-        "attached": each.sessions if seen else None,
-        "grants": sorted(each.grants) if seen else None,
-        "since_unix": each.since_unix,
+        "session": publication.channel.session_id if is_visible else None,
+        "attached": publication.sessions if is_visible else None,
+        "grants": sorted(publication.grants) if is_visible else None,
+        "since_unix": publication.since_unix,
     }
 
 
@@ -318,10 +321,10 @@ _THROUGHPUT = (*_RATES, "busy_ratio")
 
 
 def _throughput(device: Device) -> dict[str, float | None]:
-    return _shown(device.rates.per_second(time.monotonic()))
+    return _format_rates(device.rates.per_second(time.monotonic()))
 
 
-def _shown(rates: dict[str, float]) -> dict[str, float | None]:
+def _format_rates(rates: dict[str, float]) -> dict[str, float | None]:
     busy = rates.get("device_busy_ns")
     return {
         **{name: round(rates.get(counter, 0.0), 3) for name, counter in _RATES.items()},
@@ -332,9 +335,9 @@ def _shown(rates: dict[str, float]) -> dict[str, float | None]:
 def _history(device: Device, now: float) -> dict[str, Any]:
     """Returns a device's history, with a list for each quantity."""
     entries = device.history.since(now)
-    shown = [_shown(rates) for _, rates in entries]
+    formatted = [_format_rates(rates) for _, rates in entries]
     return {
         "ordinal": device.ordinal,
         "age_seconds": [round(age, 2) for age, _ in entries],
-        **{name: [each[name] for each in shown] for name in _THROUGHPUT},
+        **{name: [rates[name] for rates in formatted] for name in _THROUGHPUT},
     }

@@ -89,8 +89,8 @@ class PublishService:
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
         with_channel = partial(self._with_channel, request.target, work, operation=name, needed=rights.CALLS[name])
-        same = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
-        return await self._shielded.run(with_channel, same)
+        request_key = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
+        return await self._shielded.run(with_channel, request_key)
 
     # ---- methods ----
 
@@ -99,7 +99,7 @@ class PublishService:
 
         If the buffer was published before, and only the answer was lost with its connection, answers again.
         """
-        if await self._published(request, session, channel):
+        if await self._is_published(request, session, channel):
             return device_pb2.PublishResponse()
         try:
             publication = self.registry.reserve(
@@ -110,11 +110,11 @@ class PublishService:
                 channel,
                 grants=request.tenants,
                 description=request.description,
-                most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
+                limit=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
                 replace=request.replace,
             )
         except Refusal as refusal:
-            raise self._explained(refusal, session, request) from None
+            raise self._explain_conflict(refusal, session, request) from None
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
             answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
@@ -123,40 +123,40 @@ class PublishService:
             raise
         if not publication.named:  # its session or its process has ended meanwhile
             raise not_published(publication.tenant, publication.device, publication.name)
-        before = self.registry.confirm(publication, answer["size"], time.time())
-        if before is not None:
-            self._forget_if_ended(before)
-            self._note("unpublish", session, before, attached=before.sessions)
-        self._note("publish", session, publication, grants=sorted(publication.grants))
+        previous = self.registry.confirm(publication, answer["size"], time.time())
+        if previous is not None:
+            self._forget_if_ended(previous)
+            self._audit("unpublish", session, previous, attached=previous.sessions)
+        self._audit("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
 
-    def _explained(self, refusal: Refusal, session: Session, request: Any) -> Refusal:
+    def _explain_conflict(self, refusal: Refusal, session: Session, request: Any) -> Refusal:
         """Adds to the refusal of a name in use the session that published the name, and its remaining lease."""
-        found = self.registry.named(session.tenant.name, request.target.device, request.name)
-        if refusal.reason is not Reason.NAME_IN_USE or found is None:
+        publication = self.registry.by_name(session.tenant.name, request.target.device, request.name)
+        if refusal.reason is not Reason.NAME_IN_USE or publication is None:
             return refusal
-        holder = next((each for each in self._sessions if each.id == found.channel.session_id), None)
+        holder = next((session for session in self._sessions if session.id == publication.channel.session_id), None)
         if holder is None:
             return refusal
         client = repr(holder.client_name) if holder.client_name else "without a name"
-        where = f" in process {holder.client_process}" if holder.client_process else ""
+        location = f" in process {holder.client_process}" if holder.client_process else ""
         details = {**refusal.details, "session": holder.id, "client": holder.client_name}
-        until = "which is connected"
+        state = "which is connected"
         if not holder.connections:
-            left = self._sessions.lease_left(holder)
-            until = f"which is not connected: the name ends with its session in {left:.0f} s, unless it returns"
-            details["lease_left_s"] = f"{left:.1f}"
-        message = f"{refusal.message} by session {holder.id} of the client {client}{where}, {until}"
+            lease_left = self._sessions.lease_left(holder)
+            state = f"which is not connected: the name ends with its session in {lease_left:.0f} s, unless it returns"
+            details["lease_left_s"] = f"{lease_left:.1f}"
+        message = f"{refusal.message} by session {holder.id} of the client {client}{location}, {state}"
         return Refusal(refusal.reason, message, fix=refusal.fix, details=details)
 
-    async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
+    async def _is_published(self, request: Any, session: Session, channel: Channel) -> bool:
         """Returns True if the session publishes this very buffer at present, with the same parameters."""
-        found = self.registry.named(session.tenant.name, request.target.device, request.name)
-        if found is None or not found.made_as(channel, request.tenants, request.description):
+        publication = self.registry.by_name(session.tenant.name, request.target.device, request.name)
+        if publication is None or not publication.matches(channel, request.tenants, request.description):
             return False
-        body = {"op": "published", "memory": found.number, "buffer": request.buffer}
+        body = {"op": "published", "memory": publication.number, "buffer": request.buffer}
         answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
-        return bool(answer["same"]) and found.named
+        return bool(answer["same"]) and publication.named
 
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
         """Ends a publication. Any session of its tenant may do so, as any of them may attach the buffer."""
@@ -164,7 +164,7 @@ class PublishService:
         check_name(request.name, "a published buffer")
         publication = self.registry.find(name, name, request.target.device, request.name)
         self._end(publication)
-        self._note("unpublish", session, publication, attached=publication.sessions)
+        self._audit("unpublish", session, publication, attached=publication.sessions)
         return device_pb2.UnpublishResponse()
 
     async def _attach(self, request: Any, session: Session, channel: Channel) -> Any:
@@ -182,7 +182,7 @@ class PublishService:
         if answer.get("again"):
             self._detach(attachment.number, _link(channel))
         else:
-            self._note("attach", session, publication, foreign=channel.link is not publication.home)
+            self._audit("attach", session, publication, foreign=channel.link is not publication.home)
         return device_pb2.AttachBufferResponse(
             size=publication.size,
             description=publication.description,
@@ -191,20 +191,24 @@ class PublishService:
         )
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
-        found = self.registry.visible(session.tenant.name, request.target.device)
+        publications = self.registry.attachable_by(session.tenant.name, request.target.device)
         if not session.tenant.may(Right.ATTACH):  # publications that the session may not attach are hidden from it
-            found = [one for one in found if one.tenant == session.tenant.name]
+            publications = [publication for publication in publications if publication.tenant == session.tenant.name]
         return device_pb2.ListPublishedResponse(
             buffers=[
                 device_pb2.PublishedBuffer(
-                    name=one.name,
-                    tenant=one.tenant,
-                    size=one.size,
-                    description=one.description,
+                    name=publication.name,
+                    tenant=publication.tenant,
+                    size=publication.size,
+                    description=publication.description,
                     # The attachments of tenants that the owner has granted access are not shown to other tenants.
-                    attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
+                    attached=(
+                        publication.sessions
+                        if publication.tenant == session.tenant.name
+                        else publication.attached_by(session.id)
+                    ),
                 )
-                for one in found
+                for publication in publications
             ]
         )
 
@@ -231,7 +235,7 @@ class PublishService:
             number = self._files.next_number()
             file = await self._export(publication)
             try:
-                _send(link, number, file)
+                _send_file(link, number, file)
             finally:
                 os.close(file)
         return await link.ask(Kind.IMPORT, {**body, "file": number}, channel.number)
@@ -258,11 +262,11 @@ class PublishService:
 
     def _forget_if_ended(self, publication: Publication) -> None:
         if publication.unused:
-            _tell(publication.home, "forget", publication)
+            _send_operation(publication.home, "forget", publication)
 
     def _notify_bearers(self, publications: list[Publication]) -> None:
         for publication in publications:
-            _tell(publication.bearer, "bear", publication)
+            _send_operation(publication.bearer, "bear", publication)
 
     async def _watch(self, link: DeviceLink) -> None:
         """Registers for the reports of a process that starts, and for its end.
@@ -272,7 +276,7 @@ class PublishService:
         """
         link.listen(Kind.IMPORTED, partial(self._on_imported, link))
         self._files.watch(link)
-        link.closed.add_done_callback(lambda _: self._lost(link))
+        link.closed.add_done_callback(lambda _: self._on_process_lost(link))
 
     def _on_imported(self, link: DeviceLink, frame: Frame) -> None:
         if frame.id:
@@ -280,19 +284,19 @@ class PublishService:
         body = json.loads(frame.payload)
         for number in body.get("detached", ()):
             self._detach(number, link)
-        for publication in self.registry.ended(body.get("ended", ()), link):
+        for publication in self.registry.end_all(body.get("ended", ()), link):
             log.info("publisher_gone", name=publication.name, tenant=publication.tenant, device=publication.device)
             self._forget_if_ended(publication)
-        moved = [self.registry.process_unmapped(number, link) for number in body.get("left", ())]
-        self._notify_bearers([publication for publication in moved if publication is not None])
+        unmapped = [self.registry.process_unmapped(number, link) for number in body.get("left", ())]
+        self._notify_bearers([publication for publication in unmapped if publication is not None])
 
-    def _lost(self, link: DeviceLink) -> None:
-        before = [publication for publication in self.registry if publication.home is not link]
+    def _on_process_lost(self, link: DeviceLink) -> None:
+        publications = [publication for publication in self.registry if publication.home is not link]
         self._notify_bearers(self.registry.process_lost(link))
-        for publication in before:
+        for publication in publications:
             self._forget_if_ended(publication)
 
-    def _note(self, event: str, session: Session, publication: Publication, **fields: Any) -> None:
+    def _audit(self, event: str, session: Session, publication: Publication, **fields: Any) -> None:
         self._sessions.audit.record(
             event, session, name=publication.name, owner=publication.tenant, device=publication.device, **fields
         )
@@ -302,11 +306,11 @@ def _link(channel: Channel) -> DeviceLink:
     return cast(DeviceLink, channel.link)
 
 
-def _tell(link: DeviceLink, what: str, publication: Publication) -> None:
-    link.send(Kind.EXPORT, json.dumps({"op": what, "memory": publication.number}).encode())
+def _send_operation(link: DeviceLink, operation: str, publication: Publication) -> None:
+    link.send(Kind.EXPORT, json.dumps({"op": operation, "memory": publication.number}).encode())
 
 
-def _send(link: DeviceLink, number: int, file: int) -> None:
+def _send_file(link: DeviceLink, number: int, file: int) -> None:
     """Sends an open file to a process. Raises QUEUE_FULL if the process accepts none at the moment, or the loss."""
     try:
         if link.descriptors is None:

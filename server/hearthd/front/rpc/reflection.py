@@ -53,10 +53,10 @@ class Reflection:
             await context.write(response)
 
 
-async def _requests(first: bytes | None, others: RequestStream, decode: Any) -> AsyncIterator[Any]:
+async def _requests(first: bytes | None, messages: RequestStream, decode: Any) -> AsyncIterator[Any]:
     if first is not None:
         yield decode(first)
-        async for message in others:
+        async for message in messages:
             yield decode(message)
 
 

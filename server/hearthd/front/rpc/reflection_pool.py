@@ -31,12 +31,12 @@ def build_pool(services: Iterable[str]) -> DescriptorPool:
     added: set[str] = set()
 
     def add(file: FileDescriptorProto) -> None:
-        for needed in file.dependency:
-            add_generated(needed)
+        for dependency in file.dependency:
+            add_generated(dependency)
         if file.name not in added:
             added.add(file.name)
             for message in file.message_type:
-                _name_for_json(message)
+                _set_json_names(message)
             pool.AddSerializedFile(file.SerializeToString())
 
     def add_generated(name: str) -> None:
@@ -46,12 +46,12 @@ def build_pool(services: Iterable[str]) -> DescriptorPool:
     for service in (*services, _REFLECTION):
         add_generated(generated.FindFileContainingSymbol(service).name)
     alpha = _proto_of(generated.FindFileContainingSymbol(_REFLECTION))
-    add(_renamed(alpha, "grpc/reflection/v1/reflection.proto", "grpc.reflection.v1", alpha.dependency))
-    ours = _proto_of(status_pb2.DESCRIPTOR)
-    needed = [any_pb2.DESCRIPTOR.name]
-    add(_renamed(ours, "google/rpc/status.proto", "google.rpc", needed, ["Status"]))
-    needed = [duration_pb2.DESCRIPTOR.name]
-    add(_renamed(ours, "google/rpc/error_details.proto", "google.rpc", needed, _ERROR_DETAILS))
+    add(_copy_renamed(alpha, "grpc/reflection/v1/reflection.proto", "grpc.reflection.v1", alpha.dependency))
+    status_file = _proto_of(status_pb2.DESCRIPTOR)
+    dependencies = [any_pb2.DESCRIPTOR.name]
+    add(_copy_renamed(status_file, "google/rpc/status.proto", "google.rpc", dependencies, ["Status"]))
+    dependencies = [duration_pb2.DESCRIPTOR.name]
+    add(_copy_renamed(status_file, "google/rpc/error_details.proto", "google.rpc", dependencies, _ERROR_DETAILS))
     return pool
 
 
@@ -59,39 +59,43 @@ def _proto_of(file: Any) -> FileDescriptorProto:
     return FileDescriptorProto.FromString(file.serialized_pb)
 
 
-def _renamed(
-    source: FileDescriptorProto, name: str, package: str, needed: Iterable[str], messages: Collection[str] | None = None
+def _copy_renamed(
+    source: FileDescriptorProto,
+    name: str,
+    package: str,
+    dependencies: Iterable[str],
+    messages: Collection[str] | None = None,
 ) -> FileDescriptorProto:
-    """Returns a copy of a file under another name and package, which depends on the files `needed`.
+    """Returns a copy of a file under another name and package, which depends on the files `dependencies`.
 
     `messages`: the names of the messages that are copied; None: all.
     """
-    copy = FileDescriptorProto(name=name, package=package, syntax=source.syntax, dependency=needed)
-    before, after = f".{source.package}.", f".{package}."
-    copy.message_type.extend(each for each in source.message_type if messages is None or each.name in messages)
+    copy = FileDescriptorProto(name=name, package=package, syntax=source.syntax, dependency=dependencies)
+    old_prefix, new_prefix = f".{source.package}.", f".{package}."
+    copy.message_type.extend(message for message in source.message_type if messages is None or message.name in messages)
     if messages is None:
         copy.service.extend(source.service)
     for message in copy.message_type:
-        _rename_types(message, before, after)
+        _rename_types(message, old_prefix, new_prefix)
     for service in copy.service:
         for method in service.method:
-            method.input_type = method.input_type.replace(before, after, 1)
-            method.output_type = method.output_type.replace(before, after, 1)
+            method.input_type = method.input_type.replace(old_prefix, new_prefix, 1)
+            method.output_type = method.output_type.replace(old_prefix, new_prefix, 1)
     return copy
 
 
-def _rename_types(message: DescriptorProto, before: str, after: str) -> None:
+def _rename_types(message: DescriptorProto, old_prefix: str, new_prefix: str) -> None:
     for field in message.field:
-        if field.type_name.startswith(before):
-            field.type_name = after + field.type_name.removeprefix(before)
+        if field.type_name.startswith(old_prefix):
+            field.type_name = new_prefix + field.type_name.removeprefix(old_prefix)
     for nested in message.nested_type:
-        _rename_types(nested, before, after)
+        _rename_types(nested, old_prefix, new_prefix)
 
 
-def _name_for_json(message: DescriptorProto) -> None:
+def _set_json_names(message: DescriptorProto) -> None:
     """Sets the JSON names of the fields of `message` and of the messages nested in it."""
     for field in message.field:
-        first, *others = field.name.split("_")
-        field.json_name = first + "".join(part[:1].upper() + part[1:] for part in others)
+        first, *following = field.name.split("_")
+        field.json_name = first + "".join(word[:1].upper() + word[1:] for word in following)
     for nested in message.nested_type:
-        _name_for_json(nested)
+        _set_json_names(nested)

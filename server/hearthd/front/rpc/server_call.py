@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.rpc")
 
 _CODE_NAMES = {int(code): code.name for code in Code}
-_OVER = (grpc.RpcError, grpc.aio.UsageError)
+_DISCONNECT_ERRORS = (grpc.RpcError, grpc.aio.UsageError)
 """Errors that mean that the call ended before the answer was written, because the client disconnected."""
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
@@ -134,7 +134,7 @@ def guarded(
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
-        begin = time.monotonic()
+        started_at = time.monotonic()
         span = opentelemetry.begin(service, method, context)
         code, reason = "OK", ""
         try:
@@ -145,13 +145,13 @@ def guarded(
                     raise request.refusal
                 return await behaviour(request, context)
             except (Refusal, StatusError, SubjectEnded) as error:
-                status, code, reason = _ending(error)
+                status, code, reason = _call_outcome(error)
                 if reason:
                     observer.call_refused(service, method, reason)
                 error.__traceback__ = None  # a holder of the error must not keep the objects in its frames alive
                 await abort(context, status)
-            except asyncio.CancelledError as gone:
-                code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"
+            except asyncio.CancelledError as error:
+                code = "OK" if isinstance(error, StreamClosed) else "CANCELLED"
                 raise
             except grpc.aio.AbortError:
                 code = "ABORTED"
@@ -161,14 +161,14 @@ def guarded(
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
             except Exception as error:
-                if isinstance(error, _OVER) or context.done() or context.cancelled():
+                if isinstance(error, _DISCONNECT_ERRORS) or context.done() or context.cancelled():
                     code = "CANCELLED"
                     raise
                 code = "INTERNAL"
                 log.exception("call_failed", service=service, method=method)
-                await abort(context, _defect(method, error).to_status())
+                await abort(context, _internal_error(method, error).to_status())
         finally:
-            observer.call_handled(service, method, code, time.monotonic() - begin)
+            observer.call_handled(service, method, code, time.monotonic() - started_at)
             if span is not None:
                 span.end(code, reason)
             # gRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
@@ -179,7 +179,7 @@ def guarded(
     return serve
 
 
-def _defect(method: str, error: Exception) -> Refusal:
+def _internal_error(method: str, error: Exception) -> Refusal:
     return Refusal(
         Reason.INTERNAL,
         f"{method} failed inside the daemon: {type(error).__name__}: {error}",
@@ -187,7 +187,7 @@ def _defect(method: str, error: Exception) -> Refusal:
     )
 
 
-def _ending(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
+def _call_outcome(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
     """Returns the status that ends the call, and the code and reason under which it is counted.
 
     An empty reason: no error.

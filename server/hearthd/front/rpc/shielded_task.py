@@ -21,17 +21,17 @@ class ShieldedTask:
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def run(self, work: Callable[[], Awaitable[T]], same: Hashable = None) -> T:
+    async def run(self, work: Callable[[], Awaitable[T]], request_key: Hashable = None) -> T:
         """Runs `work` in a task and returns its result.
 
-        If the caller is cancelled, the task continues. `same` identifies equal requests: a request equal to one under
-        way waits for that one. None: it equals no other request.
+        If the caller is cancelled, the task continues. `request_key` identifies equal requests: a request equal to one
+        under way waits for that one. None: it equals no other request.
         """
 
         async def run() -> T:
             return await work()
 
-        key = object() if same is None else same
+        key = object() if request_key is None else request_key
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(run())

@@ -24,11 +24,11 @@ FRONT_TRANSFERS = 1 << 63
 SLACK = 4096
 """Bytes that a chunk's message may have in addition to its data."""
 _DATA_TAG = 0x22
-_CUT_S = 0.01
+_CUT_DELAY_S = 0.01
 """Delay, in seconds, from the end of a stream until gRPC reports that it was cut off. Only uploads that are not
 resumable wait for this."""
 
-_minted = itertools.count(FRONT_TRANSFERS)
+_transfer_numbers = itertools.count(FRONT_TRANSFERS)
 OnBytes = Callable[[int, int], None]
 
 
@@ -72,13 +72,13 @@ def data_length(message: bytes) -> int:
     return len(parse_upload(message).data)
 
 
-def _broken() -> Refusal:
+def _stream_broken() -> Refusal:
     return Refusal(Reason.TRANSFER_ABORTED, "The client's stream ended before the transfer was complete.")
 
 
 async def upload(
     first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, resume_s: float,
-    most: int, on_bytes: OnBytes,
+    max_chunk_bytes: int, on_bytes: OnBytes,
 ) -> device_pb2.UploadResponse:  # fmt: skip
     """Passes the messages of an Upload on, and answers when all of them were passed on.
 
@@ -86,10 +86,10 @@ async def upload(
     breaks, it waits that long for another.
     """
     if resume_s:
-        begun = channel.transfers.resumable_upload(head.transfer, resume_s, head.size, head.offset)
-        if begun is None:
+        resumed = channel.transfers.resumable_upload(head.transfer, resume_s, head.size, head.offset)
+        if resumed is None:
             return device_pb2.UploadResponse(received=channel.transfers.status(head.transfer)[1])
-        flow = begun
+        flow = resumed
     else:
         flow = channel.transfers.upload(head.transfer)
     skip = flow.skip(head.offset) if resume_s else 0
@@ -99,11 +99,11 @@ async def upload(
         nonlocal skip
         message: bytes | None = first
         while message is not None:
-            if len(message) > most + SLACK:
-                raise errors.too_large("A message of Upload", len(message), most, "max_chunk_bytes")
+            if len(message) > max_chunk_bytes + SLACK:
+                raise errors.too_large("A message of Upload", len(message), max_chunk_bytes, "max_chunk_bytes")
             size = data_length(message)
             if skip:
-                message, size, skip = _without(message, size, skip)
+                message, size, skip = _skip_data(message, size, skip)
             if size:
                 await flow.send(message, size)
                 on_bytes(size, 0)
@@ -111,22 +111,22 @@ async def upload(
                 break
             message = await anext(messages, None)
         if not flow.resumable:
-            await _really_over()
+            await _wait_for_cut()
         elif flow.passed != flow.size:
             raise _incomplete(flow)
         await flow.finish()
 
-    why = _broken()
+    close_reason = _stream_broken()
     try:
         await flow.run(pass_on())
     except _Incomplete:
         raise
     except Refusal as refusal:
-        why = refusal
+        close_reason = refusal
         flow.forbid_resume(stream)
         raise
     finally:
-        flow.stream_ended(stream, why)
+        flow.stream_ended(stream, close_reason)
     return device_pb2.UploadResponse(received=flow.passed)
 
 
@@ -151,7 +151,7 @@ def _incomplete(flow: Upload) -> Refusal:
     )
 
 
-def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
+def _skip_data(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
     """Removes the first `skip` bytes of data.
 
     Returns the message, its remaining size and the number of bytes still to skip.
@@ -176,16 +176,16 @@ async def download(
             flow.resume_at(request.offset)
         await flow.run(_write_chunks(flow, context, on_bytes))
     finally:
-        flow.stream_ended(stream, _broken())
+        flow.stream_ended(stream, _stream_broken())
 
 
-async def _really_over() -> None:
+async def _wait_for_cut() -> None:
     """Returns if the client has half-closed its stream.
 
     A stream that was cancelled or cut off looks the same at first; its handler is cancelled a moment later, when gRPC
     reports it. This delay keeps a partial upload from being taken for a complete one.
     """
-    await asyncio.sleep(_CUT_S)
+    await asyncio.sleep(_CUT_DELAY_S)
 
 
 async def _open(context: Context) -> None:
@@ -204,12 +204,12 @@ async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> 
         if payload:
             await context.write(payload)
             on_bytes(0, len(payload))
-        flow.consumed()
+        flow.on_written()
 
 
 async def write(
-    first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, most_inline: int, most: int,
-    on_bytes: OnBytes,
+    first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, max_inline_bytes: int,
+    max_chunk_bytes: int, on_bytes: OnBytes,
 ) -> commands_pb2.Done:  # fmt: skip
     """Implements the single call Write.
 
@@ -219,19 +219,19 @@ async def write(
     data = command.data + first.data
     size = command.size or len(data)
     rows = command.rows if command.HasField("rows") else None
-    if len(data) == size <= most_inline:
-        await _no_more(messages, size)
+    if len(data) == size <= max_inline_bytes:
+        await _check_no_more_data(messages, size)
         inline = commands_pb2.Write(buffer=command.buffer, offset=command.offset, data=data, rows=rows)
         on_bytes(size, 0)
         return (await submit(channel, build_command("write", inline, stream))).done
-    transfer = next(_minted)
+    transfer = next(_transfer_numbers)
     announced = commands_pb2.Write(
         buffer=command.buffer, offset=command.offset, transfer=transfer, size=size, rows=rows
     )
     flow = channel.transfers.upload(transfer)
     result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
-    sender = asyncio.create_task(flow.run(_send_chunks(flow, data, messages, size, most, on_bytes)))
-    why = _broken()
+    sender = asyncio.create_task(flow.run(_send_chunks(flow, data, messages, size, max_chunk_bytes, on_bytes)))
+    close_reason = _stream_broken()
     try:
         # If the command is refused, the upload ends. If the upload is refused, the command ends.
         await asyncio.wait({result, sender}, return_when=asyncio.FIRST_COMPLETED)
@@ -240,40 +240,40 @@ async def write(
         await sender
         return (await result).done
     except Refusal as refusal:
-        why = refusal
+        close_reason = refusal
         if result.done():  # the error of the command says more than that of the transfer
             result.result()
         raise
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
-        flow.close(why)
+        flow.close(close_reason)
         result.cancel()
         await asyncio.gather(result, return_exceptions=True)
 
 
 async def _send_chunks(
-    flow: Upload, data: bytes, messages: AsyncIterator[Any], size: int, most: int, on_bytes: OnBytes
+    flow: Upload, data: bytes, messages: AsyncIterator[Any], size: int, max_chunk_bytes: int, on_bytes: OnBytes
 ) -> None:
     sent = 0
-    piece: bytes | None = data
-    while piece is not None:
-        if sent + len(piece) > size:
-            raise _wrong_size(sent + len(piece), size)
-        view = memoryview(piece)
-        for start in range(0, len(piece), most):
-            chunk = device_pb2.UploadRequest(data=bytes(view[start : start + most]))
+    payload: bytes | None = data
+    while payload is not None:
+        if sent + len(payload) > size:
+            raise _wrong_size(sent + len(payload), size)
+        view = memoryview(payload)
+        for start in range(0, len(payload), max_chunk_bytes):
+            chunk = device_pb2.UploadRequest(data=bytes(view[start : start + max_chunk_bytes]))
             await flow.send(chunk.SerializeToString(), len(chunk.data))
-        sent += len(piece)
-        on_bytes(len(piece), 0)
+        sent += len(payload)
+        on_bytes(len(payload), 0)
         message = await anext(messages, None)
-        piece = None if message is None else message.data
+        payload = None if message is None else message.data
     if sent != size:
         raise _wrong_size(sent, size)
     await flow.finish()
 
 
-async def _no_more(messages: AsyncIterator[Any], size: int) -> None:
+async def _check_no_more_data(messages: AsyncIterator[Any], size: int) -> None:
     async for message in messages:
         if message.data:
             raise _wrong_size(size + len(message.data), size)
@@ -292,7 +292,7 @@ def _wrong_size(sent: int, size: int) -> Refusal:
 async def read(request: device_pb2.ReadRequest, context: Context, channel: Channel, on_bytes: OnBytes) -> None:
     """Implements the single call Read with a transfer of the front, whose chunks are passed on unchanged."""
     await _open(context)
-    transfer = next(_minted)
+    transfer = next(_transfer_numbers)
     command = build_command("read", request.command, request.target.stream)
     command.read.transfer = transfer
     flow = channel.transfers.download(transfer)
@@ -316,6 +316,6 @@ async def read(request: device_pb2.ReadRequest, context: Context, channel: Chann
             result.result()
         raise
     finally:
-        flow.close(_broken())
+        flow.close(_stream_broken())
         result.cancel()
         await asyncio.gather(result, return_exceptions=True)

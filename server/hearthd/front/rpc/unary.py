@@ -28,7 +28,7 @@ class UnaryCall:
     rpc: str
     command: str
     result: str
-    then: str = ""
+    describe: str = ""
     """A second command on the same handle, which describes the object. Its result is the answer."""
 
     @property
@@ -40,7 +40,7 @@ class UnaryCall:
     @property
     def handle(self) -> str:
         """The field that names the object, in the command and in the command that describes the object."""
-        return self.then.removeprefix("describe_")
+        return self.describe.removeprefix("describe_")
 
 
 CALLS = (
@@ -56,9 +56,9 @@ CALLS = (
     UnaryCall("QueryEvent", "query_event", "event"),
     UnaryCall("ElapsedTime", "elapsed_time", "event"),
     UnaryCall("DestroyEvent", "destroy_event", "done"),
-    UnaryCall("LoadModule", "load_module", "module", then="describe_module"),
+    UnaryCall("LoadModule", "load_module", "module", describe="describe_module"),
     UnaryCall("UnloadModule", "unload_module", "done"),
-    UnaryCall("GetFunction", "get_function", "function", then="describe_function"),
+    UnaryCall("GetFunction", "get_function", "function", describe="describe_function"),
     UnaryCall("GetGlobal", "get_global", "global"),
     UnaryCall("Launch", "launch", "done"),
     UnaryCall("Sync", "sync", "done"),
@@ -117,18 +117,18 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
         result = await channel.call(command)
     else:
         if queue.full:
-            await _room(queue)
+            await _wait_for_room(queue)
         queue.count(size)
         try:
             result = await channel.call(command)
         finally:
-            queue.give(size)
+            queue.release(size)
     if result.HasField("error"):
         raise StatusError(within(result.error, "command"))
     return result
 
 
-async def _room(queue: CommandQueue) -> None:
+async def _wait_for_room(queue: CommandQueue) -> None:
     try:
         async with asyncio.timeout(queue.call_wait):
             await queue.wait_for_room()
@@ -146,9 +146,9 @@ async def _room(queue: CommandQueue) -> None:
 async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
     """Sends the command of a single call and returns its answer."""
     result = await submit(channel, build_command(call.command, request.command, request.target.stream))
-    if call.then:
-        command = build_command(call.then, None, request.target.stream)
-        setattr(getattr(command, call.then), call.handle, getattr(request.command, call.handle))
+    if call.describe:
+        command = build_command(call.describe, None, request.target.stream)
+        setattr(getattr(command, call.describe), call.handle, getattr(request.command, call.handle))
         result = await submit(channel, command)
     answer: Message = getattr(result, call.result)
     if result.WhichOneof("kind") not in (call.result, None):

@@ -11,7 +11,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.resume_buffer import MANY, ResumeBuffer
+from hearthd.front.sessions.resume_buffer import MIN_HARD_RESPONSES, ResumeBuffer
 from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -29,12 +29,12 @@ class ExecuteWindow:
     them. Above this limit no further batches of the client are taken."""
     max_kept: int = 8192
     """Number of responses that may wait for a resumable client's acknowledgement."""
-    many: int = MANY
-    """A number of such responses that does not end the attachment by itself, however small `max_kept` is."""
+    min_kept_hard: int = MIN_HARD_RESPONSES
+    """Minimum of the hard limit on their number, however small `max_kept` is. Beyond that limit the attachment ends."""
     max_queued_hard: int = 256 << 20
     """Bytes of waiting responses above which the stream is ended, because its client sends without reading."""
 
-    def of_a_lane(self) -> dict[str, int]:
+    def lane_limits(self) -> dict[str, int]:
         """Returns the limits for the device process, which enforces them on a lane."""
         return {
             "max_batch_bytes": self.max_batch_bytes,
@@ -44,9 +44,9 @@ class ExecuteWindow:
             "max_unread_hard": self.max_queued_hard,
         }
 
-    def replies(self) -> ResumeBuffer:
+    def create_resume_buffer(self) -> ResumeBuffer:
         """Returns a buffer for the responses that a resumable client has not acknowledged."""
-        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard, self.many)
+        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard, self.min_kept_hard)
 
 
 def parse(message: object) -> device_pb2.Attach:
@@ -77,7 +77,7 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
     """
     _check_free(session, ordinal, channel, resumable)
     if channel.lane is not None:
-        await channel.lane_ended()
+        await channel.end_lane()
         _check_open(session)
         if channel.loss is not None:
             raise channel.loss
@@ -85,10 +85,10 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
         channel.leave_lane()
     if channel.sink is not None:
         channel.sink.displace()
-    ended = session.ended.get(ordinal)
-    if ended is not None:
-        ended.replies = None
-    channel.replies = window.replies() if resumable else None
+    ended_channel = session.ended.get(ordinal)
+    if ended_channel is not None:
+        ended_channel.replies = None
+    channel.replies = window.create_resume_buffer() if resumable else None
     channel.batches.queue = session.queue
     channel.end_cancels()
 
@@ -114,11 +114,11 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
 async def resume_channel(session: Session, attach: device_pb2.Attach) -> Channel:
     """Returns the channel of the attachment to resume, whether or not its device process still runs.
 
-    Ends a stream and a lane that the channel still has. Raises if there is no such attachment, or if answers that would
-    have to be sent again are gone.
+    Ends a stream and a lane that the channel still has. Raises if there is no such attachment, or if responses that
+    would have to be sent again were dropped.
     """
-    channel = _find(session, attach)
-    await channel.lane_ended()
+    channel = _find_channel(session, attach)
+    await channel.end_lane()
     _check_open(session)
     replies = channel.replies
     if replies is None:
@@ -134,10 +134,11 @@ async def resume_channel(session: Session, attach: device_pb2.Attach) -> Channel
     return channel
 
 
-def _find(session: Session, attach: device_pb2.Attach) -> Channel:
+def _find_channel(session: Session, attach: device_pb2.Attach) -> Channel:
     ordinal = attach.device
-    places = (session.channels.get(ordinal), session.ended.get(ordinal))
-    channel = next((each for each in places if each is not None and each.link.generation == attach.generation), None)
+    channels = (session.channels.get(ordinal), session.ended.get(ordinal))
+    matches = (channel for channel in channels if channel is not None and channel.link.generation == attach.generation)
+    channel = next(matches, None)
     if channel is None:
         raise Refusal(
             Reason.DEVICE_LOST,

@@ -56,12 +56,12 @@ class ResponseSink(Protocol):
         """Counts batches that were executed and bytes that were sent over the client's lane."""
 
     def on_room(self) -> None:
-        """Frees a place in the window, because a message of the client was no batch."""
+        """Notes that the window has room for another message, because a message of the client was no batch."""
 
-    def on_lane_unused(self, why: str) -> None:
+    def on_lane_unused(self, reason: str) -> None:
         """Notes that the lane ended before the client sent anything over it.
 
-        The client continues on the stream, or attaches again. `why` is empty if the client closed the connection.
+        The client continues on the stream, or attaches again. `reason` is empty if the client closed the connection.
         """
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
@@ -93,12 +93,12 @@ class Channel:
         self.durable: list[int] = []
         """Handles of buffers from lost generations that have been restored."""
         self.transfers = TransferTable(link, number)
-        self._cancels = False
+        self._sent_cancel = False
         """True once a Cancel command was sent ahead of its batch since the attachment began."""
         self.calls = 0
         self.loss: Refusal | None = None
         self.loss_reported = False
-        """True once a single call has been answered with the loss. The first call after the loss is answered so,
+        """True once a single call has been answered with the loss. The first call after the loss is answered with it,
         because a Sync that follows a launch that ended the device process must not succeed."""
         self._unsent_output: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,18 +112,18 @@ class Channel:
 
     def send_batch(self, payload: bytes) -> None:
         """Sends a batch of the client to the device process. The caller has checked the window; see `batches`."""
-        self.batches.give(len(payload))
+        self.batches.add(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
     def cancel(self, command: commands_pb2.Command) -> None:
         """Makes a Cancel command take effect in the device process before its batch is executed."""
-        self._cancels = True
+        self._sent_cancel = True
         self.link.send(Kind.DROP, command.SerializeToString(), channel=self.number)
 
     def end_cancels(self) -> None:
         """Ends the effect of Cancel commands whose batches will not arrive, because another attachment begins."""
-        if self._cancels:
-            self._cancels = False
+        if self._sent_cancel:
+            self._sent_cancel = False
             self.link.send(Kind.DROP, channel=self.number)
 
     def on_ack(self, seq: int, over_lane: bool = False) -> None:
@@ -131,14 +131,14 @@ class Channel:
 
         With `over_lane` the client received the acknowledgement over its lane.
         """
-        before = self.batches.acked
+        acked_before = self.batches.acked
         if not seq:  # acknowledges a batch that was sent again
-            self._on_no_batch(over_lane)
+            self._on_non_batch(over_lane)
         elif self.batches.acknowledge(seq):
             if self.lane is not None:
                 self.lane.on_ack(over_lane)
                 if self.sink is not None:
-                    self.sink.count_lane_traffic(seq - before, 0)
+                    self.sink.count_lane_traffic(seq - acked_before, 0)
             elif self.sink is not None:
                 self.sink.on_ack(seq)
 
@@ -179,17 +179,18 @@ class Channel:
                 raise malformed("A message on a lane is neither `batch` nor `received`.", _LANE_FIX)
             self.acknowledge(request.received)
         except DecodeError as error:
-            self._lose_sink(malformed(f"A message on a lane is not a valid ExecuteRequest: {error}.", _LANE_FIX))
+            self._end_sink(malformed(f"A message on a lane is not a valid ExecuteRequest: {error}.", _LANE_FIX))
         except Refusal as refusal:
-            self._lose_sink(refusal)
+            self._end_sink(refusal)
 
-    def _lose_sink(self, refusal: Refusal) -> None:
+    def _end_sink(self, refusal: Refusal) -> None:
         if self.sink is not None:
             self.sink.on_lost(refusal, b"")
 
-    def _on_no_batch(self, over_lane: bool) -> None:
-        if not over_lane:  # a message over the lane never took a place in this window
-            self.batches.uncount()
+    def _on_non_batch(self, over_lane: bool) -> None:
+        """Removes a message that was no batch from the window, and notifies the sink."""
+        if not over_lane:  # messages over the lane do not count in this window
+            self.batches.drop_non_batch()
             if self.sink is not None:
                 self.sink.on_room()
 
@@ -197,7 +198,7 @@ class Channel:
         event = device_pb2.ExecuteResponse.FromString(payload).event
         kind = event.WhichOneof("kind")
         if kind == "protocol_error":
-            self._on_no_batch(over_lane)
+            self._on_non_batch(over_lane)
         elif kind == "output" and self.sink is None:
             self._unsent_output.append(event.output.text)
             if self.replies is None:
@@ -223,12 +224,12 @@ class Channel:
         sink, replies = self.sink, self.replies
         if sink is None or replies is None or self.loss is not None:
             return device_pb2.AttachmentStatusResponse()
-        exact = self.lane is None and not sink.holds_batches
+        is_exact = self.lane is None and not sink.holds_batches
         return device_pb2.AttachmentStatusResponse(
             known=True,
             lane=self.lane is not None,
-            last_seq=self.batches.last if exact else None,
-            responses=replies.made,
+            last_seq=self.batches.last if is_exact else None,
+            responses=replies.total,
         )
 
     async def wait_until_executed(self) -> None:
@@ -255,12 +256,12 @@ class Channel:
         self.link.hand_over_lane(self.number, bounds, connection)
         self.lane = lane
 
-    def on_lane_unused(self, why: str) -> None:
+    def on_lane_unused(self, reason: str) -> None:
         """Notes that the device process has dropped the lane before any batch arrived over it."""
         if self.lane is not None and self.sink is not None:
-            self.sink.on_lane_unused(why)
+            self.sink.on_lane_unused(reason)
 
-    async def lane_ended(self) -> bool:
+    async def end_lane(self) -> bool:
         """Has the device process close the lane, if the channel has one.
 
         Returns after all copies of responses have arrived or the device process is lost; True if a batch was sent over
@@ -270,7 +271,7 @@ class Channel:
         lane: LaneMirror | None = None
         while self.lane is not None and self.lane is not lane and self.loss is None:
             lane = self.lane
-            used = await lane.ended()
+            used = await lane.end()
         return used
 
     async def take_lane_back(self) -> list[bytes]:
@@ -280,7 +281,7 @@ class Channel:
         raises the loss.
         """
         lane = self.lane
-        used = await self.lane_ended()
+        used = await self.end_lane()
         if self.loss is not None:
             raise self.loss
         if used:
@@ -295,7 +296,7 @@ class Channel:
         if self.lane is not None:
             self.lane = None
             if self.replies is not None:
-                self.replies.join()
+                self.replies.assign_numbers()
 
     # ---- calls ----
 
@@ -345,7 +346,7 @@ class Channel:
 
     def on_closed(self) -> None:
         """Called by the link when the device process has confirmed `Link.close_channel`. Ends the wait of `close`."""
-        self._over()
+        self._finish()
         self.log_unsent_output()
         self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")
 
@@ -357,9 +358,9 @@ class Channel:
         self.loss = loss
         self.loss_reported = self.calls > 0
         self.end(loss, event)
-        self._over()
+        self._finish()
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         self.batches.clear()
         if not self._closed.done():
             self._closed.set_result(None)

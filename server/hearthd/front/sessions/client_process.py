@@ -31,7 +31,7 @@ class ClientProcess:
         self.ended = False
         """True once the process has ended."""
         self._descriptor = descriptor
-        self._watched: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """Calls `on_end` from the event loop, once, when the process ends.
@@ -40,7 +40,7 @@ class ClientProcess:
             on_end: Function without arguments.
         """
 
-        def ended() -> None:
+        def on_readable() -> None:
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN)
             if not poll.poll(0):  # a spurious event: the process runs
@@ -49,14 +49,14 @@ class ClientProcess:
             self.close()
             on_end()
 
-        self._watched = asyncio.get_running_loop()
-        self._watched.add_reader(self._descriptor, ended)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, on_readable)
 
     def close(self) -> None:
         """Stops watching and closes the pidfd. A second call does nothing."""
         if self._descriptor < 0:
             return
-        if self._watched is not None:
-            self._watched.remove_reader(self._descriptor)
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1

@@ -22,12 +22,12 @@ class InFlightBatches:
         self.queue: CommandQueue | None = None
         """The tenant's queue, which counts the batches too. It is set before the first batch."""
         self._sizes: deque[int] = deque()
-        self._none_left: asyncio.Future[None] | None = None
+        self._empty_waiter: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def give(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Adds a batch of `size` bytes that was passed on."""
         self.last += 1
         self.bytes += size
@@ -41,7 +41,7 @@ class InFlightBatches:
         Batches that did not pass through the front count with a size of 0.
         """
         while self.last < last:
-            self.give(0)
+            self.add(0)
 
     def acknowledge(self, seq: int) -> bool:
         """Removes the batches up to number `seq`, which have been executed.
@@ -51,36 +51,36 @@ class InFlightBatches:
         if seq <= self.acked:
             return False
         for _ in range(min(seq - self.acked, len(self._sizes))):
-            self._drop()
+            self._remove_oldest()
         self.acked = seq
         self.last = max(self.last, seq)
         return True
 
-    def uncount(self) -> None:
+    def drop_non_batch(self) -> None:
         """Removes one entry, for a message that was no batch.
 
-        It gets no acknowledgement, so its place would never become free.
+        The message gets no acknowledgement, so its entry would otherwise never be removed.
         """
         if self._sizes:
-            self._drop()
+            self._remove_oldest()
             self.last -= 1
 
     def clear(self) -> None:
         """Drops all batches, because none of them will be executed any more."""
         while self._sizes:
-            self._drop()
+            self._remove_oldest()
 
-    def _drop(self) -> None:
+    def _remove_oldest(self) -> None:
         size = self._sizes.popleft()
         self.bytes -= size
         if self.queue is not None:
-            self.queue.give(size)
-        if not self._sizes and self._none_left is not None and not self._none_left.done():
-            self._none_left.set_result(None)
+            self.queue.release(size)
+        if not self._sizes and self._empty_waiter is not None and not self._empty_waiter.done():
+            self._empty_waiter.set_result(None)
 
     async def wait_until_empty(self) -> None:
         """Returns when no batch is in flight."""
         while self._sizes:
-            if self._none_left is None or self._none_left.done():
-                self._none_left = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none_left)
+            if self._empty_waiter is None or self._empty_waiter.done():
+                self._empty_waiter = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._empty_waiter)

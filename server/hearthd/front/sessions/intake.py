@@ -29,10 +29,11 @@ class Intake:
         """Bytes of responses that wait for the client to read them."""
         self._on_batch = on_batch
         self.held: deque[bytes] = deque()
+        """Batches that are held back, oldest first."""
         self._held_bytes = 0
-        self._over = False
-        self._waiting: asyncio.Task[None] | None = None
-        self._changed: asyncio.Future[None] | None = None
+        self._stopped = False
+        self._room_task: asyncio.Task[None] | None = None
+        self._change_waiter: asyncio.Future[None] | None = None
 
     async def enqueue(self, message: bytes) -> None:
         """Passes a batch on or holds it back. Returns when the next message may be read.
@@ -47,15 +48,15 @@ class Intake:
         self._held_bytes += len(message)
         self.advance()
         batches, held, window = self._channel.batches, self.held, self._window
-        while not self._over and (
+        while not self._stopped and (
             len(batches) + len(held) > window.max_batches
             or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
         ):
-            await self._change()
+            await self._wait_for_change()
 
     def try_pass_on(self, message: bytes) -> bool:
         """Passes a batch on at once and returns True; returns False if it has to wait, and `enqueue` holds it back."""
-        if self.held or self._blocked():
+        if self.held or self._is_blocked():
             return False
         self._pass_on(message)
         return True
@@ -66,32 +67,32 @@ class Intake:
         Called when the client sends no more.
         """
         replies = self._channel.replies
-        while self.held and not self._over and not (replies is not None and replies.full):
-            await self._change()
+        while self.held and not self._stopped and not (replies is not None and replies.full):
+            await self._wait_for_change()
 
     def advance(self) -> None:
         """Passes on as many of the held batches as is possible now."""
-        while self.held and not self._over and not self._blocked():
+        while self.held and not self._stopped and not self._is_blocked():
             message = self.held.popleft()
             self._held_bytes -= len(message)
             self._pass_on(message)
-        crowded = self._channel.link.paused or self._queue.full
-        if self.held and crowded and self._waiting is None and not self._over:
-            self._waiting = asyncio.create_task(self._wait_for_others(), name="execute-room")
+        is_full = self._channel.link.paused or self._queue.full
+        if self.held and is_full and self._room_task is None and not self._stopped:
+            self._room_task = asyncio.create_task(self._wait_for_room(), name="execute-room")
         self._wake()
 
     def stop(self) -> None:
         """Stops the intake: no further batches are passed on."""
-        self._over = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._stopped = True
+        if self._room_task is not None:
+            self._room_task.cancel()
         self._wake()
 
     def _pass_on(self, message: bytes) -> None:
         self._channel.send_batch(message)
         self._on_batch(len(message))
 
-    def _blocked(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Returns True if no batch can be passed on now."""
         channel, window = self._channel, self._window
         batches, replies = channel.batches, channel.replies
@@ -104,19 +105,20 @@ class Intake:
             or (replies is not None and replies.full)
         )
 
-    async def _wait_for_others(self) -> None:
+    async def _wait_for_room(self) -> None:
         """Waits until the device process and the other sessions of the tenant leave room, then advances."""
         with contextlib.suppress(Refusal):  # the loss of the device process, which ends the stream anyway
             while self._channel.link.paused or self._queue.full:
                 await self._channel.link.drain()
                 await self._queue.wait_for_room()
-        self._waiting = None
+        self._room_task = None
         self.advance()
 
-    async def _change(self) -> None:
-        self._changed = asyncio.get_running_loop().create_future()
-        await self._changed
+    async def _wait_for_change(self) -> None:
+        """Returns after the next call of `advance` or `stop`."""
+        self._change_waiter = asyncio.get_running_loop().create_future()
+        await self._change_waiter
 
     def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        if self._change_waiter is not None and not self._change_waiter.done():
+            self._change_waiter.set_result(None)

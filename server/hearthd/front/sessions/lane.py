@@ -1,7 +1,7 @@
-"""The front's mirror of a lane: the responses that the client got there, and those that it has still to get.
+"""The front's mirror of a lane: the responses that the client received over the lane, and those not received yet.
 
 The client counts the results and events that it receives, and resumes by that count. Some responses do not go over the
-lane: the device process had not taken the lane over yet, or has lost it, or the front itself made the event. Such a
+lane: the device process had not taken the lane over yet, or has lost it, or the front itself created the event. Such a
 response is numbered after all responses that went over the lane, and ends the lane, so that the client attaches again
 and receives it.
 """
@@ -22,7 +22,7 @@ from hearthd.front.sessions.resume_buffer import ResumeBuffer
 
 log = structlog.get_logger("hearthd.lanes")
 
-_AHEAD = 1 << 16
+_MAX_ACK_LEAD = 1 << 16
 """Number of responses by which a client's acknowledgement may be ahead of the front's copies, which it can overtake."""
 
 
@@ -34,28 +34,28 @@ class LaneMirror:
         self._number = number
         self._batches = batches
         self._replies = replies
-        self._first = batches.last
+        self._batches_before = batches.last
         self._acknowledged = 0
         self.ending = False
         """True once the device process has been asked to close the lane."""
-        self._sent = replies.number  # the last response that was sent on the Execute stream
+        self._last_sent = replies.number  # the last response that was sent on the Execute stream
 
-    def on_response(self, payload: bytes, copied: bool) -> None:
-        """Keeps a response of the device process. `copied` is True if the response was sent over the lane."""
-        if not copied:
+    def on_response(self, payload: bytes, over_lane: bool) -> None:
+        """Keeps a response of the device process. `over_lane` is True if the client received it over the lane."""
+        if not over_lane:
             self.add_unnumbered(payload)
             return
         self._replies.add(payload)
         if self._acknowledged > self._replies.received:
             self._release()
 
-    def on_ack(self, copied: bool) -> None:
-        """Ends the lane if the acknowledgement was not sent over it (`copied` is False).
+    def on_ack(self, over_lane: bool) -> None:
+        """Ends the lane if the acknowledgement was not sent over it (`over_lane` is False).
 
         The reason is that the client waits for the acknowledgement.
         """
-        if not copied:
-            self.end()
+        if not over_lane:
+            self.request_end()
 
     def add_unnumbered(self, payload: bytes) -> None:
         """Keeps a response that the client gets with its next Attach.
@@ -63,14 +63,14 @@ class LaneMirror:
         Ends the lane, so that the client attaches soon.
         """
         self._replies.add_unnumbered(payload)
-        self.end()
+        self.request_end()
 
     def acknowledge(self, responses: int) -> None:
         """Notes the number of responses that the client has acknowledged.
 
         Raises `INVALID_ARGUMENT` for an impossible number.
         """
-        if responses > self._replies.number + _AHEAD:
+        if responses > self._replies.number + _MAX_ACK_LEAD:
             self._replies.release(responses)
         self._acknowledged = responses
         self._release()
@@ -80,17 +80,17 @@ class LaneMirror:
 
     def unsent(self) -> list[bytes]:
         """Returns the responses that were not sent on the Execute stream."""
-        return list(islice(self._replies, max(0, self._sent - self._replies.received), None))
+        return list(islice(self._replies, max(0, self._last_sent - self._replies.received), None))
 
     # ---- end ----
 
-    def end(self) -> None:
+    def request_end(self) -> None:
         """Asks the device process to close the lane. Does not wait until it is closed."""
         if not self.ending:
             self.ending = True
             self._link.send(Kind.LANE_END, b"{}", channel=self._number)
 
-    async def ended(self) -> bool:
+    async def end(self) -> bool:
         """Returns when the lane is closed and all copies have arrived, or when the device process is lost.
 
         The result is True if a batch arrived over the lane.
@@ -101,19 +101,19 @@ class LaneMirror:
         except Refusal:
             return True
         self._batches.note_lane_batches(last)
-        return last > self._first
+        return last > self._batches_before
 
 
 class UnusedLanes:
     """Lanes that ended before their clients used them.
 
-    Each is counted, and at most one line is logged each `EVERY_S` seconds.
+    Each is counted, and at most one line is logged each `LOG_INTERVAL_S` seconds.
 
     A small number of them is normal: clients that ended at that moment. A large number shows that the front or a device
     process does not answer within the second that clients wait for a lane.
     """
 
-    EVERY_S = 10.0
+    LOG_INTERVAL_S = 10.0
     """Minimum interval between log lines, in seconds."""
 
     def __init__(self, count: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,16 +123,15 @@ class UnusedLanes:
         self._logged_at = float("-inf")
         self._unlogged = 0
 
-    def add(self, session: str, why: str) -> None:
+    def add(self, session: str, reason: str) -> None:
         """Counts an unused lane.
 
-        `why` is the device process's objection to its client; empty if the client closed the connection.
+        `reason` is the device process's objection to its client; empty if the client closed the connection.
         """
         self._count()
         self._unlogged += 1
         now = self._clock()
-        if now - self._logged_at >= self.EVERY_S:
-            log.warning(
-                "lane_unused", session=session, why=why or "its client has closed the connection", lanes=self._unlogged
-            )
+        if now - self._logged_at >= self.LOG_INTERVAL_S:
+            why = reason or "its client has closed the connection"
+            log.warning("lane_unused", session=session, why=why, lanes=self._unlogged)
             self._logged_at, self._unlogged = now, 0

@@ -1,8 +1,8 @@
 """Published buffers: their names, grants and attachments. This module is pure: it does no I/O and touches no memory.
 
 A publication lives as long as its name or an attachment exists. Its memory is in the process that published it
-(`home`). If that process frees the memory before other processes do, another one of them becomes its bearer, so that
-the memory is counted once, with a process that has it mapped. Processes are distinguished by identity.
+(`home`). If that process frees the memory while other processes still map it, one of them becomes the bearer of the
+publication, so that the memory is counted once, with a process that maps it. Processes are distinguished by identity.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Publication:
         """Number of sessions that have attached the buffer."""
         return len({attachment.session for attachment in self.attachments.values()})
 
-    def sessions_of(self, session: str) -> int:
+    def attached_by(self, session: str) -> int:
         """Returns 1 if the session has attached the buffer, else 0."""
         return int(any(attachment.session == session for attachment in self.attachments.values()))
 
@@ -89,8 +89,8 @@ class Publication:
         Any program may publish, so the description may be anything.
         """
         try:
-            found = json.loads(self.description)
-            shape, dtype = found["shape"], found["dtype"]
+            description = json.loads(self.description)
+            shape, dtype = description["shape"], description["dtype"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         valid = isinstance(shape, list) and len(shape) <= _MAX_AXES and all(type(axis) is int for axis in shape)
@@ -98,7 +98,7 @@ class Publication:
             return None
         return shape, dtype
 
-    def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
+    def matches(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
         """Returns True if the channel published it with these grants and this description."""
         return (
             self.confirmed
@@ -107,7 +107,7 @@ class Publication:
             and self.description == description
         )
 
-    def open_to(self, tenant: str) -> bool:
+    def is_open_to(self, tenant: str) -> bool:
         """Returns True if sessions of this tenant may attach the buffer: the publisher's tenant always may."""
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
@@ -135,7 +135,7 @@ class PublicationRegistry:
         *,
         grants: Sequence[str] = (),
         description: bytes = b"",
-        most: int = MAX_PUBLICATIONS,
+        limit: int = MAX_PUBLICATIONS,
         replace: bool = False,
     ) -> Publication:
         """Reserves the name for a new publication.
@@ -160,34 +160,31 @@ class PublicationRegistry:
                 "description",
             )
         key = (tenant, device, name)
-        before = self._names.get(key)
-        if before is not None and not (replace and before.confirmed):
+        previous = self._names.get(key)
+        if previous is not None and not (replace and previous.confirmed):
             raise Refusal(
                 Reason.NAME_IN_USE,
                 f"a buffer of tenant {tenant} is published as {name!r} on device {device} already",
                 fix="replace it (replace=True), unpublish it first, or use another name",
                 details={"name": name, "device": device},
             )
-        if (
-            most
-            and before is None
-            and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most
-        ):
+        count = sum(other.tenant == tenant and other.device == device for other in self._names.values())
+        if limit and previous is None and count >= limit:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{most} buffers of tenant {tenant} are published on device {device}, which is the maximum",
+                f"{limit} buffers of tenant {tenant} are published on device {device}, which is the maximum",
                 fix="unpublish some, or have the quota raised (published)",
-                details={"quota": "published", "requested": most + 1, "allowed": most},
+                details={"quota": "published", "requested": limit + 1, "allowed": limit},
             )
         publication = Publication(
             next(self._numbers), tenant, device, name, frozenset(grants), description, home, channel, bearer=home
         )
         self._publications[publication.number] = publication
-        if before is None:
+        if previous is None:
             self._names[key] = publication
         return publication
 
-    def named(self, tenant: str, device: int, name: str) -> Publication | None:
+    def by_name(self, tenant: str, device: int, name: str) -> Publication | None:
         """Returns the publication that has the name, also while the name is only reserved."""
         return self._names.get((tenant, device, name))
 
@@ -201,13 +198,13 @@ class PublicationRegistry:
         publication.size = size
         publication.since_unix = now
         publication.confirmed = True
-        before = self._names.get(publication.key)
-        if not publication.named or before is publication:
+        previous = self._names.get(publication.key)
+        if not publication.named or previous is publication:
             return None
-        if before is not None:
-            self.end(before)
+        if previous is not None:
+            self.end(previous)
         self._names[publication.key] = publication
-        return before
+        return previous
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
         """Returns the tenant's publication of this name, for a session of `caller`.
@@ -216,17 +213,23 @@ class PublicationRegistry:
         it.
         """
         publication = self._names.get((tenant, device, name))
-        if publication is None or not publication.confirmed or not publication.open_to(caller):
+        if publication is None or not publication.confirmed or not publication.is_open_to(caller):
             raise not_published(tenant, device, name)
         return publication
 
-    def visible(self, caller: str, device: int) -> list[Publication]:
+    def attachable_by(self, caller: str, device: int) -> list[Publication]:
         """Returns the publications that a session of `caller` may attach.
 
         The caller's own come first; apart from that, they are sorted by tenant and name.
         """
-        found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
-        return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
+        attachable = (
+            publication
+            for publication in self._names.values()
+            if publication.confirmed and publication.device == device and publication.is_open_to(caller)
+        )
+        return sorted(
+            attachable, key=lambda publication: (publication.tenant != caller, publication.tenant, publication.name)
+        )
 
     def visible_to(self, viewer: Tenant) -> list[Publication]:
         """Returns the publications in the status for a tenant, by device, tenant and name.
@@ -235,13 +238,14 @@ class PublicationRegistry:
             viewer: The tenant. It sees the publications of the tenants that it sees, and those that its sessions may
                 attach.
         """
-        attaches = viewer.may(Right.ATTACH)
-        found = (
-            one
-            for one in self._names.values()
-            if one.confirmed and (sees_tenant(viewer, one.tenant) or (attaches and one.open_to(viewer.name)))
+        may_attach = viewer.may(Right.ATTACH)
+        visible = (
+            publication
+            for publication in self._names.values()
+            if publication.confirmed
+            and (sees_tenant(viewer, publication.tenant) or (may_attach and publication.is_open_to(viewer.name)))
         )
-        return sorted(found, key=lambda one: (one.device, one.tenant, one.name))
+        return sorted(visible, key=lambda publication: (publication.device, publication.tenant, publication.name))
 
     def end(self, publication: Publication) -> None:
         """Releases the name. Existing attachments stay."""
@@ -249,7 +253,7 @@ class PublicationRegistry:
             publication.named = False
             if self._names.get(publication.key) is publication:  # a replacement has it only once it is confirmed
                 del self._names[publication.key]
-        self._settle(publication)
+        self._remove_if_unused(publication)
 
     def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
         """Adds an attachment.
@@ -270,16 +274,16 @@ class PublicationRegistry:
         if publication is None or publication.attachments[number].process is not process:
             return None
         del self._attachments[number], publication.attachments[number]
-        self._settle(publication)
+        self._remove_if_unused(publication)
         return publication
 
-    def ended(self, numbers: Iterable[int], process: Process) -> list[Publication]:
+    def end_all(self, numbers: Iterable[int], process: Process) -> list[Publication]:
         """Ends the publications with these numbers whose home is `process`, because their publishers have gone.
 
         Returns them.
         """
-        found = [self._publications.get(number) for number in numbers]
-        ended = [one for one in found if one is not None and one.home is process]
+        publications = [self._publications.get(number) for number in numbers]
+        ended = [publication for publication in publications if publication is not None and publication.home is process]
         for publication in ended:
             self.end(publication)
         return ended
@@ -292,8 +296,10 @@ class PublicationRegistry:
         publication = self._publications.get(number)
         if publication is None or publication.bearer is not process:
             return None
-        others = (one.process for one in publication.attachments.values() if one.process is not process)
-        publication.bearer = next(others, None)
+        other_processes = (
+            attachment.process for attachment in publication.attachments.values() if attachment.process is not process
+        )
+        publication.bearer = next(other_processes, None)
         return publication if publication.bearer is not None else None
 
     def process_lost(self, process: Process) -> list[Publication]:
@@ -302,27 +308,28 @@ class PublicationRegistry:
         Returns the publications that other processes bear from now on.
         """
         for publication in self:
-            for number in [one.number for one in publication.attachments.values() if one.process is process]:
+            attachments = list(publication.attachments.values())
+            for number in [attachment.number for attachment in attachments if attachment.process is process]:
                 self.detach(number, process)
             if publication.home is process:
                 self.end(publication)
         moved = (self.process_unmapped(publication.number, process) for publication in self)
         return [publication for publication in moved if publication is not None]
 
-    def _settle(self, publication: Publication) -> None:
+    def _remove_if_unused(self, publication: Publication) -> None:
         if publication.unused:
             self._publications.pop(publication.number, None)
 
 
-def check_name(name: str, what: str, field: str = "name") -> None:
+def check_name(name: str, subject: str, field: str = "name") -> None:
     """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed.
 
     `field`: the field of the request that holds the name.
     """
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        shown = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
+        displayed = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
         raise _invalid(
-            f"{shown!r} is not a valid name of {what}",
+            f"{displayed!r} is not a valid name of {subject}",
             f"use 1 to {MAX_NAME} characters, none of them a control character",
             field,
         )

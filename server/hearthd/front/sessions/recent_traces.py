@@ -23,11 +23,15 @@ from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 if TYPE_CHECKING:
     from hearthd.front.sessions.session import Session
 
-OF_TENANT = 8
-TENANT_BYTES = 16 << 20
-MOST = 32
-MOST_BYTES = 48 << 20
-KEPT_S = 3600.0
+MAX_TENANT_TRACES = 8
+"""Maximum number of traces of one tenant."""
+MAX_TENANT_BYTES = 16 << 20
+"""Maximum size of all traces of one tenant, packed."""
+MAX_TRACES = 32
+MAX_BYTES = 48 << 20
+"""Maximum size of all traces, packed."""
+RETENTION_S = 3600.0
+"""Time, in seconds, after which a trace is dropped."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,12 @@ class RecentTrace:
 
 
 class RecentTraces:
-    """The recent traces of all devices. `session` finds a session by its id, also a session that ended recently."""
+    """The recent traces of all devices. `find_session` also finds sessions that ended recently, by id."""
 
-    def __init__(self, session: Callable[[str], Session | None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._session = session
+    def __init__(
+        self, find_session: Callable[[str], Session | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find_session = find_session
         self._clock = clock
         self._traces: OrderedDict[str, RecentTrace] = OrderedDict()  # oldest first
 
@@ -67,15 +73,15 @@ class RecentTraces:
 
     async def watch(self, link: Link) -> None:
         """Registers for the traces that a device process hands over."""
-        link.listen(Kind.TRACED, partial(self._traced, link))
+        link.listen(Kind.TRACED, partial(self._on_trace, link))
 
-    def _traced(self, link: Link, frame: Frame) -> None:
+    def _on_trace(self, link: Link, frame: Frame) -> None:
         channel = link.channels.get(frame.channel)
-        session = self._session(channel.session_id) if channel is not None else None
+        session = self._find_session(channel.session_id) if channel is not None else None
         if session is None:
             return
-        head, _, packed = frame.payload.partition(b"\n")
-        events, epoch_ns, lasted_ns = (_count(json.loads(head), name) for name in ("events", "epoch_ns", "lasted_ns"))
+        header, _, packed = frame.payload.partition(b"\n")
+        events, epoch_ns, lasted_ns = (_count(json.loads(header), name) for name in ("events", "epoch_ns", "lasted_ns"))
         self.add(
             RecentTrace(
                 id=secrets.token_urlsafe(16),
@@ -95,41 +101,41 @@ class RecentTraces:
 
         To make room, drops the oldest traces of the same tenant, then the oldest of the tenant with the most bytes.
         """
-        if len(trace.packed) > TENANT_BYTES:
+        if len(trace.packed) > MAX_TENANT_BYTES:
             return
         self._traces[trace.id] = trace
         self._expire()
-        mine = [each for each in self._traces.values() if each.tenant == trace.tenant]
-        while len(mine) > OF_TENANT or _size(mine) > TENANT_BYTES:
-            del self._traces[mine.pop(0).id]
-        while len(self._traces) > MOST or _size(list(self._traces.values())) > MOST_BYTES:
+        of_tenant = [other for other in self._traces.values() if other.tenant == trace.tenant]
+        while len(of_tenant) > MAX_TENANT_TRACES or _total_size(of_tenant) > MAX_TENANT_BYTES:
+            del self._traces[of_tenant.pop(0).id]
+        while len(self._traces) > MAX_TRACES or _total_size(list(self._traces.values())) > MAX_BYTES:
             self._make_room()
 
     def _make_room(self) -> None:
         sizes: dict[str, int] = {}
-        for each in self._traces.values():
-            sizes[each.tenant] = sizes.get(each.tenant, 0) + len(each.packed)
-        largest = max(sizes, key=lambda name: sizes[name])
-        del self._traces[next(each.id for each in self._traces.values() if each.tenant == largest)]
+        for trace in self._traces.values():
+            sizes[trace.tenant] = sizes.get(trace.tenant, 0) + len(trace.packed)
+        largest = max(sizes, key=lambda tenant: sizes[tenant])
+        del self._traces[next(trace.id for trace in self._traces.values() if trace.tenant == largest)]
 
     def _expire(self) -> None:
         now = self._clock()
-        while self._traces and now - next(iter(self._traces.values())).since > KEPT_S:
+        while self._traces and now - next(iter(self._traces.values())).since > RETENTION_S:
             self._traces.popitem(last=False)
 
-    def seen_by(self, viewer: Tenant) -> list[dict[str, Any]]:
+    def visible_to(self, viewer: Tenant) -> list[dict[str, Any]]:
         """Returns the traces that a viewer may see, newest first."""
         self._expire()
-        return [each.entry() for each in reversed(self._traces.values()) if _sees(viewer, each)]
+        return [trace.entry() for trace in reversed(self._traces.values()) if _may_see(viewer, trace)]
 
-    def find(self, ident: str, viewer: Tenant) -> RecentTrace | None:
+    def find(self, trace_id: str, viewer: Tenant) -> RecentTrace | None:
         """Returns a trace; None if there is none that this viewer may read.
 
         Only operators may read another tenant's trace.
         """
         self._expire()
-        trace = self._traces.get(ident)
-        if trace is None or not _sees(viewer, trace):
+        trace = self._traces.get(trace_id)
+        if trace is None or not _may_see(viewer, trace):
             return None
         return trace if trace.tenant in ("", viewer.name) or viewer.may(Right.ADMIN) else None
 
@@ -145,9 +151,9 @@ def _count(body: object, name: str) -> int:
     return value
 
 
-def _sees(viewer: Tenant, trace: RecentTrace) -> bool:
+def _may_see(viewer: Tenant, trace: RecentTrace) -> bool:
     return viewer.sees(trace.device) and sees_tenant(viewer, trace.tenant)
 
 
-def _size(traces: list[RecentTrace]) -> int:
-    return sum(len(each.packed) for each in traces)
+def _total_size(traces: list[RecentTrace]) -> int:
+    return sum(len(trace.packed) for trace in traces)

@@ -8,8 +8,8 @@ from itertools import islice
 
 from hearth_proto.reasons import Reason, Refusal
 
-_TIMES_MOST = 16
-MANY = 1 << 16
+_HARD_FACTOR = 16
+MIN_HARD_RESPONSES = 1 << 16
 """A multiple of `most`, and a number of responses. Above both, even small responses overrun the buffer, because over a
 lane nothing stops their client from sending."""
 
@@ -19,11 +19,14 @@ class ResumeBuffer:
 
     They are numbered from 1, and kept until `Received.responses` covers them.
 
-    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses
-    and a multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
+    At `max_responses` responses or `max_bytes` bytes no further work is taken. Above `hard_bytes` bytes, or above
+    `min_hard_responses` responses and a multiple of `max_responses`, all responses are dropped, because the client has
+    then sent work without ever reading.
     """
 
-    def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
+    def __init__(
+        self, max_bytes: int, max_responses: int, hard_bytes: int, min_hard_responses: int = MIN_HARD_RESPONSES
+    ) -> None:
         self.received = 0
         """Number of responses that the client has acknowledged."""
         self.bytes = 0
@@ -31,10 +34,10 @@ class ResumeBuffer:
         """Set once the responses were dropped. The attachment can then not be resumed."""
         self._kept: deque[bytes] = deque()
         self._unnumbered: deque[bytes] = deque()
-        self._most_bytes = most_bytes
-        self._most = most
-        self._hard = hard
-        self._most_hard = max(_TIMES_MOST * most, many)
+        self._max_bytes = max_bytes
+        self._max_responses = max_responses
+        self._hard_bytes = hard_bytes
+        self._hard_responses = max(_HARD_FACTOR * max_responses, min_hard_responses)
 
     @property
     def number(self) -> int:
@@ -42,7 +45,7 @@ class ResumeBuffer:
         return self.received + len(self._kept)
 
     @property
-    def made(self) -> int:
+    def total(self) -> int:
         """Number of responses so far, including those put aside."""
         return self.number + len(self._unnumbered)
 
@@ -54,39 +57,39 @@ class ResumeBuffer:
     @property
     def full(self) -> bool:
         """True if no more work may be taken before the client acknowledges responses."""
-        return self.bytes >= self._most_bytes or len(self._kept) >= self._most
+        return self.bytes >= self._max_bytes or len(self._kept) >= self._max_responses
 
     def add(self, payload: bytes) -> None:
         """Adds a response."""
-        self._take(self._kept, payload)
+        self._append(self._kept, payload)
 
     def add_unnumbered(self, payload: bytes) -> None:
         """Adds a response without a number.
 
-        Until `join`, other responses that the client may already have get numbers before it.
+        Until `assign_numbers`, other responses that the client may already have get numbers before it.
         """
-        self._take(self._unnumbered, payload)
+        self._append(self._unnumbered, payload)
 
-    def join(self) -> None:
+    def assign_numbers(self) -> None:
         """Numbers the responses that were put aside, after all others."""
         self._kept.extend(self._unnumbered)
         self._unnumbered.clear()
 
-    def _take(self, into: deque[bytes], payload: bytes) -> None:
+    def _append(self, queue: deque[bytes], payload: bytes) -> None:
         if self.overrun is not None:
             return
-        into.append(payload)
+        queue.append(payload)
         self.bytes += len(payload)
-        number = len(self._kept) + len(self._unnumbered)
-        if self.bytes > self._hard or number > self._most_hard:
+        count = len(self._kept) + len(self._unnumbered)
+        if self.bytes > self._hard_bytes or count > self._hard_responses:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
-                f"{number} results and events ({self.bytes} bytes) wait for the client's acknowledgement; the "
-                f"maximum is {self._hard} bytes.",
+                f"{count} results and events ({self.bytes} bytes) wait for the client's acknowledgement; the "
+                f"maximum is {self._hard_bytes} bytes.",
                 fix="Read the stream while sending, acknowledge what arrived (ExecuteRequest.received), and use "
                 "transfers for "
                 "large reads.",
-                details={"requested": self.bytes, "allowed": self._hard},
+                details={"requested": self.bytes, "allowed": self._hard_bytes},
             )
             self._kept.clear()
             self._unnumbered.clear()

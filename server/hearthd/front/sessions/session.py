@@ -39,7 +39,7 @@ class Session:
     tenant: Tenant = EVERYONE
     caller: Caller = ANYBODY
     """The caller that opened the session."""
-    until: float = float("inf")
+    credential_deadline: float = float("inf")
     """Monotonic time at which the credential that opened the session expires. The session expires with it."""
     dedicated: bool = False
     """True if the session has separate device processes, which no other session shares."""
@@ -67,7 +67,7 @@ class Session:
     ended_by: SessionEnd | None = None
     """The cause of the session's end. None: the session is open."""
 
-    def opening(self, device_memory: int = 0) -> dict[str, Any]:
+    def open_payload(self, device_memory: int = 0) -> dict[str, Any]:
         """Returns the payload of OPEN for a device process. `device_memory` is the device's memory in bytes."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
@@ -86,9 +86,9 @@ class Session:
         }
 
     @property
-    def end(self) -> SessionEnd:
+    def expiry_cause(self) -> SessionEnd:
         """The cause to record if the session expires now."""
-        return SessionEnd.CREDENTIAL if self.deadline == self.until else SessionEnd.LEASE
+        return SessionEnd.CREDENTIAL if self.deadline == self.credential_deadline else SessionEnd.LEASE
 
     @property
     def orphaned(self) -> bool:
@@ -104,4 +104,6 @@ class Session:
         """
         if self.orphaned:
             return -math.inf
-        return self.until if self.connections else min(self.until, self.last_used + self.lease)
+        if self.connections:
+            return self.credential_deadline
+        return min(self.credential_deadline, self.last_used + self.lease)

@@ -121,7 +121,7 @@ class SessionTable:
             key=_key(token),
             tenant=caller.tenant,
             caller=caller,
-            until=self._until(caller),
+            credential_deadline=self._credential_deadline(caller),
             dedicated=dedicated,
             launch_timeout=launch_timeout,
             queue=account.queue,
@@ -158,7 +158,7 @@ class SessionTable:
         session = self._sessions.get(key)
         now = self._clock()
         if session is None and key in self._revoked:
-            raise _ended(*self._revoked[key])
+            raise _session_ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
             self.on_credential(None)
             raise errors.session_expired()
@@ -188,7 +188,9 @@ class SessionTable:
     def _check_orphaned(self, session: Session) -> None:
         """Starts to close the session if its client's process has ended and no connection is left."""
         if session.orphaned and not session.closing:
-            task = asyncio.create_task(self.close(session, "the process of its client ended", cause=session.end))
+            task = asyncio.create_task(
+                self.close(session, "the process of its client ended", cause=session.expiry_cause)
+            )
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -200,15 +202,15 @@ class SessionTable:
     def renew(self, session: Session, caller: Caller) -> None:
         """Applies the caller's present state to the session: the same tenant, with other rights, quotas or dates."""
         session.caller, session.tenant = caller, caller.tenant
-        session.until = self._until(caller)
+        session.credential_deadline = self._credential_deadline(caller)
 
-    def _until(self, caller: Caller) -> float:
+    def _credential_deadline(self, caller: Caller) -> float:
         return self._clock() + max(0.0, caller.expires - time.time())
 
     async def close(
         self,
         session: Session,
-        why: str,
+        reason: str,
         time_limit: float = CLOSE_TIMEOUT,
         revoked: str = "",
         *,
@@ -217,8 +219,8 @@ class SessionTable:
         """Ends a session and waits, at most `time_limit` seconds, until the devices have freed its memory.
 
         Returns the ordinals of the devices that have not freed it, because a kernel of the session still runs there.
-        `why` is for people, `cause` for metrics. `revoked` is set if the daemon took the session from its client: later
-        calls of the client are refused with this advice. The close completes even if its caller stops waiting.
+        `reason` is for people, `cause` for metrics. `revoked` is set if the daemon took the session from its client:
+        later calls of the client are refused with this advice. The close completes even if its caller stops waiting.
         """
         if session.closing:
             return []
@@ -227,48 +229,48 @@ class SessionTable:
             session.process.close()
         self._sessions.pop(session.key, None)
         self.accounts.closed(session, cause)
-        self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))
+        self.audit.record("session_close", session, why=reason, device_seconds=round(session.device_ns / 1e9, 6))
         if not self._sessions:
             self.emptied.set()
         self._on_close(session.id)
-        ending = (session.id, why, revoked or "Open a new session")
+        end_details = (session.id, reason, revoked or "Open a new session")
         if revoked:
-            self._revoked[session.key] = ending
+            self._revoked[session.key] = end_details
             if len(self._revoked) > _REMEMBERED:
                 del self._revoked[next(iter(self._revoked))]
-        refusal = _ended(*ending)
+        refusal = _session_ended(*end_details)
         channels, session.channels = session.channels, {}
         session.ended.clear()  # no client resumes what is kept there
         closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
-        task = asyncio.create_task(self._closed(session, why, time_limit, closes), name=f"close-{session.id}")
+        task = asyncio.create_task(self._wait_closed(session, reason, time_limit, closes), name=f"close-{session.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return await asyncio.shield(task)  # a client waits a limited time for the answer
 
-    async def _closed(
-        self, session: Session, why: str, time_limit: float, closes: dict[asyncio.Task[None], int]
+    async def _wait_closed(
+        self, session: Session, reason: str, time_limit: float, closes: dict[asyncio.Task[None], int]
     ) -> list[int]:
         running: list[int] = []
         if closes:
-            _, late = await asyncio.wait(closes, timeout=time_limit)
-            running = sorted(closes[task] for task in late)
-            for task in late:
+            _, pending = await asyncio.wait(closes, timeout=time_limit)
+            running = sorted(closes[task] for task in pending)
+            for task in pending:
                 task.cancel()
-            if late:
+            if pending:
                 log.warning("session_close_slow", session=session.id, devices=running, seconds=time_limit)
         self._on_closed(session)
-        log.info("session_close", session=session.id, client=session.client_name, why=why)
+        log.info("session_close", session=session.id, client=session.client_name, why=reason)
         return running
 
-    async def close_all(self, why: str, time_limit: float) -> None:
+    async def close_all(self, reason: str, time_limit: float) -> None:
         """Ends all sessions concurrently, because the daemon stops."""
-        await asyncio.gather(*(self.close(session, why, time_limit, cause=SessionEnd.STOP) for session in self))
+        await asyncio.gather(*(self.close(session, reason, time_limit, cause=SessionEnd.STOP) for session in self))
 
 
-def _ended(session: str, why: str, fix: str) -> Refusal:
+def _session_ended(session: str, reason: str, fix: str) -> Refusal:
     return Refusal(
         Reason.SESSION_EXPIRED,
-        f"Session {session} has ended: {why}.",
+        f"Session {session} has ended: {reason}.",
         fix=f"{fix}; the resources of the old session were released.",
     )
 
@@ -280,16 +282,16 @@ def negotiate(minimum: int, maximum: int) -> int:
     """
     if not minimum and not maximum:
         return PROTOCOL_MAX
-    chosen = min(maximum, PROTOCOL_MAX)
-    if chosen < max(minimum, PROTOCOL_MIN):
-        older = maximum < PROTOCOL_MIN
+    version = min(maximum, PROTOCOL_MAX)
+    if version < max(minimum, PROTOCOL_MIN):
+        client_is_older = maximum < PROTOCOL_MIN
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,
             f"The client speaks protocol versions {minimum} to {maximum}, the daemon {PROTOCOL_MIN} to {PROTOCOL_MAX}.",
-            fix=f"Upgrade the {'client' if older else 'daemon'}.",
+            fix=f"Upgrade the {'client' if client_is_older else 'daemon'}.",
             details={"requested": f"{minimum} to {maximum}", "allowed": f"{PROTOCOL_MIN} to {PROTOCOL_MAX}"},
         )
-    return chosen
+    return version
 
 
 def _key(token: str) -> bytes:

@@ -59,15 +59,15 @@ class TenantAccount:
     def change(self, tenant: Tenant) -> None:
         """Applies other quotas to the tenant. Usage that exceeds the new quotas is not taken away."""
         self.tenant = tenant
-        self.queue.bound(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+        self.queue.set_limits(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
 
     def check_time(self) -> None:
         """Raises `QUOTA_EXCEEDED` if the tenant has used up its quota of device time."""
         if self.exhausted:
             self.refused["gpu_seconds"] += 1
-            raise self.out_of_time()
+            raise self.time_refusal()
 
-    def out_of_time(self) -> Refusal:
+    def time_refusal(self) -> Refusal:
         """Returns the refusal of new work after the quota of device time was used up. Does not count it."""
         used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
         return Refusal(
@@ -99,7 +99,7 @@ class TenantAccounts:
     """The weights of all configured tenants, by name. They determine the tenants' shares of the daemon's resources."""
 
     def __init__(self, *, remembered: int = REMEMBERED) -> None:
-        """`remembered`: sessions that have ended and whose last time may still be reported."""
+        """Creates the accounts. `remembered`: number of ended sessions that are remembered; see `REMEMBERED`."""
         self._remembered = remembered
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
@@ -125,10 +125,10 @@ class TenantAccounts:
         self.weights = {name: tenant.weight for name, tenant in tenants.items()}
         for name, account in self._accounts.items():
             if name in tenants:
-                before = account.exhausted
+                was_exhausted = account.exhausted
                 account.change(tenants[name])
-                if account.exhausted and not before:
-                    self._exhausted(account)
+                if account.exhausted and not was_exhausted:
+                    self._on_exhausted(account)
 
     def session(self, session_id: str) -> Session | None:
         """Returns a session that is open or ended recently."""
@@ -150,19 +150,19 @@ class TenantAccounts:
         if not self.weights:
             return
         shares = Shares(limit, self.weights, reserve(limit))
-        used = {each.tenant.name: len(each.sessions) for each in self._accounts.values()}
+        used = {other.tenant.name: len(other.sessions) for other in self._accounts.values()}
         if shares.admits(tenant.name, used, operator=tenant.operator):
             return
         account.refused[SESSIONS_SHARE] += 1
-        mine = len(account.sessions)
+        count = len(account.sessions)
         if self._log_throttle.due(tenant.name, time.monotonic()):
-            log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
+            log.warning("session_share_taken", tenant=tenant.name, sessions=count, limit=limit)
         raise Refusal(
             Reason.SESSION_LIMIT,
-            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} at present.",
+            f"Tenant {tenant.name!r} has {count} sessions open, which is its share of the daemon's {limit} at present.",
             fix="Close sessions that are no longer used; the daemon's operator may raise sessions.max or the weight of "
             f"{tenant.name!r}.",
-            details={"requested": mine + 1, "allowed": mine, "guaranteed": shares.guarantee(tenant.name)},
+            details={"requested": count + 1, "allowed": count, "guaranteed": shares.guarantee(tenant.name)},
             retry_after_s=1.0,
         )
 
@@ -188,9 +188,9 @@ class TenantAccounts:
 
     def _on_meter(self, frame: Frame) -> None:
         for session, nanoseconds in json.loads(frame.payload).items():
-            self.used(session, nanoseconds)
+            self.add_device_time(session, nanoseconds)
 
-    def used(self, session_id: str, nanoseconds: int) -> None:
+    def add_device_time(self, session_id: str, nanoseconds: int) -> None:
         """Adds device time that a session has used."""
         session = self.session(session_id)
         if session is None:
@@ -199,12 +199,12 @@ class TenantAccounts:
         account = self.of(session.tenant)
         session.device_ns += nanoseconds
         session.rates.sample(time.monotonic(), {"device_ns": session.device_ns})
-        before = account.exhausted
+        was_exhausted = account.exhausted
         account.device_ns += nanoseconds
-        if account.exhausted and not before:
-            self._exhausted(account)
+        if account.exhausted and not was_exhausted:
+            self._on_exhausted(account)
 
-    def _exhausted(self, account: TenantAccount) -> None:
+    def _on_exhausted(self, account: TenantAccount) -> None:
         log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
         self.on_exhausted(account)
 
@@ -214,7 +214,7 @@ def end_streams(account: TenantAccount) -> None:
 
     Its sessions keep their objects, which can be read by single calls until the sessions end.
     """
-    refusal = account.out_of_time()
+    refusal = account.time_refusal()
     for session in account.sessions.values():
         for channel in session.channels.values():
             if channel.sink is not None:

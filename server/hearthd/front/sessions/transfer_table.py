@@ -99,9 +99,9 @@ class TransferTable:
     def _register(self, transfer: int, flow: Transfer) -> None:
         if self.loss is not None:
             raise self.loss
-        refused = self._aborted.pop(transfer, None)
-        if refused is not None:
-            raise refused
+        refusal = self._aborted.pop(transfer, None)
+        if refusal is not None:
+            raise refusal
         if transfer in self._flows:
             raise Refusal(
                 Reason.HANDLE_IN_USE,
@@ -128,14 +128,14 @@ class TransferTable:
 
     def cancel(self, transfer: int) -> None:
         """Ends a transfer that its client does not continue."""
-        why = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
+        refusal = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:
             flow.assign_stream()
-            flow.close(why)
+            flow.close(refusal)
         # The command that waits for the transfer must not wait forever.
         elif transfer not in self._complete and self.loss is None:
-            self.link.send(Kind.ABORT, why.to_status().SerializeToString(), channel=self.number, id=transfer)
+            self.link.send(Kind.ABORT, refusal.to_status().SerializeToString(), channel=self.number, id=transfer)
 
     def acknowledge(self, transfer: int, size: int) -> None:
         """Notes that the first `size` bytes of a resumable download have reached the client."""
@@ -181,7 +181,7 @@ class TransferTable:
             self._abort(transfer, refusal)
 
 
-def _remember(memory: OrderedDict[int, _T], transfer: int, what: _T) -> None:
-    memory[transfer] = what
-    if len(memory) > _REMEMBERED:
-        memory.popitem(last=False)
+def _remember(table: OrderedDict[int, _T], transfer: int, value: _T) -> None:
+    table[transfer] = value
+    if len(table) > _REMEMBERED:
+        table.popitem(last=False)

@@ -19,7 +19,7 @@ from hearthd.front.sessions.link_interface import Link
 
 DOWNLOAD_CREDITS = 8
 """Number of chunks that the device may send before the client has taken any."""
-KEPT_BYTES = 16 << 20
+MAX_KEPT_BYTES = 16 << 20
 """Bytes of a resumable download that are kept in case its stream breaks. Above this limit the device waits for the
 client's acknowledgement."""
 
@@ -68,7 +68,7 @@ class Transfer:
         self._resume_s = resume_s
         self._waiter: asyncio.Future[None] | None = None
         self._refusal: Refusal | None = None
-        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._aborted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done = False
         self._task: asyncio.Task[None] | None = None
         self._stream = 0
@@ -103,8 +103,8 @@ class Transfer:
     def on_abort(self, refusal: Refusal) -> None:
         """Notes that the device process aborts the transfer."""
         self._refusal = self._refusal or refusal
-        if not self._refused.done():
-            self._refused.set_result(None)
+        if not self._aborted.done():
+            self._aborted.set_result(None)
         self._wake()
 
     def assign_stream(self) -> int:
@@ -127,7 +127,7 @@ class Transfer:
         """
         self._task = task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._refused}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, self._aborted}, return_when=asyncio.FIRST_COMPLETED)
             if self._task is not task:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,
@@ -145,17 +145,17 @@ class Transfer:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def stream_ended(self, stream: int, why: Refusal) -> None:
+    def stream_ended(self, stream: int, refusal: Refusal) -> None:
         """Notes that the stream with this number has ended.
 
-        The transfer then waits for another stream, or ends with `why`.
+        The transfer then waits for another stream, or ends with `refusal`.
         """
         if stream != self._stream:
             return
         if self.resumable and self._refusal is None and not self._complete:
-            self._parked = asyncio.get_running_loop().call_later(self._resume_s, self.close, why)
+            self._parked = asyncio.get_running_loop().call_later(self._resume_s, self.close, refusal)
         else:
-            self.close(why)
+            self.close(refusal)
 
     def forbid_resume(self, stream: int) -> None:
         """Makes the transfer not resumable, because the stream with this number violated the protocol."""
@@ -167,12 +167,12 @@ class Transfer:
         """True if the transfer needs no further stream."""
         return self._done
 
-    def close(self, why: Refusal) -> None:
-        """Ends the transfer. If it is not complete, sends `why` to the device process."""
+    def close(self, refusal: Refusal) -> None:
+        """Ends the transfer. If it is not complete, sends `refusal` to the device process."""
         self._unpark()
         self._channel.forget(self._transfer)
         if not self._done and self._refusal is None:
-            payload = why.to_status().SerializeToString()
+            payload = refusal.to_status().SerializeToString()
             self._channel.link.send(Kind.ABORT, payload, channel=self._channel.number, id=self._transfer)
         self._done = True
 
@@ -181,7 +181,7 @@ class Transfer:
             self._parked.cancel()
             self._parked = None
 
-    def _no_such_offset(self, offset: int, lowest: int, highest: int) -> Refusal:
+    def _invalid_offset(self, offset: int, lowest: int, highest: int) -> Refusal:
         return Refusal(
             Reason.INVALID_ARGUMENT,
             f"Transfer {self._transfer} cannot be resumed at byte {offset}; it can be resumed at bytes {lowest} to "
@@ -207,7 +207,7 @@ class Upload(Transfer):
         Raises if bytes are missing.
         """
         if offset > self.passed:
-            raise self._no_such_offset(offset, 0, self.passed)
+            raise self._invalid_offset(offset, 0, self.passed)
         return self.passed - offset
 
     def on_credit(self, credits: int) -> None:
@@ -265,11 +265,11 @@ class Download(Transfer):
         self._chunks: deque[_Chunk] = deque()  # chunks to be written to the stream
         self._kept: deque[_Chunk] = deque()  # chunks passed to a stream that may not have reached the client
         self._kept_bytes = 0
-        self._arrived = 0  # number of chunks received from the device
-        self._written = 0  # number of chunks that a stream has written or the client has acknowledged
-        self._granted = DOWNLOAD_CREDITS
+        self._chunks_received = 0  # number of chunks received from the device
+        self._chunks_written = 0  # number of chunks that a stream has written or the client has acknowledged
+        self._chunks_granted = DOWNLOAD_CREDITS
         self._current: _Chunk | None = None
-        self._end = 0  # offset behind the last byte that was passed to a stream
+        self._end_offset = 0  # offset behind the last byte that was passed to a stream
 
     def inspect(self) -> TransferView:
         """Returns the state of the download, including the first byte that is kept for resuming."""
@@ -277,14 +277,16 @@ class Download(Transfer):
 
     def begin(self) -> None:
         """Asks the device process to send, with `DOWNLOAD_CREDITS` chunks granted. Called once."""
-        self._channel.link.send(Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=self._granted)
+        self._channel.link.send(
+            Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=self._chunks_granted
+        )
 
     def on_chunk(self, payload: bytes, flags: int) -> None:
         """Queues a chunk for `receive`. `Flag.LAST` in `flags` ends the download."""
         last = bool(flags & Flag.LAST)
         start, data = download_response(payload) if self.resumable else (0, b"")
-        self._chunks.append(_Chunk(self._arrived, payload, last, start, start + len(data)))
-        self._arrived += 1
+        self._chunks.append(_Chunk(self._chunks_received, payload, last, start, start + len(data)))
+        self._chunks_received += 1
         if last:
             self._done = True
         self._wake()
@@ -302,16 +304,16 @@ class Download(Transfer):
         if self.resumable:
             self._kept.append(chunk)
             self._kept_bytes += len(chunk.payload)
-            self._end = max(self._end, chunk.end)
+            self._end_offset = max(self._end_offset, chunk.end)
         return chunk.payload, chunk.last
 
-    def consumed(self) -> None:
+    def on_written(self) -> None:
         """Notes that the chunk that was received last has been written to the client.
 
         The device may then send another.
         """
         if self._current is not None:
-            self._written = max(self._written, self._current.number + 1)
+            self._chunks_written = max(self._chunks_written, self._current.number + 1)
             self._grant()
 
     def resume_at(self, offset: int) -> None:
@@ -319,9 +321,9 @@ class Download(Transfer):
 
         Raises if the bytes from `offset` on are not kept here.
         """
-        lowest = self._kept[0].start if self._kept else self._end
-        if not lowest <= offset <= self._end:
-            raise self._no_such_offset(offset, lowest, self._end)
+        lowest = self._kept[0].start if self._kept else self._end_offset
+        if not lowest <= offset <= self._end_offset:
+            raise self._invalid_offset(offset, lowest, self._end_offset)
         self.acknowledge(offset)
         self._chunks.extendleft(reversed(self._kept))
         self._kept.clear()
@@ -333,17 +335,17 @@ class Download(Transfer):
         while self._kept and self._kept[0].end <= size:
             chunk = self._kept.popleft()
             self._kept_bytes -= len(chunk.payload)
-            self._written = max(self._written, chunk.number + 1)
+            self._chunks_written = max(self._chunks_written, chunk.number + 1)
         self._grant()
         if self.parked and self._complete:
             self.close(Refusal(Reason.TRANSFER_ABORTED, "The download has ended."))
 
     def _grant(self) -> None:
         """Grants the device as many chunks as the client has taken, unless too many bytes are kept."""
-        more = DOWNLOAD_CREDITS + self._written - self._granted
-        if more > 0 and not self._done and self._kept_bytes < KEPT_BYTES:
-            self._granted += more
-            self._channel.link.send(Kind.CREDIT, channel=self._channel.number, id=self._transfer, flags=more)
+        chunks = DOWNLOAD_CREDITS + self._chunks_written - self._chunks_granted
+        if chunks > 0 and not self._done and self._kept_bytes < MAX_KEPT_BYTES:
+            self._chunks_granted += chunks
+            self._channel.link.send(Kind.CREDIT, channel=self._channel.number, id=self._transfer, flags=chunks)
 
     @property
     def _complete(self) -> bool:

@@ -21,23 +21,25 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
 
     Raises `ConfigError` if the configured backend or devices do not exist here.
     """
-    wanted = config.devices.backend
-    gpus, why = (0, "") if wanted == "cpu" else nvml.gpu_count()
+    configured = config.devices.backend
+    gpus, reason = (0, "") if configured == "cpu" else nvml.gpu_count()
     count = nvml.cuda_count(gpus, os.environ)
     if gpus and not count:
-        why = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides every GPU"
+        reason = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides every GPU"
     elif count and not nvml.cupy_installed():
-        count, why = 0, "CuPy is not installed; install the extra cuda12 or cuda13: in a clone pip install '.[cuda12]'"
+        count = 0
+        reason = "CuPy is not installed; install the extra cuda12 or cuda13: in a clone pip install '.[cuda12]'"
     backend: Backend
-    if wanted == "cpu" or (wanted == "auto" and not count):
+    if configured == "cpu" or (configured == "auto" and not count):
         backend, count = "cpu", config.devices.cpu_count
-        if wanted == "auto":
-            log.info("backend", backend=backend, why=why)
+        if configured == "auto":
+            log.info("backend", backend=backend, why=reason)
     elif count:
         backend = "cuda"
     else:
         raise ConfigError(
-            f"devices.backend = 'cuda', but there is no usable GPU here: {why}; use devices.backend = 'cpu' or 'auto'"
+            f"devices.backend = 'cuda', but there is no usable GPU here: {reason}; "
+            "use devices.backend = 'cpu' or 'auto'"
         )
     check_exposure(config, backend)
     if backend == "cpu":
@@ -47,9 +49,9 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
     visible = config.devices.visible
     if isinstance(visible, str):
         return backend, list(range(count))
-    strangers = [index for index in visible if index >= count]
-    if strangers:
-        raise ConfigError(f"devices.visible names {strangers}; the {backend} backend has devices 0 to {count - 1} here")
+    missing = [index for index in visible if index >= count]
+    if missing:
+        raise ConfigError(f"devices.visible names {missing}; the {backend} backend has devices 0 to {count - 1} here")
     return backend, list(visible)
 
 
@@ -88,8 +90,8 @@ def check_compiling_tenants(config: Config) -> None:
         )
 
 
-def _compile_confined(config: Config, backend: Backend) -> bool:
-    """Returns True if a compile worker that cannot be confined must not be used."""
+def _must_confine_compiles(config: Config, backend: Backend) -> bool:
+    """Returns True if compile workers have to be confined, so that one that cannot be is not used."""
     trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
     return bool(config.tenants) and not trusted
 
@@ -118,9 +120,9 @@ def _cache_key(config: Config) -> str:
 def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[DeviceSpec]:
     """Returns a specification for each device. Ordinals count from 0, whatever the indices are."""
     key = _cache_key(config)
-    form = config.log.format
-    if form == "auto":
-        form = "console" if sys.stderr.isatty() else "json"
+    log_format = config.log.format
+    if log_format == "auto":
+        log_format = "console" if sys.stderr.isatty() else "json"
     return [
         DeviceSpec(
             ordinal=ordinal,
@@ -134,7 +136,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             compile_timeout=config.compile.timeout,
             compile_memory=config.compile.memory,
             compile_workers=config.compile.workers,
-            compile_confined=_compile_confined(config, backend),
+            compile_confined=_must_confine_compiles(config, backend),
             memory_limit=config.devices.memory_limit,
             max_handles=config.limits.max_handles,
             max_streams=config.devices.max_streams,
@@ -147,7 +149,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             nvtx=config.profile.nvtx,
             cupti=config.profile.cupti,
             log_level=config.log.level,
-            log_format=form,
+            log_format=log_format,
         )
         for ordinal, index in enumerate(devices)
     ]

@@ -17,7 +17,7 @@ from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
 log = structlog.get_logger("hearthd.supervisor")
 
-_NAMES = 16
+_MAX_NAMES = 16
 """Maximum number of kernels that are named."""
 
 
@@ -69,54 +69,57 @@ class CrashFile:
             self._file = None
 
 
-def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
+def explain(cause: ExitCause, record: CrashRecord) -> ExitCause:
     """Returns the cause, with the kernels that ran if it names none. Pure.
 
     A process that exited because of a fault of its device has itself reported the kernels in flight.
     """
     if cause.label == "fault" or cause.label in INTENDED:
         return cause
-    crash, running = last.crash, last.running
+    crash, running = record.crash, record.running
     details = dict(cause.details)
     if crash is not None and details.get("signal") == signal_name(crash.signal):
         if crash.sender:
-            return _named(cause, f", sent by process {crash.sender}", running, {"sender": str(crash.sender)})
+            sender = str(crash.sender)
+            return _with_running_kernels(cause, f", sent by process {sender}", running, {"sender": sender})
         if crash.culprit is not None:
             return _with_culprit(cause, crash, crash.culprit)
-        return _named(cause, " outside of all kernels", running, {})
-    return _named(cause, "", running, {})
+        return _with_running_kernels(cause, " outside of all kernels", running, {})
+    return _with_running_kernels(cause, "", running, {})
 
 
 def _with_culprit(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
     """Adds the kernel that is known to have caused the crash. The other kernels that ran are not mentioned."""
     block = ", ".join(map(str, crash.block))
-    more = {"kernel": culprit.kernel, "block": block}
+    details = {"kernel": culprit.kernel, "block": block}
     text = f"{cause.text} in kernel {culprit.kernel}"
     if crash.address is not None:
-        more["address"] = f"{crash.address:#x}"
+        details["address"] = f"{crash.address:#x}"
         text += f" at address {crash.address:#x}"
     text += f", block ({block})"
     if crash.message:
-        more["message"] = crash.message
+        details["message"] = crash.message
         text += f": {crash.message}"
     if culprit.session:
-        more["sessions"] = culprit.session
-    return _with(cause, text, (culprit.kernel,), more)
+        details["sessions"] = culprit.session
+    return _extend_cause(cause, text, (culprit.kernel,), details)
 
 
-def _named(cause: ExitCause, how: str, running: tuple[RunningKernel, ...], more: dict[str, str]) -> ExitCause:
+def _with_running_kernels(
+    cause: ExitCause, suffix: str, running: tuple[RunningKernel, ...], details: dict[str, str]
+) -> ExitCause:
     """Adds all kernels that ran, because any of them, or none, may have caused the crash."""
-    kernels = tuple(dict.fromkeys(each.kernel for each in running))
-    sessions = dict.fromkeys(each.session for each in running if each.session)
-    text = cause.text + how
+    kernels = tuple(dict.fromkeys(entry.kernel for entry in running))
+    sessions = dict.fromkeys(entry.session for entry in running if entry.session)
+    text = cause.text + suffix
     if kernels:
-        named = ", ".join(kernels[:_NAMES]) + (", ..." if len(kernels) > _NAMES else "")
-        text += f" while {f'kernel {named} was' if len(kernels) == 1 else f'kernels {named} were'} running"
+        names = ", ".join(kernels[:_MAX_NAMES]) + (", ..." if len(kernels) > _MAX_NAMES else "")
+        text += f" while {f'kernel {names} was' if len(kernels) == 1 else f'kernels {names} were'} running"
     # If the session of a kernel is unknown, no session is named, because the unknown one may be the cause.
-    if len(sessions) == len({each.session for each in running}):
-        more = {**more, "sessions": ", ".join(sessions)} if sessions else more
-    return _with(cause, text, kernels, more)
+    if len(sessions) == len({entry.session for entry in running}):
+        details = {**details, "sessions": ", ".join(sessions)} if sessions else details
+    return _extend_cause(cause, text, kernels, details)
 
 
-def _with(cause: ExitCause, text: str, kernels: tuple[str, ...], more: dict[str, str]) -> ExitCause:
-    return dataclasses.replace(cause, text=text, kernels=kernels, details=(*cause.details, *more.items()))
+def _extend_cause(cause: ExitCause, text: str, kernels: tuple[str, ...], details: dict[str, str]) -> ExitCause:
+    return dataclasses.replace(cause, text=text, kernels=kernels, details=(*cause.details, *details.items()))

@@ -25,7 +25,7 @@ from hearthd.front.supervisor.device_status import DeviceStatus
 from hearthd.front.supervisor.durations import ProcessDurations
 from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause
 from hearthd.front.supervisor.fault_log import RecentFaults
-from hearthd.front.supervisor.fault_policy import culprit, named
+from hearthd.front.supervisor.fault_policy import culprit, named_sessions
 from hearthd.front.supervisor.isolation import (
     EVERYBODY,
     FENCED,
@@ -76,7 +76,7 @@ class DeviceOwner(Protocol):
         """Returns after the next change of the state of any device."""
         ...
 
-    def device_lost(self, link: DeviceLink, why: str) -> None:
+    def device_lost(self, link: DeviceLink, reason: str) -> None:
         """Notes that a process has ended. The channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
@@ -96,7 +96,7 @@ class Device(DeviceStatus):
         self.share_refusals: Counter[str] = Counter()
         """Number of refused starts of a process because the tenant had used up its share of processes, by tenant."""
         self._log_throttle = LogThrottle()
-        self.times = ProcessDurations()
+        self.durations = ProcessDurations()
         self.totals = DeviceTotals()
         self.rates = Rates()
         self.history = RateHistory()
@@ -105,7 +105,7 @@ class Device(DeviceStatus):
         self.reports = SessionReports()
         self._launcher = launcher
         self._owner = owner
-        self._numbers = itertools.count(spec.generation)
+        self._generations = itertools.count(spec.generation)
         self._failures: deque[float] = deque()  # times at which processes failed to start while no other process served
         self._stopping: Refusal | None = None
         self._ends: set[asyncio.Task[None]] = set()
@@ -127,11 +127,11 @@ class Device(DeviceStatus):
         Raises `DEVICE_LOST`, once, if the session's last process was lost and the session has not been notified. An
         Execute stream (`attaching`) sees the loss from the generation that it attaches to.
         """
-        last = session.ended.get(self.ordinal)
-        if last is not None and last.loss is not None and not last.loss_reported:
-            last.loss_reported = True
+        ended_channel = session.ended.get(self.ordinal)
+        if ended_channel is not None and ended_channel.loss is not None and not ended_channel.loss_reported:
+            ended_channel.loss_reported = True
             if not attaching:
-                raise last.loss
+                raise ended_channel.loss
         while True:
             if session.closing:  # a new worker for a closed session would never be ended
                 raise errors.session_expired()
@@ -140,7 +140,7 @@ class Device(DeviceStatus):
                 raise refusal
             if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
                 raise self._unavailable(self.sick)
-            worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
+            worker = self.workers.serving.get(self.key(session)) or await self._find_worker(session)
             channel = await worker.channel(session)
             if channel is not None:
                 return channel
@@ -149,7 +149,7 @@ class Device(DeviceStatus):
         """Returns the reason why the session may not share a process with other sessions; None: it may."""
         return None if session.dedicated else self._owner.quarantine_refusal(session)
 
-    async def _worker(self, session: Session) -> Worker:
+    async def _find_worker(self, session: Session) -> Worker:
         """Returns the session's worker. Assigns the vacant worker or creates one if the session has none."""
         key = self.key(session)
         # The shared worker limits the memory of each tenant itself.
@@ -164,7 +164,7 @@ class Device(DeviceStatus):
                 raise self._unavailable(self.fenced)
             worker = self.workers.occupy(key, quota)
             if worker is None:
-                if await self._room(key):
+                if await self._make_room(key):
                     continue  # the state may have changed during the wait
                 worker = self.workers.serving[key] = Worker(self, key, quota)
             self._refill()
@@ -184,7 +184,7 @@ class Device(DeviceStatus):
     @property
     def memory_total(self) -> int:
         """Bytes of device memory that sessions may use. 0: not known before the first process is ready."""
-        return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
+        return self.spec.memory_limit or (self.properties.total_memory if self.has_been_ready else 0)
 
     def _check_share(self, key: WorkerKey) -> None:
         """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes.
@@ -193,7 +193,7 @@ class Device(DeviceStatus):
         """
         if not key.tenant or not self.policy.weights:
             return
-        used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
+        used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.is_idle)
         shares = Shares(self.policy.max_processes, self.policy.weights)
         if not shares.admits(key.tenant, used):
             self.share_refusals[key.tenant] += 1
@@ -209,7 +209,7 @@ class Device(DeviceStatus):
                 retry_after_s=1.0,
             )
 
-    async def _room(self, key: WorkerKey) -> bool:
+    async def _make_room(self, key: WorkerKey) -> bool:
         """Makes room for one more process, if necessary by ending an idle process.
 
         Returns True if it had to wait. Raises `DEVICE_UNAVAILABLE` if there is no room.
@@ -247,7 +247,7 @@ class Device(DeviceStatus):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
                 self._grants.assign(worker.generation, key.tenant, worker.quota)
-            elif key.tenant and worker.holds_nothing:
+            elif key.tenant and worker.is_idle:
                 self._end(worker)
 
     def _end(self, worker: Worker) -> None:
@@ -259,12 +259,16 @@ class Device(DeviceStatus):
 
     async def enter(self, worker: Worker) -> DeviceSpec:
         """Gives the process the next generation, and waits until there is device memory for it."""
-        number = next(self._numbers)
+        generation = next(self._generations)
         key = worker.key
         granted = await self._grants.enter(
-            number, key.tenant if key else "", worker.quota, uses=key is not None, on_wait=worker.waits_for_memory
+            generation,
+            key.tenant if key else "",
+            worker.quota,
+            serves_tenant=key is not None,
+            on_wait=worker.on_memory_wait,
         )
-        return dataclasses.replace(self.spec, generation=number, memory_granted=granted, scrub=self.policy.scrub)
+        return dataclasses.replace(self.spec, generation=generation, memory_granted=granted, scrub=self.policy.scrub)
 
     async def start_process(self, spec: DeviceSpec) -> Process:
         """Starts a process and connects it to the memory grants, which get its room back if the start fails."""
@@ -288,9 +292,9 @@ class Device(DeviceStatus):
     def process_ready(self, process: Process) -> None:
         """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
         self.properties = process.properties
-        self.known = True
+        self.has_been_ready = True
         self._failures.clear()
-        self.times.started(time.monotonic() - process.started_at)
+        self.durations.started(time.monotonic() - process.started_at)
         self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
 
@@ -315,13 +319,13 @@ class Device(DeviceStatus):
         """
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
-        tell = log.warning if cause.label in INTENDED else log.error
-        says = {"reason": cause.label, "why": cause.text, "kernels": kernels}
-        tell("device_lost", device=self.ordinal, generation=generation, **says)
+        log_loss = log.warning if cause.label in INTENDED else log.error
+        fields = {"reason": cause.label, "why": cause.text, "kernels": kernels}
+        log_loss("device_lost", device=self.ordinal, generation=generation, **fields)
         if worker.key is not None:
-            self.times.lost(worker.key, time.monotonic())
+            self.durations.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
-        self.faults.add(cause, generation, worker.key, self._involved(cause))
+        self.faults.add(cause, generation, worker.key, self._involved_sessions(cause))
         blamed: str | None = None
         if process is not None:
             blamed = culprit(cause.label, dict(cause.details), process.working())
@@ -339,13 +343,13 @@ class Device(DeviceStatus):
         self._owner.record_fault(blamed)
         return blamed
 
-    def _involved(self, cause: ExitCause) -> dict[str, str]:
+    def _involved_sessions(self, cause: ExitCause) -> dict[str, str]:
         """Returns the sessions whose kernels were in flight when a process was lost, with their tenants.
 
         The tenant of an unknown session is "".
         """
-        known = {session.id: session.tenant.name for session in self._owner.sessions}
-        return {session: known.get(session, "") for session in sorted(named(dict(cause.details)))}
+        tenants = {session.id: session.tenant.name for session in self._owner.sessions}
+        return {session: tenants.get(session, "") for session in sorted(named_sessions(dict(cause.details)))}
 
     def replace(self, worker: Worker) -> bool:
         """Puts the vacant worker, if there is one, in the place of this one. Returns False if there is none."""
@@ -387,10 +391,10 @@ class Device(DeviceStatus):
 
     def notify(self) -> None:
         """Notes a change of a worker's state, and passes the notification on to the supervisor."""
-        self.workers.settle()
-        if self.times.waiting:
+        self.workers.move_ending()
+        if self.durations.is_measuring:
             serving = {key for key, worker in self.workers.serving.items() if worker.state == SERVING}
-            self.times.served(serving, self.workers.serving.keys(), time.monotonic())
+            self.durations.served(serving, self.workers.serving.keys(), time.monotonic())
         self._owner.notify()
 
     async def changed(self) -> None:
@@ -439,10 +443,10 @@ class Device(DeviceStatus):
         await asyncio.gather(*(worker.retire(at_once, self._stopping) for worker in self.workers), *self._ends)
         self._grants.stop()
 
-    def _unavailable(self, why: str) -> Refusal:
+    def _unavailable(self, reason: str) -> Refusal:
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
-            f"Device {self.ordinal} is fenced: {why}.",
+            f"Device {self.ordinal} is fenced: {reason}.",
             fix="Use another device; the daemon's log says why this one failed.",
             details={"device": self.ordinal, "state": STATE_NAMES[FENCED]},
         )

@@ -23,7 +23,7 @@ class DeviceStatus:
         self.ordinal = spec.ordinal
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
         self.workers = WorkerSet()
-        self.known = False
+        self.has_been_ready = False
         """True once a process has been ready."""
         self.fenced = ""
         """The reason why no further process is started. Empty: processes are started."""
@@ -44,7 +44,7 @@ class DeviceStatus:
     @property
     def _primary(self) -> Worker | None:
         """The worker that represents the device: the shared one or, until a process has been ready, the vacant one."""
-        return self.workers.serving.get(EVERYBODY) or (None if self.known else self.workers.vacant)
+        return self.workers.serving.get(EVERYBODY) or (None if self.has_been_ready else self.workers.vacant)
 
     @property
     def state(self) -> node_pb2.DeviceState:
@@ -55,7 +55,7 @@ class DeviceStatus:
             return self._primary.condition
         if self.fenced:
             return FENCED
-        if not self.known:
+        if not self.has_been_ready:
             return STARTING
         states = {worker.condition for key, worker in self.workers.serving.items() if not key.dedicated}
         return states.pop() if states in ({LOST}, {STALLED}) else SERVING
@@ -67,7 +67,7 @@ class DeviceStatus:
             return self.sick
         if self._primary is not None:
             return self._primary.reason
-        return self.fenced or next((each.reason for each in self.workers if each.condition == self.state), "")
+        return self.fenced or next((worker.reason for worker in self.workers if worker.condition == self.state), "")
 
     @property
     def generation(self) -> int:
@@ -96,7 +96,7 @@ class DeviceStatus:
 
     def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
         """Describes the device, restricted to what `viewer` may know. None: without restriction."""
-        hidden = viewer is not None and not viewer.observes
+        is_restricted = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:
             worker = self.workers.serving.get(WorkerKey(viewer.name))
@@ -105,16 +105,16 @@ class DeviceStatus:
             state=self.state,
             generation=worker.generation if worker is not None and worker.generation else self.generation,
             properties=self.properties,
-            pid=worker.pid if worker is not None else 0 if hidden else self.pid,
+            pid=worker.pid if worker is not None else 0 if is_restricted else self.pid,
             detail=self.detail,
             processes=[
-                self._process(each, each.key or EVERYBODY)
-                for each in self.workers
-                if each.pid and (viewer is None or _sees(viewer, each.key))
+                self._describe_process(other, other.key or EVERYBODY)
+                for other in self.workers
+                if other.pid and (viewer is None or _may_see(viewer, other.key))
             ],
         )
 
-    def _process(self, worker: Worker, key: WorkerKey) -> node_pb2.DeviceProcess:
+    def _describe_process(self, worker: Worker, key: WorkerKey) -> node_pb2.DeviceProcess:
         return node_pb2.DeviceProcess(
             pid=worker.pid,
             generation=worker.generation,
@@ -126,7 +126,7 @@ class DeviceStatus:
         )
 
 
-def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
+def _may_see(viewer: Tenant, key: WorkerKey | None) -> bool:
     """Returns whether `viewer` may see the worker's processes.
 
     Shared processes and those of the viewer's tenant are visible; an observer sees all processes.

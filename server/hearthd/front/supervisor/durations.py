@@ -18,12 +18,12 @@ class ProcessDurations:
         """Seconds from the launch of a process until it is ready."""
         self.recoveries = HistogramCounts.up_to(_BOUNDS)
         """Seconds from the loss of a process until another serves its sessions."""
-        self._lost: dict[WorkerKey, float] = {}
+        self._lost_at: dict[WorkerKey, float] = {}
 
     @property
-    def waiting(self) -> bool:
-        """True if a key waits for a process."""
-        return bool(self._lost)
+    def is_measuring(self) -> bool:
+        """True if a recovery is being measured, that is, if a key waits for a process."""
+        return bool(self._lost_at)
 
     def started(self, seconds: float) -> None:
         """Adds the time from the launch of a process until it was ready."""
@@ -31,15 +31,15 @@ class ProcessDurations:
 
     def lost(self, key: WorkerKey, now: float) -> None:
         """Notes that the key has no process from now on, unless that was noted before."""
-        self._lost.setdefault(key, now)
+        self._lost_at.setdefault(key, now)
 
-    def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
+    def served(self, serving: Collection[WorkerKey], existing: Collection[WorkerKey], now: float) -> None:
         """Notes that the workers of `serving` serve.
 
-        A key that is not in `known` has been removed and no longer waits.
+        A key that is not in `existing` has been removed and no longer waits.
         """
-        for key, since in list(self._lost.items()):
+        for key, lost_at in list(self._lost_at.items()):
             if key in serving:
-                self.recoveries.observe(now - since)
-            if key in serving or key not in known:
-                del self._lost[key]
+                self.recoveries.observe(now - lost_at)
+            if key in serving or key not in existing:
+                del self._lost_at[key]

@@ -71,12 +71,12 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ex
         await asyncio.wait({link.closed}, timeout=EXIT_GRACE)
     if link.fault.done():
         refusal = from_status(link.fault.result())
-        names = refusal.details.get("kernels") or refusal.details.get("in_flight") or ""
-        kernels = tuple(name.strip() for name in names.split(",") if name.strip())
+        kernel_names = refusal.details.get("kernels") or refusal.details.get("in_flight") or ""
+        kernels = tuple(name.strip() for name in kernel_names.split(",") if name.strip())
         return ExitCause("fault", refusal.message.rstrip("."), kernels, tuple(refusal.details.items()))
-    why = link.closed.result() if link.closed.done() else ""
-    if why:
-        return ExitCause("link", why)
+    link_error = link.closed.result() if link.closed.done() else ""
+    if link_error:
+        return ExitCause("link", link_error)
     await asyncio.wait({exited}, timeout=EXIT_GRACE)
     if not exited.done():
         return ExitCause("link", "it closed its link but did not exit")

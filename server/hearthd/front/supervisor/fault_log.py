@@ -12,12 +12,13 @@ from hearthd.front.supervisor.exit_cause import ExitCause
 from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
-MOST = 32
+MAX_FAULTS = 32
 """Maximum number of faults kept for each device; the oldest is evicted."""
-_KERNELS = 16
-_NAME = 200
-_DETAIL = 1000
-_OTHERS = "a kernel of another tenant was in flight"
+_MAX_KERNELS = 16
+"""Maximum number of kernels, and of sessions, that are kept for each fault."""
+_MAX_NAME = 200
+_MAX_DETAIL = 1000
+_HIDDEN_DETAIL = "a kernel of another tenant was in flight"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Fault:
     involved: tuple[tuple[str, str], ...]
     """The sessions whose kernels were in flight, each with its tenant; "" if that is unknown."""
 
-    def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
+    def visible_to(self, viewer: Tenant) -> dict[str, Any] | None:
         """Returns the entry for JSON; None if the viewer may not see the fault.
 
         Each tenant of a shared process sees the loss, but neither the names of other tenants' kernels nor their
@@ -47,14 +48,14 @@ class Fault:
         if not sees_tenant(viewer, self.tenant):
             return None
         tenants = {tenant for _, tenant in self.involved}
-        told = not self.kernels or self.tenant or tenants == {viewer.name} or viewer.observes
+        may_see_kernels = not self.kernels or self.tenant or tenants == {viewer.name} or viewer.observes
         return {
             "time_unix": self.time_unix,
             "device": self.device,
             "generation": self.generation,
             "reason": self.reason,
-            "detail": self.detail if told else _OTHERS,
-            "kernels": list(self.kernels) if told else [],
+            "detail": self.detail if may_see_kernels else _HIDDEN_DETAIL,
+            "kernels": list(self.kernels) if may_see_kernels else [],
             "tenant": self.tenant,
             "sessions": [
                 {"id": session, "tenant": tenant}
@@ -69,7 +70,7 @@ class RecentFaults:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._faults: deque[Fault] = deque(maxlen=MOST)
+        self._faults: deque[Fault] = deque(maxlen=MAX_FAULTS)
 
     def __iter__(self) -> Iterator[Fault]:
         """Iterates over the faults, newest first."""
@@ -83,15 +84,15 @@ class RecentFaults:
                 self._device,
                 generation,
                 cause.label,
-                cause.text.removeprefix(f"device {self._device} was lost: ")[:_DETAIL],
-                tuple(name[:_NAME] for name in cause.kernels[:_KERNELS]),
+                cause.text.removeprefix(f"device {self._device} was lost: ")[:_MAX_DETAIL],
+                tuple(name[:_MAX_NAME] for name in cause.kernels[:_MAX_KERNELS]),
                 (key or EVERYBODY).tenant,
-                tuple(involved.items())[:_KERNELS],
+                tuple(involved.items())[:_MAX_KERNELS],
             )
         )
 
 
-def seen_by(viewer: Tenant, devices: Iterable[RecentFaults], most: int = MOST) -> list[dict[str, Any]]:
-    """Returns the last `most` faults of several devices that the viewer may see, newest first."""
-    found = [seen for faults in devices for fault in faults if (seen := fault.seen_by(viewer)) is not None]
-    return sorted(found, key=lambda fault: -float(fault["time_unix"]))[:most]
+def visible_to(viewer: Tenant, devices: Iterable[RecentFaults], limit: int = MAX_FAULTS) -> list[dict[str, Any]]:
+    """Returns the last `limit` faults of several devices that the viewer may see, newest first."""
+    entries = [entry for faults in devices for fault in faults if (entry := fault.visible_to(viewer)) is not None]
+    return sorted(entries, key=lambda fault: -float(fault["time_unix"]))[:limit]

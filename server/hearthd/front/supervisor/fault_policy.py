@@ -23,15 +23,15 @@ def culprit(label: str, details: dict[str, str], working: Collection[str]) -> st
     `label` is that of the cause; `working` are the sessions with work in the process.
     """
     if label == "fault":
-        suspects = named(details)
+        suspects = named_sessions(details)
     elif label == "signal" and details.get("signal") in CRASHES and "sender" not in details:
-        suspects = named(details) or set(working)
+        suspects = named_sessions(details) or set(working)
     else:
         return None
     return next(iter(suspects)) if len(suspects) == 1 else None
 
 
-def named(details: dict[str, str]) -> set[str]:
+def named_sessions(details: dict[str, str]) -> set[str]:
     """Returns the sessions that a process named in the details of its end."""
     return {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
 
@@ -39,11 +39,11 @@ def named(details: dict[str, str]) -> set[str]:
 class FaultQuarantine:
     """Counts faults by session.
 
-    After more than `most` faults within `window` seconds, a session may share no process.
+    After more than `max_faults` faults within `window` seconds, a session may share no process.
     """
 
-    def __init__(self, most: int, window: float) -> None:
-        self._most = most
+    def __init__(self, max_faults: int, window: float) -> None:
+        self._max_faults = max_faults
         self._window = window
         self._faults: dict[str, deque[float]] = {}
         self._quarantined: dict[str, int] = {}
@@ -54,12 +54,12 @@ class FaultQuarantine:
         faults.append(now)
         while now - faults[0] > self._window:
             faults.popleft()
-        if len(faults) <= self._most or session in self._quarantined:
+        if len(faults) <= self._max_faults or session in self._quarantined:
             return False
         self._quarantined[session] = len(faults)
         return True
 
-    def quarantined(self, session: str) -> bool:
+    def is_quarantined(self, session: str) -> bool:
         """Returns True if the session may share no process."""
         return session in self._quarantined
 
@@ -69,13 +69,13 @@ class FaultQuarantine:
         return Refusal(
             Reason.SESSION_BARRED,
             f"Session {session} has ended {faults} device processes within {self._window:g} s; "
-            f"the maximum is {self._most}. It may no longer share a process with other sessions, and its resources "
-            f"were released.",
+            f"the maximum is {self._max_faults}. It may no longer share a process with other sessions, and its "
+            f"resources were released.",
             fix='Connect with isolation="dedicated", which gives a session separate processes, or correct its '
             "kernels, which the errors named.",
             details={
                 "faults": faults,
-                "allowed": self._most,
+                "allowed": self._max_faults,
                 "window_seconds": self._window,
             },
         )

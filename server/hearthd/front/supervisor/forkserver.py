@@ -60,12 +60,12 @@ def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _
 
 def _flag(arguments: Sequence[str], *names: str) -> str:
     """Returns the last value of a flag. Empty: the flag is not given."""
-    found = ""
+    last_value = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
         if name in names:
-            found = value if equals else following
-    return found
+            last_value = value if equals else following
+    return last_value
 
 
 def run() -> None:
@@ -76,36 +76,36 @@ def run() -> None:
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # ensure_running does not unblock SIGHUP
     resource_tracker.ensure_running()  # unblocks the other signals, so it is called first
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FRONT_SIGNALS)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     server: Any = _forkserver._forkserver
-    before = server._forkserver_pid, server._forkserver_address
+    previous = server._forkserver_pid, server._forkserver_address
     scratch = Scratch("hearth-forkserver-")
     # The directory is named by descriptor: a socket's path has at most 107 bytes, and `TMPDIR` may be longer.
-    room = os.open(scratch.room(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    config["tempdir"] = f"{_BY_DESCRIPTOR}{room}"
+    directory = os.open(scratch.room(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    config["tempdir"] = f"{_BY_DESCRIPTOR}{directory}"
     try:
         _forkserver.ensure_running()
-        if server._forkserver_pid != before[0]:
-            _leave(before[1])
-            place = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
-            server._forkserver_address = f"{_BY_DESCRIPTOR}{place}"
+        if server._forkserver_pid != previous[0]:
+            _close_address(previous[1])
+            descriptor = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+            server._forkserver_address = f"{_BY_DESCRIPTOR}{descriptor}"
     finally:
         config.pop("tempdir", None)
-        os.close(room)
+        os.close(directory)
         scratch.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 _BY_DESCRIPTOR = "/proc/self/fd/"
-_FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FRONT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that only the front may act on. Ctrl-C in a terminal, the closing of a terminal and many service managers
 signal the whole process group. The forkserver inherits these signals as blocked, its children ignore them, and the
 front ends them all. The front blocks the signals while it starts the forkserver instead of ignoring them, so that a
 signal that arrives at that moment is not lost."""
 
 
-def _leave(address: str | None) -> None:
+def _close_address(address: str | None) -> None:
     """Closes the descriptor in the address of a forkserver that has ended."""
     if address is not None and address.startswith(_BY_DESCRIPTOR):
         os.close(int(address.removeprefix(_BY_DESCRIPTOR)))
@@ -119,8 +119,8 @@ def pids() -> set[int]:
 
 def pid() -> int | None:
     """Returns the pid of the forkserver. None: none has been started, or the last one has been reaped."""
-    found: int | None = _forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    return found
+    number: int | None = _forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return number
 
 
 def suspended() -> bool:
@@ -143,10 +143,10 @@ def has_ended(time_limit: float) -> bool:
     Blocks. Does not reap the process.
     """
     server = pid()
-    return server is None or _ended(server, time_limit)
+    return server is None or _has_ended(server, time_limit)
 
 
-def collect() -> int | None:
+def reap() -> int | None:
     """Reaps a forkserver that has ended, so that the next `run` starts another.
 
     Returns its exit code, negative for a signal. None: it still runs, or another caller has reaped it.
@@ -154,7 +154,7 @@ def collect() -> int | None:
     server: Any = _forkserver._forkserver
     with server._lock:
         number = server._forkserver_pid
-        if number is None or not _ended(number, 0):
+        if number is None or not _has_ended(number, 0):
             return None
         code = _wait(number)
         if server._forkserver_alive_fd is not None:
@@ -183,19 +183,19 @@ def stop() -> None:
         if server._forkserver_alive_fd is not None:
             os.close(server._forkserver_alive_fd)  # the end of this pipe asks the forkserver to end
         server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
-    _leave(address)
+    _close_address(address)
     with tracker._lock:
-        numbers = (number, tracker._pid)
+        children = (number, tracker._pid)
         if tracker._fd is not None:
             os.close(tracker._fd)
         tracker._fd = tracker._pid = None
-    deadline = time.monotonic() + _END_S
-    for each in numbers:
-        if each is not None:
-            stopped = state_of(each) in ("T", "t")
-            if not _ended(each, 0 if stopped else deadline - time.monotonic()):
-                os.kill(each, signal.SIGKILL)
-            _wait(each)
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    for child in children:
+        if child is not None:
+            stopped = state_of(child) in ("T", "t")
+            if not _has_ended(child, 0 if stopped else deadline - time.monotonic()):
+                os.kill(child, signal.SIGKILL)
+            _wait(child)
 
 
 def abandon() -> None:
@@ -204,11 +204,11 @@ def abandon() -> None:
     stop()
 
 
-_END_S = 2.0
+_END_TIMEOUT_S = 2.0
 """Time, in seconds, for the forkserver and the resource tracker to end by themselves."""
 
 
-def _ended(child: int, time_limit: float) -> bool:
+def _has_ended(child: int, time_limit: float) -> bool:
     """Returns True if the child has ended, or ends within `time_limit` seconds. Does not reap the child."""
     try:
         descriptor = os.pidfd_open(child)

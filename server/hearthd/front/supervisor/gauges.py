@@ -14,20 +14,22 @@ Gauges = Mapping[str, Number]
 
 TIMEOUT = 1.0
 """Time, in seconds, for a process to answer. A process that does not answer in time is left out."""
-_OF_THE_DEVICE = {"memory_free_bytes": min, "memory_total_bytes": max, "load_wait_longest_ns": max}
+_COMBINERS = {"memory_free_bytes": min, "memory_total_bytes": max, "load_wait_longest_ns": max}
 """Gauges that must not be summed, with the function that combines them: values of the device that every process
 reports, and maxima."""
 
 
-async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
+async def collect(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
     """Returns the gauges by device and tenant, of all processes that answer in time."""
-    asked = [(device.ordinal, worker) for device in devices for worker in device.running if worker.condition == SERVING]
-    answers = await asyncio.gather(*(_of(worker) for _, worker in asked))
-    found: dict[tuple[int, str], list[Gauges]] = {}
-    for (ordinal, worker), gauges in zip(asked, answers, strict=True):
+    queried = [
+        (device.ordinal, worker) for device in devices for worker in device.running if worker.condition == SERVING
+    ]
+    answers = await asyncio.gather(*(_query(worker) for _, worker in queried))
+    by_tenant: dict[tuple[int, str], list[Gauges]] = {}
+    for (ordinal, worker), gauges in zip(queried, answers, strict=True):
         if gauges is not None:
-            found.setdefault((ordinal, label(worker)), []).append(gauges)
-    return {place: combine(each) for place, each in found.items()}
+            by_tenant.setdefault((ordinal, label(worker)), []).append(gauges)
+    return {key: combine(gauges) for key, gauges in by_tenant.items()}
 
 
 def label(worker: Worker) -> str:
@@ -35,7 +37,7 @@ def label(worker: Worker) -> str:
     return (worker.key.tenant if worker.key is not None else "") or EVERYBODY
 
 
-async def _of(worker: Worker) -> Gauges | None:
+async def _query(worker: Worker) -> Gauges | None:
     if worker.link is None:
         return None
     try:
@@ -47,11 +49,11 @@ async def _of(worker: Worker) -> Gauges | None:
 def combine(gauges: Iterable[Gauges]) -> Gauges:
     """Combines the gauges of several processes of one device."""
     total: dict[str, Number] = {}
-    for each in gauges:
-        for name, value in each.items():
-            known = total.get(name)
-            if known is None:
+    for process_gauges in gauges:
+        for name, value in process_gauges.items():
+            total_so_far = total.get(name)
+            if total_so_far is None:
                 total[name] = value
             else:
-                total[name] = _OF_THE_DEVICE[name](known, value) if name in _OF_THE_DEVICE else known + value
+                total[name] = _COMBINERS[name](total_so_far, value) if name in _COMBINERS else total_so_far + value
     return total

@@ -66,16 +66,16 @@ class WorkerKey(NamedTuple):
 
 EVERYBODY = WorkerKey()
 
-QUICK = 2
+IMMEDIATE_RESTARTS = 2
 """Number of lost processes that are replaced without a pause."""
 
-PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
+PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 
 
 class ProcessLoss(NamedTuple):
     """The loss of a process: its time, and the session to which it is attributed."""
 
-    at: float
+    time: float
     culprit: str | None = None
 
 
@@ -88,11 +88,11 @@ def weight(losses: Iterable[ProcessLoss]) -> int:
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
 
 
-def pause(losses: Collection[ProcessLoss], alone: bool) -> float:
+def pause(losses: Collection[ProcessLoss], dedicated: bool) -> float:
     """Returns the pause, in seconds, before the next process is started: 0 at first, then doubling.
 
-    `alone` is True if one session has the process to itself; all its losses then count. Otherwise repeated losses
+    `dedicated` is True if only one session uses the process; all its losses then count. Otherwise repeated losses
     attributed to one session count once, so that other sessions do not wait because of them.
     """
-    late = (len(losses) if alone else weight(losses)) - QUICK
-    return 0.0 if late <= 0 else min(PAUSE_MOST_S, PAUSE_S * 2 ** (late - 1))
+    excess = (len(losses) if dedicated else weight(losses)) - IMMEDIATE_RESTARTS
+    return 0.0 if excess <= 0 else min(MAX_PAUSE_S, PAUSE_S * 2 ** (excess - 1))

@@ -36,21 +36,21 @@ log = structlog.get_logger("hearthd.supervisor")
 _LINK_BUFFER = 2 << 20
 """Size of a link's socket buffers in bytes, as far as the system allows: a chunk of a transfer and the frames around
 it."""
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 """Maximum number of attempts to start a device process if the forkserver ends during the start."""
-_LOOK_S = 0.25
+_CHECK_INTERVAL_S = 0.25
 """Interval, in seconds, between two checks of a forkserver that was asked for a process. A forkserver that is stopped
 at two consecutive checks is replaced."""
-_START_S = 60.0
+_START_TIMEOUT_S = 60.0
 """Maximum time, in seconds, for a start, including the forkserver's imports. Afterwards the forkserver is replaced."""
-_GONE_S = 1.0
+_END_TIMEOUT_S = 1.0
 """Time, in seconds, to wait for the end of a forkserver that failed to start a process."""
-_STATUS_S = 0.5
+_STATUS_TIMEOUT_S = 0.5
 """Time, in seconds, for the forkserver to pass on the exit code of a process that has ended."""
-_CALM_S = 60.0
+_STABLE_AGE_S = 60.0
 """Age, in seconds, from which a forkserver that ends is replaced at once. Younger ones are replaced after a delay that
 doubles."""
-_MOST_DELAY_S = 30.0
+_MAX_DELAY_S = 30.0
 
 
 class StartedProcess(Protocol):
@@ -105,7 +105,7 @@ class ForkServerLauncher:
         self._running: set[_Child] = set()
         self._watched: tuple[int, int] | None = None
         """The pid and the pidfd of the forkserver whose end is watched."""
-        self._began = 0.0
+        self._watched_since = 0.0
         self._delay = 0.0
         """Delay, in seconds, before the next forkserver is started if the present one ends early."""
         self._replacing: asyncio.Task[None] | None = None
@@ -129,53 +129,55 @@ class ForkServerLauncher:
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(self._executor, self._start, spec)
         starting.add_done_callback(lambda _: self._watch(loop))
-        begin, suspended = time.monotonic(), 0
+        started_at, suspended = time.monotonic(), 0
         try:
-            while not (await asyncio.wait({starting}, timeout=_LOOK_S))[0]:
+            while not (await asyncio.wait({starting}, timeout=_CHECK_INTERVAL_S))[0]:
                 suspended = suspended + 1 if forkserver.suspended() else 0
-                if suspended > 1 or time.monotonic() - begin > _START_S:
+                if suspended > 1 or time.monotonic() - started_at > _START_TIMEOUT_S:
                     log.error("forkserver_killed", why="it is stopped" if suspended else "it does not answer")
                     forkserver.kill()
-                    begin = time.monotonic()
+                    started_at = time.monotonic()
             child = starting.result()
         except asyncio.CancelledError:
-            starting.add_done_callback(_forget)
+            starting.add_done_callback(_kill_abandoned)
             raise
         self._running.add(child)
-        child.begin(loop, self._running.discard)
+        child.watch(loop, self._running.discard)
         return child
 
     def _start(self, spec: DeviceSpec) -> _Child:
-        for left in reversed(range(_TRIES)):
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
             forkserver.run()  # starts another forkserver if the last one has ended
             try:
                 return self._fork(spec)
             except (OSError, EOFError):
-                if not left or not forkserver.has_ended(_GONE_S):
+                if not attempts_left or not forkserver.has_ended(_END_TIMEOUT_S):
                     raise
         raise AssertionError("unreachable")
 
     def _fork(self, spec: DeviceSpec) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):  # large enough for a chunk of a transfer, as far as the system allows
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (parent_end, child_end):  # large enough for a chunk of a transfer, as far as the system allows
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
-        our_files, their_files = descriptors.pair()
-        lifeline, life = multiprocessing.Pipe(duplex=False)
+        parent_files, child_files = descriptors.pair()
+        life_reader, life_writer = multiprocessing.Pipe(duplex=False)
         try:
             process = self._context.Process(
-                target=device_main, args=(theirs, spec, their_files, lifeline), name=f"hearthd-device-{spec.ordinal}"
+                target=device_main,
+                args=(child_end, spec, child_files, life_reader),
+                name=f"hearthd-device-{spec.ordinal}",
             )
             process.start()
         except BaseException:
-            ours.close()
-            our_files.close()
-            life.close()  # a process that was forked nevertheless ends when this pipe closes
+            parent_end.close()
+            parent_files.close()
+            life_writer.close()  # a process that was forked nevertheless ends when this pipe closes
             raise
         finally:
-            theirs.close()
-            their_files.close()
-            lifeline.close()
-        return _Child(process, ours, our_files, life)
+            child_end.close()
+            child_files.close()
+            life_reader.close()
+        return _Child(process, parent_end, parent_files, life_writer)
 
     # ---- the end of the forkserver ----
 
@@ -188,8 +190,8 @@ class ForkServerLauncher:
         # OSError: the forkserver has ended, which the next launch detects, or there is no free descriptor.
         with contextlib.suppress(OSError):
             self._watched = (pid, os.pidfd_open(pid))
-            self._began = time.monotonic()
-            loop.add_reader(self._watched[1], self._on_loss, loop)
+            self._watched_since = time.monotonic()
+            loop.add_reader(self._watched[1], self._on_forkserver_end, loop)
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._watched is not None:
@@ -197,21 +199,21 @@ class ForkServerLauncher:
             os.close(self._watched[1])
             self._watched = None
 
-    def _on_loss(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_forkserver_end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts another forkserver after one has ended, so that the next device process has its imports ready."""
         assert self._watched is not None
         pid = self._watched[0]
         self._unwatch(loop)
         self.losses += 1
-        if time.monotonic() - self._began > _CALM_S:
+        if time.monotonic() - self._watched_since > _STABLE_AGE_S:
             self._delay = 0.0
         log.warning("forkserver_lost", pid=pid, devices=len(self._running), restart_s=self._delay)
         if self._replacing is None or self._replacing.done():
             self._replacing = asyncio.create_task(self._replace(loop, self._delay), name="forkserver")
-        self._delay = min(_MOST_DELAY_S, 2 * self._delay or 0.5)
+        self._delay = min(_MAX_DELAY_S, 2 * self._delay or 0.5)
 
     async def _replace(self, loop: asyncio.AbstractEventLoop, delay: float) -> None:
-        await loop.run_in_executor(self._executor, forkserver.collect)
+        await loop.run_in_executor(self._executor, forkserver.reap)
         await asyncio.sleep(delay)
         try:
             await loop.run_in_executor(self._executor, forkserver.run)
@@ -231,7 +233,7 @@ class ForkServerLauncher:
         self._executor.shutdown(wait=True)
 
 
-def _forget(starting: asyncio.Future[_Child]) -> None:
+def _kill_abandoned(starting: asyncio.Future[_Child]) -> None:
     """Kills a process whose start was cancelled by its caller."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill()
@@ -258,7 +260,7 @@ class _Child:
         self._status_pending = True
         """True while the forkserver may still pass on the exit code."""
 
-    def begin(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Child], None]) -> None:
+    def watch(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Child], None]) -> None:
         """Watches for the end of the process from now on. `on_end` is called after the end."""
         self._exit = loop.create_future()
         self._exit.add_done_callback(lambda _: on_end(self))
@@ -286,27 +288,27 @@ class _Child:
         loop.remove_reader(self._process.sentinel)
         self._status_pending = False
         code = self._process.exitcode
-        if code != _UNKNOWN:
+        if code != _UNKNOWN_EXIT_CODE:
             self._finish(loop, code)
         elif self._pidfd is None or forkserver.state_of(self.pid) in ("", "Z", "X"):
-            self._finish(loop, self._collect())
+            self._finish(loop, self._read_exit_code())
 
     def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handles the end of the process. The forkserver, if it runs, is about to pass on the exit code."""
         assert self._pidfd is not None
         loop.remove_reader(self._pidfd)
         if not self._status_pending:
-            self._finish(loop, self._collect())
+            self._finish(loop, self._read_exit_code())
         else:
-            loop.call_later(0 if forkserver.suspended() else _STATUS_S, self._on_silence, loop)
+            loop.call_later(0 if forkserver.suspended() else _STATUS_TIMEOUT_S, self._on_status_timeout, loop)
 
-    def _on_silence(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_status_timeout(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handles the timeout for the forkserver to pass on the exit code of a process."""
         if self._exit is not None and not self._exit.done():
             loop.remove_reader(self._process.sentinel)
-            self._finish(loop, self._collect())
+            self._finish(loop, self._read_exit_code())
 
-    def _collect(self) -> int | None:
+    def _read_exit_code(self) -> int | None:
         """Returns the exit code of a process that has ended.
 
         If the process is a child by now, waits for it. Otherwise reads the code from `/proc`, where it is visible until
@@ -315,14 +317,14 @@ class _Child:
         if self._pidfd is None:
             return None
         try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            if found is not None:
-                return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if status is not None:
+                return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         except ChildProcessError:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] == "Z":
-                    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+                    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
         return None
 
     def _finish(self, loop: asyncio.AbstractEventLoop, code: int | None) -> None:
@@ -340,7 +342,7 @@ class _Child:
             self._process.close()
 
 
-_UNKNOWN = 255
+_UNKNOWN_EXIT_CODE = 255
 """The exit code that `multiprocessing` reports if the forkserver ended before its child."""
-_EXIT_CODE = 49
+_EXIT_CODE_FIELD = 49
 """Index of the exit status among the fields of `/proc/PID/stat` that follow the name (proc_pid_stat(5): field 52)."""

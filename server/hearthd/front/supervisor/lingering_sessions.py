@@ -18,10 +18,10 @@ GRACE = 2.0
 """Time, in seconds, for the work of a closed session to end. A client's close waits as long, so work that ends within
 this time is an ordinary close. A longer time would keep the device's memory, and would delay the next session for
 results that no client can read."""
-CLEARING = 10.0
+CLEANUP_GRACE = 10.0
 """Time, in seconds, for a session whose work has ended and whose memory is freed piece by piece. That ends by itself,
 and keeping the running process is better than starting a new one."""
-NAMES = 4
+MAX_NAMES = 4
 """Maximum number of kernels named for each session."""
 
 
@@ -36,7 +36,7 @@ class LingeringSession:
     """True if the device still works for the session, as far as is known."""
     kernels: tuple[str, ...] = ()
     """Kernels that have not ended, oldest first. Empty if they are not known, or if they ran as a graph."""
-    asked_at: float = float("-inf")
+    queried_at: float = float("-inf")
     """Time at which the process was last asked for the session's running work."""
     logged: bool = False
     """True once a log line was written about the session."""
@@ -44,16 +44,16 @@ class LingeringSession:
     """Seconds that its work may run on."""
 
     @property
-    def due(self) -> float:
+    def deadline(self) -> float:
         """Time at which the grace period of the session ends."""
-        return self.since + (self.grace if self.busy else CLEARING)
+        return self.since + (self.grace if self.busy else CLEANUP_GRACE)
 
     @property
     def description(self) -> str:
         """Describes the work that does not end, for people."""
         if not self.busy:
             return f"the resources of session {self.session}"
-        names = ", ".join(self.kernels[:NAMES]) + (", ..." if len(self.kernels) > NAMES else "")
+        names = ", ".join(self.kernels[:MAX_NAMES]) + (", ..." if len(self.kernels) > MAX_NAMES else "")
         return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
 
 
@@ -61,7 +61,7 @@ class LingeringSessions:
     """The lingering sessions of one process, by the number of the channel that each session had there."""
 
     def __init__(self, grace: float = GRACE) -> None:
-        """`grace`: seconds that work of a closed session may run on."""
+        """Creates the set. `grace`: seconds that work of a closed session may run on."""
         self._grace = grace
         self._sessions: dict[int, LingeringSession] = {}
 
@@ -83,26 +83,26 @@ class LingeringSessions:
 
     def mark_queried(self, now: float) -> None:
         """Notes that the process is being asked for the work that still runs."""
-        for each in self:
-            each.asked_at = now
+        for session in self:
+            session.queried_at = now
 
     def on_answer(self, leaving: Any) -> None:
         """Takes the process's answer: running work by channel number (a string, because JSON keys are strings).
 
         Without an answer, or if the process does not know a session, the session counts as busy.
         """
-        known: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
-        for channel, each in self._sessions.items():
-            said = known.get(str(channel))
-            if isinstance(said, dict):
-                each.busy = bool(said.get("busy", True))
-                each.kernels = tuple(str(name) for name in said.get("kernels", ()))
+        states: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
+        for channel, session in self._sessions.items():
+            state = states.get(str(channel))
+            if isinstance(state, dict):
+                session.busy = bool(state.get("busy", True))
+                session.kernels = tuple(str(name) for name in state.get("kernels", ()))
             else:
-                each.busy = True
+                session.busy = True
 
     # ---- decisions ----
 
-    def alone(self, channels: Collection[int]) -> bool:
+    def is_exclusive(self, channels: Collection[int]) -> bool:
         """Returns True if no other session uses the process.
 
         `channels`: all channels of the process, including those of lingering sessions.
@@ -114,20 +114,20 @@ class LingeringSessions:
 
         A new session beside work that may never end would keep the process from being ended.
         """
-        return self.alone(channels) and any(each.busy for each in self)
+        return self.is_exclusive(channels) and any(session.busy for session in self)
 
     def must_query(self, now: float) -> bool:
         """Returns True if the grace period of a session has ended and the process has not been asked since."""
-        return any(each.asked_at < each.due <= now for each in self)
+        return any(session.queried_at < session.deadline <= now for session in self)
 
-    def end(self, channels: Collection[int], now: float) -> bool:
+    def must_end(self, channels: Collection[int], now: float) -> bool:
         """Returns True if the process has to be ended."""
-        return self.alone(channels) and all(each.due <= now for each in self)
+        return self.is_exclusive(channels) and all(session.deadline <= now for session in self)
 
-    def stuck(self, now: float) -> list[LingeringSession]:
+    def overdue(self, now: float) -> list[LingeringSession]:
         """Returns the sessions whose grace period has ended, oldest first."""
-        return sorted((each for each in self if each.due <= now), key=lambda each: each.since)
+        return sorted((session for session in self if session.deadline <= now), key=lambda session: session.since)
 
-    def wake(self, now: float) -> float | None:
+    def next_deadline(self, now: float) -> float | None:
         """Returns the time at which the next grace period ends; None: there is none."""
-        return min((each.due for each in self if each.due > now), default=None)
+        return min((session.deadline for session in self if session.deadline > now), default=None)

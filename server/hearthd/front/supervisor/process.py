@@ -23,10 +23,10 @@ from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 
-_LOOK_S = 0.4
+_CHECK_INTERVAL_S = 0.4
 """Interval, in seconds, between two checks that the process is not stopped. Health reports a stopped process within a
 second."""
-_STEPS = 10
+_TIME_STEPS = 10
 """Number of steps into which `done_within` divides its time limit."""
 
 Observer = Callable[[int, dict[str, Any]], None]
@@ -85,13 +85,13 @@ class Process:
         return self.link.ready.result()
 
     @property
-    def _ends(self) -> set[asyncio.Future[Any]]:
+    def _end_futures(self) -> set[asyncio.Future[Any]]:
         return {self.link.closed, self.link.fault, self._exited}
 
     @property
     def ended(self) -> bool:
         """True if the process has ended or is about to end."""
-        return any(end.done() for end in self._ends)
+        return any(end.done() for end in self._end_futures)
 
     async def until_ready(self, time_limit: float) -> ExitCause | None:
         """Waits until the process is ready.
@@ -99,7 +99,7 @@ class Process:
         Returns the cause of its end if it ends before, or is not ready in `time_limit` seconds.
         """
         ready = self.link.ready
-        await asyncio.wait({*self._ends, ready}, timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*self._end_futures, ready}, timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
         if self.ended:
             return await self._cause()
         if not ready.done():
@@ -107,23 +107,23 @@ class Process:
         self.last_pong = time.monotonic()
         return None
 
-    async def until(self, other: asyncio.Future[Any]) -> ExitCause | None:
-        """Waits until `other` is done. Returns the cause of the process's end if it ends before."""
-        await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
+    async def until(self, event: asyncio.Future[Any]) -> ExitCause | None:
+        """Waits until `event` is done. Returns the cause of the process's end if it ends before."""
+        await asyncio.wait({*self._end_futures, event}, return_when=asyncio.FIRST_COMPLETED)
         return await self._cause() if self.ended else None
 
     async def _cause(self) -> ExitCause:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
-    async def watch(self, interval: float, time_limit: float, other: asyncio.Future[Any]) -> ExitCause | None:
+    async def watch(self, interval: float, time_limit: float, event: asyncio.Future[Any]) -> ExitCause | None:
         """Waits like `until`, and sends a ping every `interval` seconds.
 
         A ping without an answer within `time_limit` seconds counts as the end of the process.
         """
         pinger = asyncio.create_task(self._ping(interval, time_limit))
-        looking = asyncio.create_task(self._check_stopped())
+        checker = asyncio.create_task(self._check_stopped())
         try:
-            await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*self._end_futures, pinger, event}, return_when=asyncio.FIRST_COMPLETED)
             if self.ended:
                 return await self._cause()
             if pinger.done():
@@ -131,8 +131,8 @@ class Process:
             return None
         finally:
             pinger.cancel()
-            looking.cancel()
-            await asyncio.gather(pinger, looking, return_exceptions=True)
+            checker.cancel()
+            await asyncio.gather(pinger, checker, return_exceptions=True)
 
     async def _ping(self, interval: float, time_limit: float) -> None:
         """Sends pings. Returns when a ping was not answered in time."""
@@ -163,15 +163,15 @@ class Process:
     async def _check_stopped(self) -> None:
         """Checks whether the process is stopped (SIGSTOP, a debugger), noticed long before a ping is missed."""
         while True:
-            halted = state_of(self.pid) in ("T", "t")
-            self._stall(stopped="its process is stopped (SIGSTOP or a debugger)" if halted else "")
-            await asyncio.sleep(_LOOK_S)
+            is_stopped = state_of(self.pid) in ("T", "t")
+            self._stall(stopped="its process is stopped (SIGSTOP or a debugger)" if is_stopped else "")
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def _stall(self, *, stopped: str | None = None, silent: str | None = None) -> None:
-        before = self.stalled
+        stalled_before = self.stalled
         self._stopped = self._stopped if stopped is None else stopped
         self._silent = self._silent if silent is None else silent
-        if self.stalled != before:
+        if self.stalled != stalled_before:
             log.warning("device_stalled" if self.stalled else "device_runs_again", pid=self.pid, why=self.stalled)
             self.on_stall()
 
@@ -205,17 +205,17 @@ class Process:
 
         Kills it if it does not end within `time_limit` seconds, and then returns False.
         """
-        obeyed = True
+        ended_in_time = True
         if not self.link.ready.done() or self.ended:
             self._started.kill()
         else:
             self.link.send(Kind.SHUTDOWN)
             _, pending = await asyncio.wait({self._exited}, timeout=time_limit)
             if pending:
-                obeyed = False
+                ended_in_time = False
                 self._started.kill()
         await self._exited
-        return obeyed
+        return ended_in_time
 
     def kill(self) -> None:
         """Kills the process at once; `reap` waits for its end. Does nothing if it has ended."""
@@ -247,8 +247,8 @@ async def done_within(seconds: float, work: Awaitable[object]) -> bool:
     """
     task = asyncio.ensure_future(work)
     try:
-        for _ in range(_STEPS):
-            done, _ = await asyncio.wait({task}, timeout=seconds / _STEPS)
+        for _ in range(_TIME_STEPS):
+            done, _ = await asyncio.wait({task}, timeout=seconds / _TIME_STEPS)
             if done:
                 task.result()
                 return True

@@ -17,15 +17,15 @@ from hearthd.front.supervisor.lingering_sessions import GRACE, LingeringSession,
 
 log = structlog.get_logger("hearthd.supervisor")
 
-ANSWER = 1.0
+ANSWER_TIMEOUT = 1.0
 """Time, in seconds, for the process to report the work that still runs."""
 
 
 class SessionClose:
     """Watches the closed sessions of one process. Belongs to the event loop.
 
-    `end` is called with the cause when the process must be ended now. `changed` is called when calls that wait (`wait`)
-    may continue.
+    `end` is called with the cause when the process must be ended now. `changed` is called when calls that wait for the
+    process (`note_waiter`) may continue.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class SessionClose:
         self._changed = changed
         self._lingering = LingeringSessions(grace)
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[None] | None = None
-        self._awaited = False
-        self._over = False
+        self._query_task: asyncio.Task[None] | None = None
+        self._has_waiter = False
+        self._closed = False
         link.on_leave, link.on_gone = self._on_leave, self._on_gone
 
     @property
@@ -54,31 +54,31 @@ class SessionClose:
         """
         return self._lingering.must_drain(self._link.channels)
 
-    def wait(self) -> None:
+    def note_waiter(self) -> None:
         """Notes that a new session waits for the process."""
-        if not self._awaited:
-            self._awaited = True
-            self._ask()  # perhaps no work runs any more
+        if not self._has_waiter:
+            self._has_waiter = True
+            self._start_query()  # perhaps no work runs any more
 
-    def stuck(self) -> list[tuple[LingeringSession, float]]:
+    def overdue(self) -> list[tuple[LingeringSession, float]]:
         """Returns the sessions whose grace period has ended, each with the seconds since it was closed."""
         now = time.monotonic()
-        return [(session, now - session.since) for session in self._lingering.stuck(now)]
+        return [(session, now - session.since) for session in self._lingering.overdue(now)]
 
     def close(self) -> None:
         """Stops watching, because the process ends or has ended."""
-        self._over = True
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._query_task is not None:
+            self._query_task.cancel()
 
     # ---- events ----
 
     def _on_leave(self, channel: int) -> None:
-        known = self._link.channels.get(channel)
-        if known is not None:
-            self._lingering.add(channel, known.session_id, known.tenant, time.monotonic())
+        left_channel = self._link.channels.get(channel)
+        if left_channel is not None:
+            self._lingering.add(channel, left_channel.session_id, left_channel.tenant, time.monotonic())
             self._update()
 
     def _on_gone(self, channel: int) -> None:
@@ -90,40 +90,40 @@ class SessionClose:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._over or self._link.loss is not None:
+        if self._closed or self._link.loss is not None:
             return
-        if self._awaited and not self.must_drain:
-            self._awaited = False
+        if self._has_waiter and not self.must_drain:
+            self._has_waiter = False
             self._changed()
         now = time.monotonic()
         if self._lingering.must_query(now):
-            self._ask()
+            self._start_query()
             return
-        stuck = self._lingering.stuck(now)
-        if self._lingering.end(self._link.channels, now):
-            self._over = True
-            self._end(_cause(stuck, now))
+        overdue = self._lingering.overdue(now)
+        if self._lingering.must_end(self._link.channels, now):
+            self._closed = True
+            self._end(_cause(overdue, now))
             return
-        for session in stuck:
+        for session in overdue:
             if not session.logged:
                 session.logged = True
                 self._warn(session, now)
-        due = self._lingering.wake(now)
-        if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._update)
+        deadline = self._lingering.next_deadline(now)
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_later(deadline - now + 1e-3, self._update)
 
-    def _ask(self) -> None:
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._query(), name=f"session-close-{self._link.ordinal}")
+    def _start_query(self) -> None:
+        if self._query_task is None:
+            self._query_task = asyncio.create_task(self._query(), name=f"session-close-{self._link.ordinal}")
 
     async def _query(self) -> None:
         self._lingering.mark_queried(time.monotonic())
         stats: dict[str, Any] = {}
         with contextlib.suppress(TimeoutError, Refusal):
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 stats = await self._link.stats()
         self._lingering.on_answer(stats.get("leaving"))
-        self._asking = None
+        self._query_task = None
         self._update()
 
     def _warn(self, lingering: LingeringSession, now: float) -> None:
@@ -140,13 +140,13 @@ class SessionClose:
         )
 
 
-def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
-    kernels = tuple(dict.fromkeys(name for session in stuck for name in session.kernels))
-    since = max(now - session.since for session in stuck)
-    what = "; ".join(session.description for session in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
+def _cause(overdue: list[LingeringSession], now: float) -> ExitCause:
+    kernels = tuple(dict.fromkeys(name for session in overdue for name in session.kernels))
+    longest = max(now - session.since for session in overdue)
+    description = "; ".join(session.description for session in overdue[:3]) + ("; and more" if len(overdue) > 3 else "")
     return ExitCause(
         ABANDONED,
-        f"{what} had not ended {since:.1f} s after the close, and no other session used the process",
+        f"{description} had not ended {longest:.1f} s after the close, and no other session used the process",
         kernels,
-        (("sessions", ", ".join(session.session for session in stuck)),),
+        (("sessions", ", ".join(session.session for session in overdue)),),
     )

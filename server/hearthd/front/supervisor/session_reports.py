@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST = 32
+MAX_KERNELS = 32
 """Maximum number of running kernels that are kept for one process."""
-_NAME = 200
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class SessionReports:
 
     def on_report(self, generation: int, stats: Mapping[str, Any]) -> None:
         """Handles a report. Unusable entries are left out."""
-        said = stats.get("sessions")
-        entries = said.items() if isinstance(said, dict) else ()
+        sessions = stats.get("sessions")
+        entries = sessions.items() if isinstance(sessions, dict) else ()
         self._memory[generation] = {
             int(channel): size
             for channel, size in entries
             if isinstance(channel, str) and channel.isascii() and channel.isdigit() and type(size) is int and size > 0
         }
-        listed = stats.get("running")
-        kernels = (_kernel(each) for each in (listed[:MOST] if isinstance(listed, list) else ()))
-        self._running[generation] = tuple(each for each in kernels if each is not None)
+        running = stats.get("running")
+        kernels = (_kernel(kernel) for kernel in (running[:MAX_KERNELS] if isinstance(running, list) else ()))
+        self._running[generation] = tuple(kernel for kernel in kernels if kernel is not None)
 
     def remove_process(self, generation: int) -> None:
         """Removes a process that has ended."""
@@ -62,7 +62,7 @@ class SessionReports:
 
         `sessions`: ids of the sessions that use the process; kernels of other sessions are left out.
         """
-        return [each for each in self._running.get(generation, ()) if each.session in sessions]
+        return [kernel for kernel in self._running.get(generation, ()) if kernel.session in sessions]
 
 
 def _kernel(entry: Any) -> KernelInFlight | None:
@@ -74,4 +74,4 @@ def _kernel(entry: Any) -> KernelInFlight | None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         return None
-    return KernelInFlight(kernel[:_NAME], session, float(seconds), max(0, queued))
+    return KernelInFlight(kernel[:_MAX_NAME], session, float(seconds), max(0, queued))

@@ -32,7 +32,7 @@ class Supervisor:
         launcher: Launcher,
         policy: IsolationPolicy,
         on_collective: CollectiveSink | None = None,
-        on_lost: Callable[[DeviceLink, str], None] = lambda link, why: None,
+        on_lost: Callable[[DeviceLink, str], None] = lambda link, reason: None,
     ) -> None:
         self.on_collective = on_collective
         self.device_lost = on_lost
@@ -41,8 +41,8 @@ class Supervisor:
         self.on_quarantined: Callable[[str], None] = lambda session: None
         """Called with the id of a session that is quarantined. The session's state at the front has to be removed."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
-        """Called, in order, with the link of each process that is ready, before the process serves. `link.serves` tells
-        for which sessions it will serve."""
+        """Called, in order, with the link of each process that is ready, before the process serves. `link.serves`
+        returns True for the sessions that it will serve."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
@@ -61,7 +61,7 @@ class Supervisor:
         """
         device = self.devices.get(ordinal)
         if device is None or not tenant.sees(ordinal):
-            raise errors.device_not_found(ordinal, (each.ordinal for each in self.visible(tenant)))
+            raise errors.device_not_found(ordinal, (other.ordinal for other in self.visible(tenant)))
         return device
 
     def visible(self, tenant: Tenant) -> list[Device]:
@@ -90,9 +90,9 @@ class Supervisor:
         log.error("session_barred", session=session)
         self.on_quarantined(session)
         refusal = self.quarantine.refusal(session)
-        for each in self.sessions:
-            if each.id == session and not each.dedicated:
-                channels, each.channels = list(each.channels.values()), {}
+        for open_session in self.sessions:
+            if open_session.id == session and not open_session.dedicated:
+                channels, open_session.channels = list(open_session.channels.values()), {}
                 for channel in channels:
                     task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
                     self._closes.add(task)
@@ -100,7 +100,7 @@ class Supervisor:
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Returns the reason why a session may not share a process; None: it may."""
-        return self.quarantine.refusal(session.id) if self.quarantine.quarantined(session.id) else None
+        return self.quarantine.refusal(session.id) if self.quarantine.is_quarantined(session.id) else None
 
     def lift_quarantine(self) -> None:
         """Allows all quarantined sessions to share processes again."""

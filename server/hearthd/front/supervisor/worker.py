@@ -88,7 +88,7 @@ class Worker:
     Without a key the worker is vacant: ready for the next key.
     """
 
-    def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
+    def __init__(self, owner: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
         self.quota = quota
         """Maximum device memory, in bytes, that the worker's tenant may hold. 0: no limit."""
@@ -98,15 +98,15 @@ class Worker:
         self.generation = 0
         """The generation of the present process, or of the last one."""
         self.losses: deque[ProcessLoss] = deque()
-        self._host = host
+        self._owner = owner
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
-        self._idle: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._session_close: SessionClose | None = None
         self._killed: tuple[Process, ExitCause] | None = None
         """The process that was killed on purpose, and the cause."""
         self._stopped: Refusal | None = None
-        self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
+        self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{owner.ordinal}")
 
     @property
     def condition(self) -> node_pb2.DeviceState:
@@ -141,13 +141,13 @@ class Worker:
         return self._ending.done()
 
     @property
-    def holds_nothing(self) -> bool:
+    def is_idle(self) -> bool:
         """True if the worker serves no session and could end."""
         return self.link is not None and not self.link.channels
 
-    def stuck(self) -> list[tuple[LingeringSession, float]]:
+    def overdue_sessions(self) -> list[tuple[LingeringSession, float]]:
         """Returns the closed sessions whose work still runs, each with the seconds since it was closed."""
-        return self._session_close.stuck() if self._session_close is not None else []
+        return self._session_close.overdue() if self._session_close is not None else []
 
     # ---- for sessions ----
 
@@ -159,31 +159,31 @@ class Worker:
         Waits for a process that starts or is being replaced, and for a process in which only closed sessions with
         running work are left. Raises `DEVICE_UNAVAILABLE` after the time limit.
         """
-        begin = time.monotonic()
+        waiting_since = time.monotonic()
         while not self.ending:
             link = self.link
             if session.closing:
                 raise errors.session_expired()
             if link is not None and link.loss is None:
-                channel = session.channels.get(self._host.ordinal)
+                channel = session.channels.get(self._owner.ordinal)
                 if channel is not None and channel.link is link and channel.alive:
                     return channel
                 if self._session_close is None or not self._session_close.must_drain:
-                    channel = session.channels[self._host.ordinal] = link.open_channel(
-                        session.opening(link.device_memory)
+                    channel = session.channels[self._owner.ordinal] = link.open_channel(
+                        session.open_payload(link.device_memory)
                     )
                     return channel
-                self._session_close.wait()
-                begin = time.monotonic()  # waiting for the replacement has a separate time limit
-            policy = self._host.policy
-            starts = self.state == STARTING and self.process is not None
-            time_limit = policy.start_timeout if starts else policy.serving_wait
-            left = begin + time_limit - time.monotonic()
-            if left <= 0 or self.state == FENCED:
+                self._session_close.note_waiter()
+                waiting_since = time.monotonic()  # waiting for the replacement has a separate time limit
+            policy = self._owner.policy
+            is_starting = self.state == STARTING and self.process is not None
+            time_limit = policy.start_timeout if is_starting else policy.serving_wait
+            time_left = waiting_since + time_limit - time.monotonic()
+            if time_left <= 0 or self.state == FENCED:
                 raise self.unavailable()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._host.changed()
+                async with asyncio.timeout(time_left):
+                    await self._owner.changed()
         if self._stopped is not None:
             raise self._stopped
         return None
@@ -191,7 +191,7 @@ class Worker:
     def unavailable(self) -> Refusal:
         """Returns the refusal for callers whose time limit has passed."""
         fenced = self.state == FENCED
-        ordinal = self._host.ordinal
+        ordinal = self._owner.ordinal
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
             f"Device {ordinal} (generation {self.generation}) is {STATE_NAMES[self.state]}: {self.detail}.",
@@ -208,43 +208,43 @@ class Worker:
         if losses is not None:
             self.losses = losses
         if self.state == SERVING:
-            self._set(STARTING, "its process is being taken over")
+            self._set_state(STARTING, "its process is being taken over")
         self._adopted.set_result(None)
 
     async def _run(self) -> None:
         try:
             while not self.ending:
-                await self._live()
+                await self._run_process()
                 if self.state == FENCED:
                     break
-                alone = self.key is not None and self.key.dedicated
-                await asyncio.wait({self._ending}, timeout=pause(self.losses, alone))
+                dedicated = self.key is not None and self.key.dedicated
+                await asyncio.wait({self._ending}, timeout=pause(self.losses, dedicated))
         finally:
             if self.state != FENCED or self.ending:
-                self._host.worker_ended(self)
+                self._owner.worker_ended(self)
 
-    async def _live(self) -> None:
+    async def _run_process(self) -> None:
         """Runs one process from its start to its end, and notifies the device of both."""
-        entering = asyncio.ensure_future(self._host.enter(self))
+        entering = asyncio.ensure_future(self._owner.enter(self))
         await asyncio.wait({entering, self._ending}, return_when=asyncio.FIRST_COMPLETED)
         if not entering.done():
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)
             return
         try:
-            process = await self._host.start_process(entering.result())
+            process = await self._owner.start_process(entering.result())
         except Exception as error:  # a fork or the forkserver failed; the consequences are those of a lost process
             self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
         self._session_close = SessionClose(
-            process.link, partial(self._abandon, process), self._host.notify, grace=self._host.policy.grace
+            process.link, partial(self._abandon, process), self._owner.notify, grace=self._owner.policy.grace
         )
         if self.ending:  # the worker was asked to end while the process was being started
             process.kill()
         ready = False
         try:
-            cause = await process.until_ready(self._host.policy.start_timeout)
+            cause = await process.until_ready(self._owner.policy.start_timeout)
             if cause is None:
                 ready = True
                 cause = await self._serve(process)
@@ -254,9 +254,9 @@ class Worker:
         finally:
             self._session_close.close()
         if self.ending:
-            if not await process.shut_down(self._host.policy.shutdown_timeout):
-                log.warning("device_killed", device=self._host.ordinal, why="it did not end when asked to")
-            await process.reap(self._stopped or _ended(self._host.ordinal))
+            if not await process.shut_down(self._owner.policy.shutdown_timeout):
+                log.warning("device_killed", device=self._owner.ordinal, why="it did not end when asked to")
+            await process.reap(self._stopped or _process_ending(self._owner.ordinal))
         else:
             assert cause is not None
             if self._killed is not None and self._killed[0] is process:
@@ -265,56 +265,56 @@ class Worker:
             self._lose(process, cause, ready)
             await process.reap()
         self.process = self._session_close = None
-        self._host.reaped(process.generation)
+        self._owner.reaped(process.generation)
 
     async def _serve(self, process: Process) -> ExitCause | None:
         """Serves the worker's sessions with a process that is ready.
 
         Returns the cause of the process's end; None: the worker ends.
         """
-        policy = self._host.policy
+        policy = self._owner.policy
         watch = (policy.ping_interval, policy.ping_timeout)
-        self._host.process_ready(process)
-        process.on_stall = self._host.notify
-        opentelemetry.device_started(self._host.ordinal, process.generation, process.started_at)
+        self._owner.process_ready(process)
+        process.on_stall = self._owner.notify
+        opentelemetry.device_started(self._owner.ordinal, process.generation, process.started_at)
         log.info(
             "device_ready",
-            device=self._host.ordinal,
+            device=self._owner.ordinal,
             generation=process.generation,
             pid=process.pid,
             name=process.properties.name,
             seconds=round(time.monotonic() - process.started_at, 3),
         )
         if self.key is None:
-            self._set(SERVING, "")
+            self._set_state(SERVING, "")
             self._start_idle_timeout()
-            waited = {self._adopted, self._ending}
-            either = asyncio.ensure_future(asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED))
-            cause = await process.watch(*watch, either)
-            either.cancel()
+            futures = {self._adopted, self._ending}
+            adopted_or_ending = asyncio.ensure_future(asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED))
+            cause = await process.watch(*watch, adopted_or_ending)
+            adopted_or_ending.cancel()
             if cause is not None or self.ending:
                 return cause
         process.link.emptied = self._start_idle_timeout
-        preparing = asyncio.ensure_future(self._host.prepare(process, self))
+        preparing = asyncio.ensure_future(self._owner.prepare(process, self))
         cause = await process.until(preparing)
         if cause is not None:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
             return cause
         preparing.result()
-        self._set(SERVING, "")
+        self._set_state(SERVING, "")
         self._start_idle_timeout()
         return await process.watch(*watch, self._ending)
 
     def _lose(self, process: Process | None, cause: ExitCause, ready: bool) -> None:
         now = time.monotonic()
-        policy = self._host.policy
-        self._set(LOST, cause.text)
-        opentelemetry.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
-        culprit = self._host.worker_lost(self, process, cause, ready)
+        policy = self._owner.policy
+        self._set_state(LOST, cause.text)
+        opentelemetry.device_lost(self._owner.ordinal, self.generation, cause.label, cause.text)
+        culprit = self._owner.worker_lost(self, process, cause, ready)
         if cause.label not in INTENDED:
             self.losses.append(ProcessLoss(now, culprit))
-        while self.losses and now - self.losses[0].at > policy.restart_window:
+        while self.losses and now - self.losses[0].time > policy.restart_window:
             self.losses.popleft()
         if self.state != FENCED and weight(self.losses) > policy.max_restarts:
             self.fence(
@@ -323,39 +323,40 @@ class Worker:
             )
         if self.ending:
             return
-        over = cause.label == ABANDONED and self.key is not None and self.key.dedicated  # its only session was closed
-        if over or (self.state != FENCED and self._host.replace(self)):
+        # The only session of a dedicated process that was abandoned is closed.
+        has_finished = cause.label == ABANDONED and self.key is not None and self.key.dedicated
+        if has_finished or (self.state != FENCED and self._owner.replace(self)):
             self._ending.set_result(None)
 
-    def waits_for_memory(self) -> None:
+    def on_memory_wait(self) -> None:
         """Notes that no process can be started yet, because there is no device memory for it."""
         self.detail = "there is no device memory left for one more process; other processes have to free some"
 
-    def fence(self, why: str) -> None:
+    def fence(self, reason: str) -> None:
         """Starts no further process."""
-        self._set(FENCED, why)
-        log.error("device_fenced", device=self._host.ordinal, generation=self.generation, why=why)
+        self._set_state(FENCED, reason)
+        log.error("device_fenced", device=self._owner.ordinal, generation=self.generation, why=reason)
 
-    def _set(self, state: node_pb2.DeviceState, detail: str) -> None:
+    def _set_state(self, state: node_pb2.DeviceState, detail: str) -> None:
         self.state, self.detail = state, detail
-        self._host.notify()
+        self._owner.notify()
 
     # ---- end ----
 
     def _start_idle_timeout(self) -> None:
         """Starts the idle timeout, if there is one. Called when no session has a channel in the process."""
-        timeout = self._host.policy.idle_timeout
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-        exempt = self.key == EVERYBODY or (self.key is None and self._host.policy.spare)
+        timeout = self._owner.policy.idle_timeout
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        exempt = self.key == EVERYBODY or (self.key is None and self._owner.policy.spare)
         if timeout and not exempt:
-            self._idle = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
+            self._idle_timer = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
 
     def _end_if_idle(self, key: WorkerKey | None) -> None:
-        self._idle = None
-        if self.holds_nothing and self.key == key and not self.ending:
-            log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)
+        self._idle_timer = None
+        if self.is_idle and self.key == key and not self.ending:
+            log.info("device_idle", device=self._owner.ordinal, generation=self.generation, pid=self.pid)
             self.retire()
 
     def _abandon(self, process: Process, cause: ExitCause) -> None:
@@ -364,7 +365,7 @@ class Worker:
             return
         self._killed = (process, cause)
         process.kill()
-        self._set(LOST, cause.text)  # new sessions wait for the next process from now on
+        self._set_state(LOST, cause.text)  # new sessions wait for the next process from now on
 
     def restart(self) -> None:
         """Replaces the process, and starts the worker again if it is fenced."""
@@ -373,9 +374,9 @@ class Worker:
             self._killed = (self.process, ExitCause(RESTART, "an operator restarts it"))
             self.process.kill()
         if self.state == FENCED:
-            self._set(LOST, "an operator restarts it")
+            self._set_state(LOST, "an operator restarts it")
         if self._task.done():
-            self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
+            self._task = asyncio.create_task(self._run(), name=f"device-{self._owner.ordinal}")
 
     def retire(self, at_once: bool = False, final_refusal: Refusal | None = None) -> asyncio.Task[None]:
         """Ends the worker for good: asks its process to end, and kills the process if it does not.
@@ -388,22 +389,22 @@ class Worker:
             process.kill()
         if not self.ending:
             self._ending.set_result(None)
-            self._set(self.state, "it is ending")
-        return asyncio.create_task(self._retire(), name=f"device-{self._host.ordinal}-end")
+            self._set_state(self.state, "it is ending")
+        return asyncio.create_task(self._retire(), name=f"device-{self._owner.ordinal}-end")
 
     async def _retire(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         if not self._task.done():
-            time_limit = 2 * self._host.policy.shutdown_timeout  # the worker may be waiting for a launch
+            time_limit = 2 * self._owner.policy.shutdown_timeout  # the worker may be waiting for a launch
             _, pending = await asyncio.wait({self._task}, timeout=time_limit)
             if pending:
                 self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._host.worker_ended(self)
+        self._owner.worker_ended(self)
 
 
-def _ended(ordinal: int) -> Refusal:
+def _process_ending(ordinal: int) -> Refusal:
     return Refusal(
         Reason.DEVICE_UNAVAILABLE,
         f"The process of device {ordinal} that served this session is ending.",

@@ -35,7 +35,7 @@ class WorkerSet:
     def idle(self) -> Worker | None:
         """A worker that could be ended to make room for another. None: there is none."""
         for key, worker in self.serving.items():
-            if worker.holds_nothing and key != EVERYBODY:
+            if worker.is_idle and key != EVERYBODY:
                 return worker
         return None
 
@@ -57,9 +57,9 @@ class WorkerSet:
         self.ending.add(worker)
         return True
 
-    def settle(self) -> None:
+    def move_ending(self) -> None:
         """Moves workers that have begun to end from the serving workers to the ending ones."""
-        for worker in [each for each in self.serving.values() if each.ending]:
+        for worker in [worker for worker in self.serving.values() if worker.ending]:
             assert worker.key is not None
             self.ending.add(self.serving.pop(worker.key))
         if self.vacant is not None and self.vacant.ending:

@@ -72,7 +72,7 @@ class Daemon:
         while self.held and not self.replies.full:
             request = self.held.popleft()
             assert request.batch.seq == self.batches.last + 1, "no gap, nothing twice"
-            self.batches.give(len(request.SerializeToString()))
+            self.batches.add(len(request.SerializeToString()))
             self.passed_on.append(request)
 
     def execute(self) -> None:

@@ -40,17 +40,22 @@ class Observer:
         raise AssertionError("a limiter holds none")
 
 
-def limiter(observer: Observer, most: int = 8, strangers: int = 4, per_peer: int = 2) -> ConnectionLimiter:
+def limiter(observer: Observer, max_connections: int = 8, strangers: int = 4, per_peer: int = 2) -> ConnectionLimiter:
     return ConnectionLimiter(
-        "test", observer, most=most, most_strangers=strangers, most_per_peer=per_peer, timeout=10.0
+        "test",
+        observer,
+        max_connections=max_connections,
+        max_strangers=strangers,
+        max_strangers_per_peer=per_peer,
+        timeout=10.0,
     )
 
 
-def http_limiter(observer: Observer, most: int, per_peer: int, reserve: int) -> ConnectionLimiter:
+def http_limiter(observer: Observer, max_connections: int, per_peer: int, reserve: int) -> ConnectionLimiter:
     """Returns a limiter as the HTTP listener uses it."""
     return ConnectionLimiter(
-        "http", observer, most=most, most_strangers=most, most_per_peer=per_peer, most_of_peer=per_peer,
-        reserve=reserve, timeout=10.0,
+        "http", observer, max_connections=max_connections, max_strangers=max_connections,
+        max_strangers_per_peer=per_peer, max_per_peer=per_peer, reserve=reserve, timeout=10.0,
     )  # fmt: skip
 
 
@@ -64,7 +69,7 @@ def take(limits: ConnectionLimiter, slots: list[ConnectionSlot], step: str, numb
             slots.append(slot)
     elif slots:
         slot = slots[number % len(slots)]
-        {"prove": slot.mark_authenticated, "wait": slot.wait, "release": slot.release}[step]()
+        {"prove": slot.mark_authenticated, "wait": slot.mark_unauthenticated, "release": slot.release}[step]()
 
 
 @given(STEPS)
@@ -85,7 +90,7 @@ def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
 @given(STEPS)
 def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
-    limits = http_limiter(observer, most=6, per_peer=3, reserve=1)
+    limits = http_limiter(observer, max_connections=6, per_peer=3, reserve=1)
     slots: list[ConnectionSlot] = []
     for step, number in steps:
         take(limits, slots, step, number)
@@ -102,7 +107,7 @@ def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(step
 
 def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not() -> None:
     observer, dropped = Observer(), []
-    limits = http_limiter(observer, most=4, per_peer=2, reserve=1)
+    limits = http_limiter(observer, max_connections=4, per_peer=2, reserve=1)
 
     def admit(name: str, peer: str = "10.0.0.1") -> ConnectionSlot | None:
         return limits.admit(peer, lambda: dropped.append(name))
@@ -110,7 +115,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
     first, second = admit("first"), admit("second")
     assert first is not None and second is not None
     first.mark_authenticated()
-    first.wait()  # now the youngest stranger
+    first.mark_unauthenticated()  # now the youngest stranger
     third = admit("third")
     assert dropped == ["second"] and third is not None and not third.reserved
     first.mark_authenticated()
@@ -129,7 +134,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
 
 def test_one_address_cannot_use_all_connections() -> None:
     observer = Observer()
-    limits = http_limiter(observer, most=8, per_peer=4, reserve=2)
+    limits = http_limiter(observer, max_connections=8, per_peer=4, reserve=2)
     for _ in range(100):
         limits.admit("10.0.0.1", lambda: None)
     assert len(limits) == 4
@@ -153,7 +158,7 @@ def test_a_stranger_takes_the_place_of_the_oldest_of_the_largest_peer() -> None:
 
 def test_connections_with_a_credential_are_never_dropped() -> None:
     observer = Observer()
-    limits = limiter(observer, most=3)
+    limits = limiter(observer, max_connections=3)
     for _ in range(3):
         slot = limits.admit("10.0.0.1", lambda: None)
         assert slot is not None
@@ -232,7 +237,7 @@ def test_listening_sockets_are_found_by_port_and_path(tmp_path: Path) -> None:
         unix.bind(path)
         unix.listen()
         sockets = OpenSockets()
-        found = sockets.listening({str(tcp.getsockname()[1]), path})
+        found = sockets.find_listeners({str(tcp.getsockname()[1]), path})
         try:
             assert {one.getsockname() for one in found} == {tcp.getsockname(), path}
             assert not {one.fileno() for one in found} & {tcp.fileno(), unix.fileno()}
@@ -248,7 +253,7 @@ def test_listening_sockets_are_found_by_port_and_path(tmp_path: Path) -> None:
 def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sockets = OpenSockets()
-        listening = sockets.listening({str(server.getsockname()[1])})
+        listening = sockets.find_listeners({str(server.getsockname()[1])})
         holding = AcceptFilter(sockets, listening)
         try:
             with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections import descriptors
-from hearthd.front.connections.holding import TurnOrder
+from hearthd.front.connections.holding import AdmissionOrder
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
 from hearthd.front.connections.penalties import HALF_LIFE, Penalties
 from hearthd.front.connections.strangers import (
@@ -22,7 +22,7 @@ from hearthd.front.connections.strangers import (
     connections_to_close,
 )
 
-BOUNDS = UnauthenticatedLimits(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
+BOUNDS = UnauthenticatedLimits(max_strangers=16, max_strangers_per_peer=8, timeout=10.0, bytes=1 << 20)
 PEERS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "uid:7"])
 STRANGERS = st.lists(
     st.builds(
@@ -56,13 +56,13 @@ def test_score_never_exceeds_the_points_given_and_decays_to_nothing(points: list
 
 @given(st.lists(st.integers(0, 500), max_size=300))
 def test_table_is_bounded_and_keeps_the_worst(peers: list[int]) -> None:
-    penalties = Penalties(most=32)
+    penalties = Penalties(max_peers=32)
     for _ in range(5):
         penalties.add("worst", 0.0)
     for number in peers:
         penalties.add(f"10.0.0.{number}", 0.0, 0.5)
     assert len(penalties) <= 32
-    assert penalties.penalized("worst", 0.0)
+    assert penalties.is_penalized("worst", 0.0)
 
 
 def test_penalized_peers_are_listed_worst_first() -> None:
@@ -77,8 +77,8 @@ def test_a_penalty_ends_two_half_lives_after_the_last_misbehaviour() -> None:
     penalties = Penalties()
     for second in range(1000):
         penalties.add("10.0.0.1", float(second))
-    assert penalties.penalized("10.0.0.1", 999 + 1.9 * HALF_LIFE)
-    assert not penalties.penalized("10.0.0.1", 999 + 2.1 * HALF_LIFE)
+    assert penalties.is_penalized("10.0.0.1", 999 + 1.9 * HALF_LIFE)
+    assert not penalties.is_penalized("10.0.0.1", 999 + 2.1 * HALF_LIFE)
 
 
 # ---- strangers ----
@@ -92,17 +92,17 @@ def test_no_connection_with_a_credential_is_closed_and_the_limits_hold(
     closing = dict(connections_to_close(strangers, BOUNDS, Penalties(), now))
     assert not [each for each in closing if each.authenticated or each.closed]
     left = [each for each in strangers if not each.authenticated and not each.closed and each not in closing]
-    assert len(left) <= BOUNDS.most
+    assert len(left) <= BOUNDS.max_strangers
     for each in left:
         assert each.bytes <= BOUNDS.bytes and now - each.since <= BOUNDS.timeout
     for peer in {each.peer for each in left}:
         settled = [each for each in left if each.peer == peer and now - each.since > SETTLED]
-        assert len(settled) <= BOUNDS.most_per_peer
+        assert len(settled) <= BOUNDS.max_strangers_per_peer
 
 
 @given(st.integers(1, 30), st.integers(17, 200))
 def test_many_connections_of_one_peer_do_not_displace_others(few: int, many: int) -> None:
-    few = min(few, BOUNDS.most // 2)
+    few = min(few, BOUNDS.max_strangers // 2)
     honest = [UnauthenticatedConnection(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
     closing = dict(connections_to_close([*honest, *crowd], BOUNDS, Penalties(), 0.6))
@@ -132,11 +132,11 @@ def test_budget_of_calls_without_a_credential_recovers_with_time() -> None:
         UnauthenticatedConnection(2, 2, "10.0.0.1", "x", 0.0),
     )
     for _ in range(CALLS + 1):
-        flood.spend(1, 0.0)
+        flood.add_cost(1, 0.0)
     for second in range(1000):
-        probe.spend(1, float(second))
-    probe.probed = 999.0
-    flood.probed = 999.0
+        probe.add_cost(1, float(second))
+    probe.probed_at = 999.0
+    flood.probed_at = 999.0
     assert connections_to_close([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
 
 
@@ -153,7 +153,7 @@ def test_wait_of_a_held_connection_is_bounded() -> None:
 
 @given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))
 def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: list[tuple[str, float]]) -> None:
-    turns = TurnOrder(period=0.05)
+    turns = AdmissionOrder(period=0.05)
     waiting = [UnauthenticatedConnection(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
     let_in: list[tuple[float, UnauthenticatedConnection]] = []
     for step in range(10 * len(waiting) + 1):
@@ -170,7 +170,7 @@ def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: lis
 
 
 def test_many_held_connections_of_one_peer_delay_another_by_one_turn() -> None:
-    turns = TurnOrder(period=1.0)
+    turns = AdmissionOrder(period=1.0)
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
     assert turns.next(crowd, 10.0) in crowd
     honest = UnauthenticatedConnection(99, 99, "10.0.0.1", "x", 10.5)
@@ -186,8 +186,8 @@ def test_many_held_connections_of_one_peer_delay_another_by_one_turn() -> None:
 def test_shares_fit_the_limit(limit: int, used: int, devices: int) -> None:
     shares = descriptors.budget(limit, used, devices).shares
     left = limit - used - descriptors.RESERVE - descriptors.DEVICE * devices
-    assert min(shares.values()) >= descriptors.LEAST
-    assert sum(shares.values()) <= max(left, 0) + descriptors.LEAST * len(shares)
+    assert min(shares.values()) >= descriptors.MIN_CONNECTIONS
+    assert sum(shares.values()) <= max(left, 0) + descriptors.MIN_CONNECTIONS * len(shares)
 
 
 @given(st.integers(1, 9000), st.integers(0, 200), st.integers(0, 64))
@@ -198,13 +198,13 @@ def test_needed_limit_is_the_smallest_that_is_sufficient(asked: int, used: int, 
 
     needed = descriptors.budget(1024, used, devices, asked).needed
     assert lasting(needed) >= asked
-    assert needed == descriptors.COMFORT or lasting(needed - 1) < asked
-    assert not descriptors.budget(needed, used, devices, asked).small
-    assert descriptors.budget(needed - 1, used, devices, asked).small
+    assert needed == descriptors.RECOMMENDED_LIMIT or lasting(needed - 1) < asked
+    assert not descriptors.budget(needed, used, devices, asked).is_too_low
+    assert descriptors.budget(needed - 1, used, devices, asked).is_too_low
 
 
 def test_requested_connections_follow_the_settings() -> None:
-    assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).small is False
+    assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).is_too_low is False
     assert ConnectionSettings(max=3000).asked == 3000 and ConnectionSettings(max_strangers=700).asked == 1400
     assert ConnectionSettings(max=100, max_strangers=700).asked == 100
 

@@ -24,7 +24,7 @@ from hearthd.front.connections.socket_filter import (
     LOAD_BYTE,
     LOAD_LENGTH,
     LOAD_WORD,
-    MOST_PEERS,
+    MAX_PEERS,
     PASS,
     RETURN,
     SHIFT_RIGHT,
@@ -62,7 +62,7 @@ def run(instructions: list[Instruction], ip: bytes, tcp: bytes) -> int:
         elif each.code == JUMP:
             at += each.value
         elif each.code == EQUAL:
-            at += each.yes if accumulator == each.value else each.no
+            at += each.if_true if accumulator == each.value else each.if_false
         else:
             raise AssertionError(f"no such instruction: {each}")
 
@@ -93,11 +93,11 @@ def test_filter_drops_only_data_of_penalized_peers(held: list[str], source: str,
 
 
 def test_number_of_filtered_peers_is_bounded() -> None:
-    peers = [f"2001:db8:0:{number:x}::/64" for number in range(MOST_PEERS + 1)]
+    peers = [f"2001:db8:0:{number:x}::/64" for number in range(MAX_PEERS + 1)]
     instructions = program(peers)
     assert len(instructions) < 4096  # BPF_MAXINSNS
-    assert run(instructions, ip_header(f"2001:db8:0:{MOST_PEERS - 1:x}::1"), tcp_segment(0, b"x")) == DROP
-    assert run(instructions, ip_header(f"2001:db8:0:{MOST_PEERS:x}::1"), tcp_segment(0, b"x")) == PASS
+    assert run(instructions, ip_header(f"2001:db8:0:{MAX_PEERS - 1:x}::1"), tcp_segment(0, b"x")) == DROP
+    assert run(instructions, ip_header(f"2001:db8:0:{MAX_PEERS:x}::1"), tcp_segment(0, b"x")) == PASS
 
 
 # ---- in the kernel ----
@@ -156,5 +156,5 @@ def test_a_listener_without_its_filter_makes_connections_without(listening: sock
 
 
 def test_the_kernel_takes_the_longest_program(listening: socket.socket) -> None:
-    socket_filter.attach(listening, program([f"2001:db8:0:{number:x}::/64" for number in range(MOST_PEERS)]))
+    socket_filter.attach(listening, program([f"2001:db8:0:{number:x}::/64" for number in range(MAX_PEERS)]))
     assert struct.calcsize("=HBBI") == 8

@@ -201,12 +201,12 @@ def test_queue_bounds_change_during_waits() -> None:
         queue.count(10, 2)
         waiting = asyncio.create_task(queue.wait_for_room())
         await asyncio.sleep(0)
-        queue.bound(1, 0)
+        queue.set_limits(1, 0)
         await asyncio.sleep(0)
         assert not waiting.done() and queue.full
-        queue.bound(3, 0)
+        queue.set_limits(3, 0)
         await asyncio.wait_for(waiting, 1)
-        queue.bound(0, 0)
+        queue.set_limits(0, 0)
         assert queue.unbounded and queue.commands == 2
 
     asyncio.run(scenario())

@@ -311,7 +311,7 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
             packed = zlib.compress(result.SerializeToString())
             await asyncio.to_thread(f.device(0).send, Kind.TRACED, head + packed, channel=channel)
             await until(lambda: len(f.daemon.status.traces) == 1)
-            [trace] = f.daemon.status.traces.seen_by(EVERYONE)
+            [trace] = f.daemon.status.traces.visible_to(EVERYONE)
             ident = trace["id"].encode()
             server = f.daemon.access.http_server
             assert server is not None and server.acceptor is not None

@@ -52,7 +52,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
             stream.cancel()
             await gone(f)
             [session] = f.daemon.sessions
-            for bound in (CommandQueue(most_commands=9), CommandQueue(most_bytes=9)):
+            for bound in (CommandQueue(max_commands=9), CommandQueue(max_bytes=9)):
                 session.queue = bound
                 stream, attached = await attach(f)
                 assert not attached.HasField("lane"), "its work has to be counted"
@@ -205,7 +205,7 @@ def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
             port.timeouts = TicketTimeouts(ticket=30.0)
-            f.daemon.parts.connections.limiter("lanes").most_per_peer = 8
+            f.daemon.parts.connections.limiter("lanes").max_strangers_per_peer = 8
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)
             for _, writer in flood:

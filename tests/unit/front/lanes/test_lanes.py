@@ -180,7 +180,7 @@ def test_invalid_received_report_ends_only_the_attachment(tmp_path: Path, wrong:
 def test_attachment_without_acknowledgements_ends(tmp_path: Path, by: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
-            window(f, many=0, **({"max_queued_hard": 100} if by == "bytes" else {"max_kept": 1}))
+            window(f, min_kept_hard=0, **({"max_queued_hard": 100} if by == "bytes" else {"max_kept": 1}))
             await f.open()
             stream, client = await enter(f)
             client.send(batch(1, requests=40))
@@ -382,7 +382,7 @@ def test_client_may_query_the_state_of_its_attachment(tmp_path: Path) -> None:
             device(f).drop()
             await client.over()
             device(f).send(Kind.RESPONSE, result(5), channel=1)  # put aside for a client that attaches again
-            await until(lambda: kept(f).made == 4)
+            await until(lambda: kept(f).total == 4)
             assert await ask() == (True, True, None, 4)
 
     run(scenario())
@@ -471,7 +471,7 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
         emitted += more
         on_the_way.clear()
     replies.release(len(had), lossy=lossy)
-    replies.join()
+    replies.assign_numbers()
     had += replies
     assert sorted(had) == sorted(emitted)
     assert had[len(had) - len(aside) :] == aside, "in order, behind the lane's"

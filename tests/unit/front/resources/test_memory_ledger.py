@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.resources.memory_ledger import PATIENCE, REST, SLAB, MemoryLedger, ProcessLimit
+from hearthd.front.resources.memory_ledger import ANSWER_TIMEOUT, RECLAIM_BACKOFF, SLAB, MemoryLedger, ProcessLimit
 
 TOTAL = 64 * 100
 OVERHEAD = 50
@@ -54,11 +54,11 @@ class World:
         self.tenants: dict[int, str] = {}
 
     def step(self) -> None:
-        limits = self.ledger.step(self.now)
+        limits = self.ledger.decide(self.now)
         for process in list(self.entering):
-            if self.ledger.admitted(process):
+            if self.ledger.is_admitted(process):
                 self.entering.remove(process)
-                self.processes[process] = Process(self.ledger.initial(process))
+                self.processes[process] = Process(self.ledger.initial_limit(process))
         for limit in limits:
             self.processes[limit.process].unconfirmed.append(limit)
         self.check()
@@ -78,11 +78,11 @@ class World:
         promised = sum(self.ledger.granted(number) for number in self.processes)
         assert promised + overheads <= self.total
 
-    def start(self, tenant: str = "", quota: int = 0, uses: bool = True) -> int:
+    def start(self, tenant: str = "", quota: int = 0, serves_tenant: bool = True) -> int:
         self.next += 1
         self.entering.append(self.next)
         self.tenants[self.next] = tenant
-        self.ledger.enter(self.next, OVERHEAD, tenant, quota, uses=uses)
+        self.ledger.enter(self.next, OVERHEAD, tenant, quota, serves_tenant=serves_tenant)
         self.step()
         return self.next
 
@@ -93,7 +93,7 @@ class World:
             process.used += size
         elif not process.wanting and process.limit is not None:
             process.wanting = size
-            self.ledger.want(number, process.used + size - process.limit)
+            self.ledger.request(number, process.used + size - process.limit)
         self.step()
 
     def end(self, number: int) -> None:
@@ -119,7 +119,7 @@ class World:
                 if number in self.processes:
                     self.deliver(number)
             if not busy:
-                wake = self.ledger.wake(self.now)
+                wake = self.ledger.next_decision_at(self.now)
                 if wake is None or not any(each.wanting for each in self.processes.values()):
                     return
                 self.now = wake
@@ -134,7 +134,7 @@ steps = st.lists(
         st.tuples(st.just("free"), st.integers(0, 5), st.integers(1, TOTAL)),
         st.tuples(st.just("deliver"), st.integers(0, 5), st.just(0)),
         st.tuples(st.just("end"), st.integers(0, 5), st.just(0)),
-        st.tuples(st.just("wait"), st.sampled_from([REST, PATIENCE + 1]), st.just(0)),
+        st.tuples(st.just("wait"), st.sampled_from([RECLAIM_BACKOFF, ANSWER_TIMEOUT + 1]), st.just(0)),
     ),
     max_size=60,
 )
@@ -217,7 +217,7 @@ def test_lone_process_has_all_memory_and_gets_no_message() -> None:
     assert world.processes[only].limit is None and not world.processes[only].unconfirmed
     assert world.ledger.granted(only) == TOTAL - OVERHEAD
     world.allocate(only, TOTAL - OVERHEAD)
-    assert not world.processes[only].unconfirmed and world.ledger.wake(0.0) is None
+    assert not world.processes[only].unconfirmed and world.ledger.next_decision_at(0.0) is None
 
 
 def test_total_memory_is_reported_by_the_first_process() -> None:
@@ -260,7 +260,7 @@ def test_slabs_are_a_quarter_of_a_gigabyte_on_a_large_device() -> None:
 def test_an_idle_process_holds_only_its_context() -> None:
     world = World()
     first = world.start()
-    spare = world.start(uses=False)
+    spare = world.start(serves_tenant=False)
     world.settle()
     assert world.processes[spare].limit == 0
     assert world.processes[first].limit == TOTAL - 2 * OVERHEAD
@@ -281,16 +281,16 @@ def test_a_quota_counts_for_all_processes_of_a_tenant() -> None:
     world.allocate(other, 300)
     world.settle()
     assert world.processes[other].used == 300, "what the first did not use"
-    world.now += REST
-    world.ledger.want(other, 200)
-    denied = world.ledger.step(world.now)
+    world.now += RECLAIM_BACKOFF
+    world.ledger.request(other, 200)
+    denied = world.ledger.decide(world.now)
     while denied and not denied[-1].denied:
         for limit in denied:
             world.processes[limit.process].unconfirmed.append(limit)
         number = denied[-1].process
         world.processes[number].on_report()
         world.ledger.confirm(number, *world.processes[number].said.popleft(), world.now)
-        denied = world.ledger.step(world.now)
+        denied = world.ledger.decide(world.now)
     assert denied[-1].process == other and denied[-1].quota == 1000
     world.ledger.confirm(other, *(300, 300), world.now)
     world.allocate(stranger, 2000)
@@ -304,8 +304,8 @@ def test_a_holder_that_does_not_answer_is_done_without() -> None:
     world.settle()
     world.allocate(other, TOTAL // 2)
     assert world.processes[deaf].unconfirmed and not world.processes[other].unconfirmed
-    wake = world.ledger.wake(world.now)
-    assert wake == pytest.approx(world.now + PATIENCE)
+    wake = world.ledger.next_decision_at(world.now)
+    assert wake == pytest.approx(world.now + ANSWER_TIMEOUT)
     world.now = wake
     world.step()
     assert world.processes[other].unconfirmed[0].denied
@@ -325,7 +325,7 @@ def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
         world.settle()
         assert world.processes[other].used == 0
     assert world.processes[other].denied == 2
-    assert world.now == pytest.approx(begin + REST), "the second time it rests first"
+    assert world.now == pytest.approx(begin + RECLAIM_BACKOFF), "the second time it rests first"
 
 
 def test_a_process_waits_for_room_to_start() -> None:
@@ -337,7 +337,7 @@ def test_a_process_waits_for_room_to_start() -> None:
     assert late in world.entering
     world.processes[full].used -= OVERHEAD
     while late in world.entering:
-        wake = world.ledger.wake(world.now)
+        wake = world.ledger.next_decision_at(world.now)
         assert wake is not None and wake < 5.0
         world.now = wake
         world.step()
@@ -347,9 +347,9 @@ def test_a_process_waits_for_room_to_start() -> None:
 
 def test_messages_of_ended_processes_are_ignored() -> None:
     ledger = MemoryLedger(TOTAL)
-    ledger.want(7, 5)
+    ledger.request(7, 5)
     ledger.confirm(7, 5, 5, 0.0)
     ledger.remove_process(7)
     ledger.assign(7, "x", 0)
     ledger.on_report(7, 3)
-    assert ledger.step(0.0) == [] and ledger.granted(7) == ledger.held(7) == 0
+    assert ledger.decide(0.0) == [] and ledger.granted(7) == ledger.held(7) == 0

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hearthd.front.resources.time_credits import (
     ALONE,
     AWAITED,
-    BESIDE_S,
     MAY,
-    PATIENCE_S,
+    OVERDUE_S,
+    OVERLAP_S,
     QUANTUM_S,
     WANTS,
     WORKS,
-    DeviceTurns,
+    DeviceTimeSlices,
     ProcessShare,
 )
 
@@ -36,7 +36,7 @@ class Simulation:
     """Processes on one device. The simulated time advances from event to event; reports arrive at once."""
 
     def __init__(self) -> None:
-        self.turns: DeviceTurns[str] = DeviceTurns()
+        self.turns: DeviceTimeSlices[str] = DeviceTimeSlices()
         self.now = 0.0
         self.floods: dict[str, Flood] = {}
         self.places: dict[str, ProcessShare] = {}
@@ -72,8 +72,8 @@ class Simulation:
         end = self.now + seconds
         while self.now < end:
             moments = [flood.until for flood in self.floods.values() if flood.until is not None]
-            if self.turns.due is not None:
-                moments.append(self.turns.due)
+            if self.turns.advance_at is not None:
+                moments.append(self.turns.advance_at)
             after = min([end, *(max(moment, self.now) for moment in moments)])
             working = [flood for flood in self.floods.values() if flood.may or flood.until is not None]
             for flood in working:
@@ -83,7 +83,7 @@ class Simulation:
                 if flood.until is not None and flood.until <= after:
                     flood.until = None
                     self.report(key, WANTS)
-            if self.turns.due is not None and self.turns.due <= after:
+            if self.turns.advance_at is not None and self.turns.advance_at <= after:
                 self.hear(self.turns.advance(after))
 
     @property
@@ -93,18 +93,18 @@ class Simulation:
 
 
 def test_lone_process_gets_no_message() -> None:
-    turns: DeviceTurns[str] = DeviceTurns()
+    turns: DeviceTimeSlices[str] = DeviceTimeSlices()
     assert turns.join("a", 0.0) == []
-    assert turns.due is None
+    assert turns.advance_at is None
     assert turns.advance(5.0) == []
 
 
 def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
-    turns: DeviceTurns[str] = DeviceTurns()
+    turns: DeviceTimeSlices[str] = DeviceTimeSlices()
     turns.join("a", 0.0)
     assert dict(turns.join("b", 1.0)) == {"a": MAY, "b": MAY}
     assert turns.remove_process("b", 2.0) == [("a", MAY | ALONE)]
-    assert turns.due is None
+    assert turns.advance_at is None
     assert dict(turns.join("b", 3.0)) == {"a": MAY, "b": MAY}
 
 
@@ -130,9 +130,9 @@ def test_long_work_needs_the_turn() -> None:
     simulation.join("other", ProcessShare("b"))
     simulation.run(0.001)
     simulation.report("other", WANTS | WORKS)
-    simulation.run(BESIDE_S * 0.9)
+    simulation.run(OVERLAP_S * 0.9)
     assert simulation.flags["other"] & MAY
-    simulation.run(BESIDE_S * 0.2)
+    simulation.run(OVERLAP_S * 0.2)
     both = [bool(simulation.flags[key] & MAY) for key in ("flood", "other")]
     assert sum(both) == 1, "one has the turn now"
 
@@ -163,7 +163,7 @@ def test_the_processes_of_one_tenant_share_its_weight() -> None:
 
 
 def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_long() -> None:
-    turns: DeviceTurns[str] = DeviceTurns()
+    turns: DeviceTimeSlices[str] = DeviceTimeSlices()
     for key in "ab":
         turns.join(key, 0.0)
     turns.report("a", WANTS | WORKS, ProcessShare("a"), 0.0)
@@ -175,8 +175,8 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
         for _ in range(1000):
             if eval(condition, {"told": told, "MAY": MAY}):
                 return
-            assert turns.due is not None
-            now = max(now, turns.due)
+            assert turns.advance_at is not None
+            now = max(now, turns.advance_at)
             told.update(turns.advance(now))
         raise AssertionError(condition)
 
@@ -185,10 +185,10 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
     until("not told['a'] & MAY")
     began = now
     assert not told["b"] & MAY, "the work of the other is still there"
-    told.update(turns.advance(now + PATIENCE_S / 2))
+    told.update(turns.advance(now + OVERDUE_S / 2))
     assert not told["b"] & MAY
     until("told['b'] & MAY")
-    assert now == pytest.approx(began + PATIENCE_S)
+    assert now == pytest.approx(began + OVERDUE_S)
 
 
 def test_process_without_credit_is_let_through_periodically() -> None:
@@ -205,7 +205,7 @@ def test_process_without_credit_is_let_through_periodically() -> None:
         if simulation.now > 1.0:
             let_through += not had and bool(simulation.flags["stuck"] & MAY)
     assert simulation.now > 4.9
-    assert let_through >= 0.5 * (simulation.now - 1.0) / PATIENCE_S
+    assert let_through >= 0.5 * (simulation.now - 1.0) / OVERDUE_S
     assert simulation.floods["flood"].used > 0.9 * simulation.now
 
 
@@ -215,7 +215,7 @@ def test_an_idle_holder_passes_its_turn_at_once() -> None:
         simulation.join(key, ProcessShare(key))
     for key in "abc":
         simulation.report(key, WANTS | WORKS)
-    simulation.run(BESIDE_S * 1.01)
+    simulation.run(OVERLAP_S * 1.01)
     (holder,) = [key for key in "abc" if simulation.flags[key] & MAY]
     for key in "abc":
         if key != holder:
@@ -254,8 +254,8 @@ def test_no_process_is_examined_without_need() -> None:
     simulation.join("b", ProcessShare("b"))
     simulation.report("a", WANTS | WORKS)
     looks = 0
-    while simulation.turns.due is not None and simulation.turns.due < 10 * QUANTUM_S:
+    while simulation.turns.advance_at is not None and simulation.turns.advance_at < 10 * QUANTUM_S:
         looks += 1
         assert looks < 10
-        simulation.now = simulation.turns.due
+        simulation.now = simulation.turns.advance_at
         simulation.hear(simulation.turns.advance(simulation.now))

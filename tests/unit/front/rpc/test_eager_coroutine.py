@@ -172,7 +172,7 @@ def test_responses_are_written_at_once_and_in_order() -> None:
 
 def test_an_ack_waits_for_the_response_before_it() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
-        client.batches.give(1)
+        client.batches.add(1)
         attachment.on_response(b"1")
         client.batches.acknowledge(1)
         attachment.on_ack(1)

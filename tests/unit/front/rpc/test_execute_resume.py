@@ -363,7 +363,7 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
         async with front(tmp_path, launcher) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = CommandQueue(most_commands=3)
+            session.queue = CommandQueue(max_commands=3)
             stream, _ = await attach(f)
             other, _ = await attach(f, device=1)
             for seq in range(1, 6):
@@ -395,7 +395,7 @@ def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path) -> None
         async with front(tmp_path) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = CommandQueue(most_commands=1, call_wait=0.1)
+            session.queue = CommandQueue(max_commands=1, call_wait=0.1)
             f.launcher.unanswered.add("sync")
             waiting = f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             waiting = asyncio.ensure_future(waiting)

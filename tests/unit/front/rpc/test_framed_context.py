@@ -103,7 +103,9 @@ def call_server(refused: bool) -> CallServer:
     handler = SimpleNamespace(response_streaming=False, stream_unary=behaviour, response_serializer=None)
     service: Any = SimpleNamespace(service=lambda _details: handler)
     gate: Any = SimpleNamespace(account=account, limits=SimpleNamespace(settings=SETTINGS), decide=decide)
-    limiter = ConnectionLimiter("calls", Quiet(), most=10, most_strangers=10, most_per_peer=10, timeout=10)
+    limiter = ConnectionLimiter(
+        "calls", Quiet(), max_connections=10, max_strangers=10, max_strangers_per_peer=10, timeout=10
+    )
     return CallServer([service], lambda _socket: "", gate, limiter)
 
 

@@ -300,11 +300,11 @@ def test_kept_bytes_of_a_download_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             f.launcher.chunk = chunk = 1 << 20
-            most = transfers.KEPT_BYTES // chunk + 1 + transfers.DOWNLOAD_CREDITS
+            most = transfers.MAX_KEPT_BYTES // chunk + 1 + transfers.DOWNLOAD_CREDITS
             data, stream = await prepared(f, 2 * most * chunk)
             call = download(f)
             taken = bytearray()
-            while f.launcher.chunks_sent < transfers.KEPT_BYTES // chunk:
+            while f.launcher.chunks_sent < transfers.MAX_KEPT_BYTES // chunk:
                 taken += (await call.read()).data
             await device_settles(f)
             sent = f.launcher.chunks_sent

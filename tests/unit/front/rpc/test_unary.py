@@ -36,16 +36,16 @@ def test_every_single_call_is_mapped(tmp_path: Path) -> None:
             for call in CALLS:
                 request = getattr(device_pb2, f"{call.rpc}Request")(target=f.target(device=1, stream=5))
                 request.command.SetInParent()
-                if call.then:
+                if call.describe:
                     setattr(request.command, call.handle, 42)
                 answer = await getattr(f.devices, call.rpc)(request)
-                command = f.device(1).commands[-2 if call.then else -1]
+                command = f.device(1).commands[-2 if call.describe else -1]
                 assert command.WhichOneof("kind") == call.command
                 assert command.request and command.stream == 5
-                if call.then:
+                if call.describe:
                     described = f.device(1).commands[-1]
-                    assert described.WhichOneof("kind") == call.then
-                    assert getattr(getattr(described, call.then), call.handle) == 42
+                    assert described.WhichOneof("kind") == call.describe
+                    assert getattr(getattr(described, call.describe), call.handle) == 42
                 assert (
                     type(answer).__name__
                     == commands_pb2.Result.DESCRIPTOR.fields_by_name[call.result].message_type.name
@@ -217,4 +217,4 @@ def test_close_waits_a_bounded_time_for_an_unresponsive_device(tmp_path: Path) -
 
 
 def test_call_names_its_handle() -> None:
-    assert UnaryCall("GetFunction", "get_function", "function", then="describe_function").handle == "function"
+    assert UnaryCall("GetFunction", "get_function", "function", describe="describe_function").handle == "function"

@@ -46,7 +46,7 @@ def test_name_is_taken_while_its_buffer_is_being_published() -> None:
     assert reason(registry.reserve, "a", 0, "weights", Process(), None).reason is Reason.NAME_IN_USE
     # It cannot be attached yet either.
     assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED
-    assert registry.visible("a", 0) == []
+    assert registry.attachable_by("a", 0) == []
     registry.end(pending)  # the buffer could not be published
     registry.reserve("a", 0, "weights", Process(), None)
 
@@ -55,13 +55,13 @@ def test_a_replacement_gets_the_name_when_it_is_confirmed() -> None:
     registry, process = PublicationRegistry(), Process()
     first = published(registry, home=process)
     attached = registry.attach(first, "s", process)
-    second = registry.reserve("a", 0, "weights", process, None, replace=True, most=1)
-    assert registry.find("a", "a", 0, "weights") is first and registry.visible("a", 0) == [first]
+    second = registry.reserve("a", 0, "weights", process, None, replace=True, limit=1)
+    assert registry.find("a", "a", 0, "weights") is first and registry.attachable_by("a", 0) == [first]
     assert registry.confirm(second, 64) is first and not first.named and not first.unused
-    assert registry.find("a", "a", 0, "weights") is second and registry.visible("a", 0) == [second]
+    assert registry.find("a", "a", 0, "weights") is second and registry.attachable_by("a", 0) == [second]
     assert registry.detach(attached.number, process) is first and first.unused
     registry.end(second)
-    assert registry.named("a", 0, "weights") is None and list(registry) == []
+    assert registry.by_name("a", 0, "weights") is None and list(registry) == []
 
 
 def test_a_replacement_that_fails_leaves_the_name() -> None:
@@ -161,8 +161,8 @@ def test_publications_without_a_grant_are_reported_as_absent() -> None:
     assert there.message.replace("theirs", "absent") == absent.message
     assert there.fix == absent.fix
     assert {key: value.replace("theirs", "absent") for key, value in there.details.items()} == absent.details
-    assert registry.visible("a", 0) == []
-    assert [one.name for one in registry.visible("c", 0)] == ["theirs"]
+    assert registry.attachable_by("a", 0) == []
+    assert [one.name for one in registry.attachable_by("c", 0)] == ["theirs"]
     assert registry.find("c", "b", 0, "theirs").tenant == "b"
 
 
@@ -171,8 +171,8 @@ def test_granted_to_all() -> None:
     mine = published(registry, "z")
     theirs = published(registry, "y", tenant="b", grants=["*"])
     published(registry, "x", tenant="b")
-    assert registry.visible("a", 0) == [mine, theirs]  # the caller's own publications first
-    assert registry.visible("a", 1) == []
+    assert registry.attachable_by("a", 0) == [mine, theirs]  # the caller's own publications first
+    assert registry.attachable_by("a", 1) == []
 
 
 def test_name_ends_and_attachments_stay() -> None:
@@ -196,7 +196,7 @@ def test_process_cannot_end_publications_of_another() -> None:
     publication = published(registry, home=home)
     attachment = registry.attach(publication, "s", home)
     assert registry.detach(attachment.number, other) is None
-    assert registry.ended([publication.number], other) == []
+    assert registry.end_all([publication.number], other) == []
     assert registry.process_unmapped(publication.number, other) is None
     assert publication.named
     assert publication.sessions == 1
@@ -218,7 +218,7 @@ def test_memory_counts_with_one_process_that_has_it() -> None:
     registry.attach(publication, "one", first)
     registry.attach(publication, "two", second)
     assert publication.bearer is home
-    assert registry.ended([publication.number], home) == [publication]
+    assert registry.end_all([publication.number], home) == [publication]
     assert publication.bearer is home  # a session of that process still has it attached
     registry.detach(local.number, home)
     assert registry.process_unmapped(publication.number, home) is publication
@@ -239,7 +239,7 @@ def test_lost_process_takes_its_names_and_attachments() -> None:
     assert ours.bearer is other
     assert not ours.named
     assert theirs.sessions == 0
-    assert [one.name for one in registry.visible("a", 0)] == ["theirs"]
+    assert [one.name for one in registry.attachable_by("a", 0)] == ["theirs"]
 
 
 class Model(RuleBasedStateMachine):
@@ -316,7 +316,7 @@ class Model(RuleBasedStateMachine):
         expected = {one.number for one in self.named.values()} | {one.number for one, _ in self.attached.values()}
         expected |= {one.number for one in self.pending if one.named}
         assert {one.number for one in self.registry} == expected
-        assert [one.name for one in self.registry.visible("a", 0)] == sorted(self.named)
+        assert [one.name for one in self.registry.attachable_by("a", 0)] == sorted(self.named)
         for publication in self.registry:
             mine = [attachment.number for one, attachment in self.attached.values() if one is publication]
             assert sorted(publication.attachments) == sorted(mine)

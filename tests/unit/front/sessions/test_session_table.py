@@ -65,13 +65,14 @@ def test_ended_sessions_are_counted_by_tenant_and_reason() -> None:
         lasting, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 1000))
         unnamed, _ = sessions.open("me", "1")
         clock.now += 10
-        assert sessions.expired() == [brief] and brief.end == SessionEnd.CREDENTIAL
+        assert sessions.expired() == [brief] and brief.expiry_cause == SessionEnd.CREDENTIAL
         with sessions.keep_alive(lasting):
             clock.now += 1000
-            assert lasting.end == SessionEnd.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
-        assert unnamed.end == SessionEnd.LEASE
+            assert lasting.expiry_cause == SessionEnd.CREDENTIAL
+            assert lasting in sessions.expired(), "it is in use, and yet"
+        assert unnamed.expiry_cause == SessionEnd.LEASE
         for session in (brief, lasting, unnamed):
-            await sessions.close(session, "test", cause=session.end)
+            await sessions.close(session, "test", cause=session.expiry_cause)
             await sessions.close(session, "once is enough", cause=SessionEnd.STOP)
         accounts = {account.tenant.name: account for account in sessions.accounts}
         assert accounts["lab"].opened == 2 and accounts["lab"].closed == {SessionEnd.CREDENTIAL: 2}

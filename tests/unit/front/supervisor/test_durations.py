@@ -11,13 +11,13 @@ MINE, YOURS = WorkerKey("me"), WorkerKey("you")
 
 def test_from_the_loss_to_the_first_process_that_serves() -> None:
     times = ProcessDurations()
-    assert not times.waiting
+    assert not times.is_measuring
     times.lost(EVERYBODY, 10.0)
     times.lost(EVERYBODY, 10.2)  # the replacement was lost as well
     times.served([], [EVERYBODY], 10.3)
-    assert times.waiting
+    assert times.is_measuring
     times.served([EVERYBODY], [EVERYBODY], 10.4)
-    assert not times.waiting
+    assert not times.is_measuring
     assert sum(times.recoveries.counts) == 1 and times.recoveries.sum_ns == 400_000_000
     times.served([EVERYBODY], [EVERYBODY], 99.0)
     assert sum(times.recoveries.counts) == 1
@@ -28,9 +28,9 @@ def test_recovery_time_is_measured_for_each_waiting_tenant() -> None:
     times.lost(MINE, 1.0)
     times.lost(YOURS, 1.0)
     times.served([MINE], [MINE, YOURS], 2.0)
-    assert times.waiting and sum(times.recoveries.counts) == 1
+    assert times.is_measuring and sum(times.recoveries.counts) == 1
     times.served([MINE], [MINE], 3.0)
-    assert not times.waiting and sum(times.recoveries.counts) == 1
+    assert not times.is_measuring and sum(times.recoveries.counts) == 1
 
 
 def test_buckets() -> None:

@@ -15,9 +15,16 @@ from hearth_proto.frames import Frame, Kind
 from hearthd.front.counters import DeviceTotals
 from hearthd.front.rates import LATE_S, WINDOW_S, Rates
 from hearthd.front.resources.tenant_memory import TenantMemory
-from hearthd.front.sessions.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
+from hearthd.front.sessions.recent_traces import (
+    MAX_BYTES,
+    MAX_TENANT_BYTES,
+    MAX_TENANT_TRACES,
+    RETENTION_S,
+    RecentTrace,
+    RecentTraces,
+)
 from hearthd.front.supervisor.exit_cause import ExitCause
-from hearthd.front.supervisor.fault_log import MOST, RecentFaults, seen_by
+from hearthd.front.supervisor.fault_log import MAX_FAULTS, RecentFaults, visible_to
 from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Right, Tenant
 
@@ -79,13 +86,13 @@ def lost(
 def test_faults_of_own_and_shared_processes_are_visible() -> None:
     faults = RecentFaults(0)
     faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"s1": "alice"})
-    [mine] = seen_by(ALICE, [faults])
+    [mine] = visible_to(ALICE, [faults])
     assert mine.pop("time_unix") > 1e9
     assert mine == {
         "device": 0, "generation": 1, "reason": "fault", "detail": "kernel secret ran too long", "kernels": ["secret"],
         "tenant": "alice", "sessions": [{"id": "s1", "tenant": "alice"}],
     }  # fmt: skip
-    assert seen_by(BOB, [faults]) == [] and len(seen_by(OPERATOR, [faults])) == 1
+    assert visible_to(BOB, [faults]) == [] and len(visible_to(OPERATOR, [faults])) == 1
 
 
 @pytest.mark.parametrize(("involved", "told"), [({"bob"}, True), ({"alice"}, False), ({"alice", "bob"}, False),
@@ -93,23 +100,23 @@ def test_faults_of_own_and_shared_processes_are_visible() -> None:
 def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], told: bool) -> None:
     faults = RecentFaults(0)
     faults.add(lost(), 3, EVERYBODY, {f"of {tenant}": tenant for tenant in involved})
-    [seen] = seen_by(BOB, [faults])
+    [seen] = visible_to(BOB, [faults])
     assert seen["sessions"] == [{"id": "of bob", "tenant": "bob"}][: "bob" in involved]
-    assert len(seen_by(OPERATOR, [faults])[0]["sessions"]) == len(involved)
+    assert len(visible_to(OPERATOR, [faults])[0]["sessions"]) == len(involved)
     assert ("secret" in str(seen)) is told and seen["generation"] == 3
-    assert "secret" in str(seen_by(OPERATOR, [faults]))
+    assert "secret" in str(visible_to(OPERATOR, [faults]))
     faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, {})
-    assert "SIGSEGV" in seen_by(BOB, [faults])[0]["detail"], "that says nothing of anybody"
+    assert "SIGSEGV" in visible_to(BOB, [faults])[0]["detail"], "that says nothing of anybody"
 
 
 def test_faults_are_bounded_and_the_newest_comes_first() -> None:
     one, other = RecentFaults(0), RecentFaults(1)
     for number in range(100):
         (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, {})
-    seen = seen_by(OPERATOR, [one, other])
-    assert len(seen) == MOST and len(list(one)) == MOST
+    seen = visible_to(OPERATOR, [one, other])
+    assert len(seen) == MAX_FAULTS and len(list(one)) == MAX_FAULTS
     assert seen[0]["generation"] in (98, 99)
-    assert len(json.dumps(seen)) < MOST * 5000
+    assert len(json.dumps(seen)) < MAX_FAULTS * 5000
 
 
 # ---- memory ----
@@ -143,11 +150,11 @@ def test_a_tenant_finds_its_own_traces_only() -> None:
     traces = RecentTraces(lambda _: None, lambda: 0.0)
     for number, (tenant, device) in enumerate((("alice", 0), ("bob", 0), ("bob", 1))):
         traces.add(trace(number, tenant, device=device))
-    assert [each["id"] for each in traces.seen_by(OPERATOR)] == ["id2", "id1", "id0"]
-    assert [each["id"] for each in traces.seen_by(ALICE)] == ["id0"]
-    assert [each["id"] for each in traces.seen_by(BOB)] == ["id2"], "device 0 does not exist for it"
+    assert [each["id"] for each in traces.visible_to(OPERATOR)] == ["id2", "id1", "id0"]
+    assert [each["id"] for each in traces.visible_to(ALICE)] == ["id0"]
+    assert [each["id"] for each in traces.visible_to(BOB)] == ["id2"], "device 0 does not exist for it"
     assert traces.find("id0", ALICE) and not traces.find("id0", BOB) and not traces.find("nothing", OPERATOR)
-    assert set(traces.seen_by(ALICE)[0]) == {
+    assert set(traces.visible_to(ALICE)[0]) == {
         "id", "device", "session", "tenant", "events", "started_unix", "seconds"
     }  # fmt: skip
 
@@ -158,15 +165,17 @@ def test_traces_are_bounded_by_tenant_and_in_all() -> None:
     traces.add(trace(-1, "bob"))
     for number in range(20):
         traces.add(trace(number))
-    assert len(traces.seen_by(ALICE)) == OF_TENANT and len(traces.seen_by(OPERATOR)) == OF_TENANT + 1
-    traces.add(trace(50, size=TENANT_BYTES - 5))
-    assert [each["id"] for each in traces.seen_by(ALICE)] == ["id50"]
-    traces.add(trace(51, size=TENANT_BYTES + 1))
+    assert (
+        len(traces.visible_to(ALICE)) == MAX_TENANT_TRACES and len(traces.visible_to(OPERATOR)) == MAX_TENANT_TRACES + 1
+    )
+    traces.add(trace(50, size=MAX_TENANT_BYTES - 5))
+    assert [each["id"] for each in traces.visible_to(ALICE)] == ["id50"]
+    traces.add(trace(51, size=MAX_TENANT_BYTES + 1))
     assert traces.find("id50", ALICE) and not traces.find("id51", ALICE)
     for number in range(100, 120):
-        traces.add(trace(number, f"tenant{number}", size=TENANT_BYTES // 2))
-    kept = [traces.find(each["id"], OPERATOR) for each in traces.seen_by(OPERATOR)]
-    assert sum(len(each.packed) for each in kept if each) <= MOST_BYTES
+        traces.add(trace(number, f"tenant{number}", size=MAX_TENANT_BYTES // 2))
+    kept = [traces.find(each["id"], OPERATOR) for each in traces.visible_to(OPERATOR)]
+    assert sum(len(each.packed) for each in kept if each) <= MAX_BYTES
     assert traces.find("id119", OPERATOR) and traces.find("id-1", OPERATOR), "room is made by who has most"
 
 
@@ -174,8 +183,8 @@ def test_traces_expire() -> None:
     now = [0.0]
     traces = RecentTraces(lambda _: None, lambda: now[0])
     traces.add(trace(1))
-    now[0] = KEPT_S + 1
-    assert traces.find("id1", ALICE) is None and traces.seen_by(ALICE) == []
+    now[0] = RETENTION_S + 1
+    assert traces.find("id1", ALICE) is None and traces.visible_to(ALICE) == []
 
 
 def frame(body: bytes, channel: int = 7) -> Frame:
@@ -192,7 +201,7 @@ def test_owner_of_a_trace_is_decided_by_the_front() -> None:
     good = {"events": 3, "epoch_ns": 10**18, "lasted_ns": 5 * 10**8, "tenant": "bob"}
     traced(frame(json.dumps(good).encode() + b"\npacked\nbytes"))
     traced(frame(json.dumps(good).encode() + b"\nx", channel=8))
-    [entry] = traces.seen_by(OPERATOR)
+    [entry] = traces.visible_to(OPERATOR)
     kept = traces.find(entry["id"], ALICE)
     assert kept is not None and kept.packed == b"packed\nbytes" and len(kept.id) >= 20
     assert (entry["tenant"], entry["session"], entry["device"], entry["seconds"]) == ("alice", "s1", 1, 0.5)
@@ -201,4 +210,4 @@ def test_owner_of_a_trace_is_decided_by_the_front() -> None:
                 b'{"events": -1, "epoch_ns": 1, "lasted_ns": 1}\n'):  # fmt: skip
         with pytest.raises(ValueError):
             traced(frame(bad))
-    assert len(traces.seen_by(OPERATOR)) == 1
+    assert len(traces.visible_to(OPERATOR)) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.supervisor.device import SERVING
-from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, LingeringSessions
+from hearthd.front.supervisor.lingering_sessions import CLEANUP_GRACE, GRACE, LingeringSessions
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import PATIENT, X, Y, node
@@ -33,25 +33,26 @@ def busy(*channels: int) -> dict[str, Any]:
 
 def test_a_process_without_others_ends_after_the_grace() -> None:
     sessions = LingeringSessions()
-    assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
+    assert not sessions.is_exclusive([]) and not sessions.must_end([], 1e9), "an empty process is not theirs"
     sessions.add(1, "a", "x", 10.0)
-    assert sessions.must_drain([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
+    assert sessions.must_drain([1]) and not sessions.must_end([1], 11.9)
+    assert sessions.next_deadline(10.0) == 10.0 + GRACE
     assert sessions.must_query(12.0)
     sessions.mark_queried(12.0)
     sessions.on_answer(busy(1))
-    assert not sessions.must_query(12.0) and sessions.end([1], 12.0)
-    assert [each.description for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
+    assert not sessions.must_query(12.0) and sessions.must_end([1], 12.0)
+    assert [each.description for each in sessions.overdue(12.0)] == ["kernel endless of session a"]
 
 
 def test_process_is_kept_while_other_sessions_remain() -> None:
     sessions = LingeringSessions()
     sessions.add(1, "a", "x", 0.0)
     assert not sessions.must_drain([1, 2]), "who comes is one more among others"
-    assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
+    assert not sessions.must_end([1, 2], 1e6) and sessions.overdue(1e6)
     sessions.add(2, "b", "x", 1e6)
-    assert not sessions.end([1, 2], 1e6 + 0.1), "it has its own time"
+    assert not sessions.must_end([1, 2], 1e6 + 0.1), "it has its own time"
     sessions.remove(2)
-    assert sessions.end([1], 1e6 + 0.1), "at once"
+    assert sessions.must_end([1], 1e6 + 0.1), "at once"
 
 
 def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() -> None:
@@ -59,11 +60,11 @@ def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() 
     sessions.add(1, "a", "x", 0.0)
     sessions.mark_queried(GRACE)
     sessions.on_answer({"1": {"busy": False, "kernels": []}})
-    assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.must_query(GRACE)
-    assert sessions.wake(GRACE) == CLEARING and sessions.must_query(CLEARING)
-    sessions.mark_queried(CLEARING)
+    assert not sessions.must_drain([1]) and not sessions.must_end([1], GRACE) and not sessions.must_query(GRACE)
+    assert sessions.next_deadline(GRACE) == CLEANUP_GRACE and sessions.must_query(CLEANUP_GRACE)
+    sessions.mark_queried(CLEANUP_GRACE)
     sessions.on_answer({"1": {"busy": False, "kernels": []}})
-    assert sessions.end([1], CLEARING)
+    assert sessions.must_end([1], CLEANUP_GRACE)
 
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
@@ -72,7 +73,7 @@ def test_process_without_a_report_is_considered_busy(answer: Any) -> None:
     sessions.add(1, "a", "x", 0.0)
     sessions.mark_queried(GRACE)
     sessions.on_answer(answer)
-    assert sessions.end([1], GRACE) and sessions.stuck(GRACE)[0].description == "work of session a"
+    assert sessions.must_end([1], GRACE) and sessions.overdue(GRACE)[0].description == "work of session a"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))
@@ -90,9 +91,9 @@ def test_no_process_ends_under_a_session_that_uses_it(steps: list[tuple[str, int
             channels.discard(channel)
             del left[channel]
         ends = bool(channels) and channels == left.keys() and all(now >= at + GRACE for at in left.values())
-        assert sessions.end(channels, now) == ends
+        assert sessions.must_end(channels, now) == ends
         assert sessions.must_drain(channels) == (bool(channels) and channels == left.keys())
-        due = sessions.wake(now)
+        due = sessions.next_deadline(now)
         assert due is None or now < due <= now + GRACE
 
 
@@ -119,7 +120,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
             await until(lambda: n.device.state == SERVING)  # the process has been started by now, but is not ready yet
-            assert not n.supervisor.quarantine.quarantined(session.id)
+            assert not n.supervisor.quarantine.is_quarantined(session.id)
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
     run(scenario())
@@ -151,7 +152,7 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
             assert [await n.generation(each) for each in (one, other)] == [1, 1]
             assert await n.sessions.close(one, "done", time_limit=2 * SOON) == [0], "the devices with running work"
             (worker,) = n.device.running
-            await until(lambda: [each.session for each, _ in worker.stuck()] == [one.id])
+            await until(lambda: [each.session for each, _ in worker.overdue_sessions()] == [one.id])
             assert n.running == [1] and await n.generation(other) == 1
             third = n.session()
             assert await n.generation(third) == 1, "others are there"

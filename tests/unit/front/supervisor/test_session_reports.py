@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearthd.front.supervisor.session_reports import MOST, KernelInFlight, SessionReports
+from hearthd.front.supervisor.session_reports import MAX_KERNELS, KernelInFlight, SessionReports
 
 KERNEL = {"kernel": "k", "session": "s1", "seconds": 2.5, "queued": 3}
 
@@ -55,4 +55,4 @@ def test_reports_are_bounded() -> None:
     reports = SessionReports()
     reports.on_report(1, {"running": [{**KERNEL, "kernel": "k" * 10_000}] * 10_000})
     running = reports.running(1, {"s1"})
-    assert len(running) == MOST and len(running[0].kernel) == 200
+    assert len(running) == MAX_KERNELS and len(running[0].kernel) == 200

@@ -346,7 +346,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 await lost(n, own)
             await n.generation(own)
             await n.sessions.close(bad, "done")
-            assert not n.supervisor.quarantine.quarantined(bad.id)
+            assert not n.supervisor.quarantine.is_quarantined(bad.id)
 
     run(scenario())
 
@@ -375,8 +375,8 @@ def test_crash_is_attributed_to_the_only_session_with_work() -> None:
             channel = await n.device.channel(busy)
             channel.send_batch(b"")
             n.process(1).die()
-            await until(lambda: n.supervisor.quarantine.quarantined(busy.id))
-            assert not n.supervisor.quarantine.quarantined(idle.id)
+            await until(lambda: n.supervisor.quarantine.is_quarantined(busy.id))
+            assert not n.supervisor.quarantine.is_quarantined(idle.id)
 
     run(scenario())
 

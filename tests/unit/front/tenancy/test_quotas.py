@@ -44,23 +44,23 @@ def test_time_is_kept_by_session_and_tenant() -> None:
         sessions.accounts.on_exhausted = lambda account: told.append(account.tenant.name)
         first, _ = sessions.open("a", "", Caller(SMALL))
         other, _ = sessions.open("b", "")
-        sessions.accounts.used(first.id, 10**9)
-        sessions.accounts.used(other.id, 10**12)
+        sessions.accounts.add_device_time(first.id, 10**9)
+        sessions.accounts.add_device_time(other.id, 10**12)
         await sessions.close(first, "test")
         # Device time that the process reports after the close counts as well.
-        sessions.accounts.used(first.id, 4 * 10**8)
+        sessions.accounts.add_device_time(first.id, 4 * 10**8)
         account = sessions.accounts.of(SMALL)
         assert (first.device_ns, account.device_ns, told) == (14 * 10**8, 14 * 10**8, [])
         account.check_time()
-        sessions.accounts.used(first.id, 10**8)
-        sessions.accounts.used(first.id, 10**8)
+        sessions.accounts.add_device_time(first.id, 10**8)
+        sessions.accounts.add_device_time(first.id, 10**8)
         assert told == ["small"], "once"
         for call in (account.check_time, lambda: sessions.open("c", "", Caller(SMALL))):
             with pytest.raises(Refusal) as error:
                 call()
             assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s is None
             assert error.value.details["used"] == "1.600" and error.value.details["allowed"] == "1.5"
-        sessions.accounts.used("0badc0de", 1)  # an unknown session is only logged
+        sessions.accounts.add_device_time("0badc0de", 1)  # an unknown session is only logged
 
     run(scenario())
 
