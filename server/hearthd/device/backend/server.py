@@ -83,10 +83,10 @@ class ChecksRaces(Protocol):
 
 @runtime_checkable
 class GuardsMemory(Protocol):
-    """A backend that notices the accesses of kernels outside of their arrays (the CPU's)."""
+    """A backend that can record kernels' accesses outside of their arrays (the CPU's)."""
 
-    def guard(self, size: int, inside: int, inner: int) -> GuardedMemory | None:
-        """Returns `size` bytes for an array of `inner` bytes at the offset `inside`.
+    def guard(self, size: int, offset: int, array_bytes: int) -> GuardedMemory | None:
+        """Returns `size` bytes for an array of `array_bytes` bytes, which begins at byte `offset` of them.
 
         None: the backend cannot guard the array, and ordinary memory has to be used.
         """

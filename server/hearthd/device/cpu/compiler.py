@@ -72,9 +72,9 @@ class CpuCompiler:
         self._renewing = threading.Lock()
 
     @classmethod
-    def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
         """Returns an equal compiler in another process."""
-        return cls(toolchain=Toolchain.made_from(recipe))
+        return cls(toolchain=Toolchain.from_recipe(recipe))
 
     def toolchain(self) -> Toolchain:
         """Returns the C++ compiler and the directory of its results. Raises Refusal(NO_COMPILER)."""
@@ -111,8 +111,8 @@ class CpuCompiler:
     def load(self) -> None:
         self.toolchain().identity()  # reads and caches the backend's own files
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        return self.toolchain().places()
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.toolchain().sandbox_paths()
 
     def identity(self) -> bytes:
         toolchain = self.toolchain()

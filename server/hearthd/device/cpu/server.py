@@ -303,7 +303,7 @@ class CpuServer:
         return self._launcher.suggested_block(function, shared_mem)
 
     def encode_tensor_map(self, spec: tensor_map.TensorMapSpec, address: int) -> bytes:
-        raise tensor_map.not_served("the CPU backend")
+        raise tensor_map.missing_feature("the CPU backend")
 
     # ---- graphs ----
 

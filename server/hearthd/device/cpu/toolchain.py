@@ -80,14 +80,14 @@ class Toolchain:
     racecheck: bool = False
 
     @classmethod
-    def made_from(cls, recipe: Mapping[str, Any]) -> Toolchain:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Toolchain:
         """Returns the toolchain that another process's `recipe` describes."""
         command = tuple(map(str, recipe["command"]))
         is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
         return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the fields as values that JSON can carry, from which `made_from` creates an equal toolchain."""
+        """Returns the fields as values that JSON can carry, from which `from_recipe` creates an equal toolchain."""
         return {
             "command": list(self.command),
             "version": self.version,
@@ -96,7 +96,7 @@ class Toolchain:
             "racecheck": self.racecheck,
         }
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads, and the paths that it writes.
 
         The first are those of the compiler with its headers and libraries, and of the preludes.

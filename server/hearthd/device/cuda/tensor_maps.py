@@ -110,7 +110,7 @@ def _encoder(kind: str) -> Any:
     """
     encode = getattr(_library(), f"cuTensorMapEncode{kind}", None)
     if encode is None:  # Im2colWide: `tensor_map_features` has asked the same library
-        raise tensor_map.not_served("the driver", "tensor_map_im2col_wide")
+        raise tensor_map.missing_feature("the driver", "tensor_map_im2col_wide")
     encode.argtypes = _ARGUMENTS[kind]
     encode.restype = _INT
     return encode

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.backend.launch_limits import LaunchLimits
-from hearthd.device.backend.residency import check_cluster, check_cooperative, fitted, product, thread_bound
+from hearthd.device.backend.residency import check_cluster, check_cooperative, fit_grid, product, thread_bound
 
 FEATURES = frozenset({"cooperative_launch", "clusters"})
 LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10, 170, 1536, 24, FEATURES)
@@ -75,8 +75,8 @@ def test_cooperative_check_and_thread_bound_agree(threads: int, blocks: int) -> 
 
 
 def test_a_grid_of_one_dimension_is_reduced_to_what_fits() -> None:
-    assert fitted(LIMITS, (341, 1, 1), (256, 1, 1), 2) == (340, 1, 1)
-    assert fitted(LIMITS, (7, 1, 1), (256, 1, 1), 2) == (7, 1, 1)
-    assert fitted(LIMITS, (2000, 1, 1), (256, 1, 1), 100) == (6 * 170, 1, 1), "the threads of a multiprocessor"
-    assert fitted(LIMITS, (341, 2, 1), (256, 1, 1), 2) == (341, 2, 1)
-    assert fitted(LIMITS, (341, 1, 1), (256, 1, 1), 0) == (341, 1, 1)
+    assert fit_grid(LIMITS, (341, 1, 1), (256, 1, 1), 2) == (340, 1, 1)
+    assert fit_grid(LIMITS, (7, 1, 1), (256, 1, 1), 2) == (7, 1, 1)
+    assert fit_grid(LIMITS, (2000, 1, 1), (256, 1, 1), 100) == (6 * 170, 1, 1), "the threads of a multiprocessor"
+    assert fit_grid(LIMITS, (341, 2, 1), (256, 1, 1), 2) == (341, 2, 1)
+    assert fit_grid(LIMITS, (341, 1, 1), (256, 1, 1), 0) == (341, 1, 1)

@@ -20,7 +20,7 @@ from hearthd.device.backend.tensor_map import (
     check,
     check_features,
     element_of,
-    not_served,
+    missing_feature,
     refuse,
 )
 
@@ -290,7 +290,7 @@ def test_all_that_is_wrong_is_in_one_refusal() -> None:
 
 
 def test_a_device_without_tensor_maps_is_named() -> None:
-    refusal = not_served("device 0 (cpu)")
+    refusal = missing_feature("device 0 (cpu)")
     assert refusal.reason is Reason.UNSUPPORTED and refusal.message.startswith("device 0 (cpu) has no tensor maps")
     assert refusal.details == {"feature": "tensor_maps"}
 

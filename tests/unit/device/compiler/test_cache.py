@@ -116,7 +116,7 @@ from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 class Runner:
-    ready = rest = close = cancel = lambda *_: None
+    ready = release_idle = close = cancel = lambda *_: None
     identity = lambda self, job: b"i"
     run = lambda self, job: Image(b"made")
 landed = threading.Event()
@@ -185,7 +185,7 @@ from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 folder = Path(sys.argv[1])
 class Runner:
-    ready = rest = close = cancel = lambda *_: None
+    ready = release_idle = close = cancel = lambda *_: None
     identity = lambda self, job: b"i"
     def run(self, job):
         with open(folder / "compiles", "a") as file: file.write("x")
@@ -244,7 +244,7 @@ class CountingRunner:
             raise OSError("the compiler is gone")
         return Image(code=code)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         pass
 
     def cancel(self, job: Job) -> None:

@@ -169,7 +169,7 @@ def test_value_in_next_string() -> None:
     options = ["-D", "N=4", "--std", "c++20", "-maxrregcount", "32", "-U", "M", "", " -dopt ", "-w"]
     expected = ["-DN=4", "--std=c++20", "--maxrregcount=32", "-UM", "--dopt=on", "--disable-warnings"]
     assert parse_options(options).for_nvrtc() == expected
-    assert [each.text for each in parse_options(["-arch", "sm_90", "-Xptxas", "-v"]).given] == [
+    assert [each.text for each in parse_options(["-arch", "sm_90", "-Xptxas", "-v"]).options] == [
         "-arch sm_90",
         "-Xptxas -v",
     ]

@@ -165,7 +165,7 @@ def test_images_of_both_kinds_are_distinguished_and_run_in_one_process(
     checked = find_toolchain()
     assert (plain.racecheck, checked.racecheck) == (False, True)
     assert plain.identity() != checked.identity() and libraries.runtime(plain) == libraries.runtime(checked)
-    assert Toolchain.made_from(checked.recipe()) == checked
+    assert Toolchain.from_recipe(checked.recipe()) == checked
     source = 'extern "C" __global__ void add(int* x) { __shared__ int s; s = threadIdx.x; atomicAdd(x, s); }'
     image = compile_source(plain, source)
     assert MARK not in image
