@@ -135,8 +135,8 @@ class SharedAllocations:
         """Raises Refusal(UNSUPPORTED) if the device lacks virtual memory management or shareable handles."""
         for attribute in _SUPPORTED:
             (device,) = checked(driver.cuDeviceGet(self._device))
-            (has,) = checked(driver.cuDeviceGetAttribute(attribute, device))
-            if not has:
+            (supported,) = checked(driver.cuDeviceGetAttribute(attribute, device))
+            if not supported:
                 raise Refusal(
                     Reason.UNSUPPORTED,
                     f"CUDA device {self._device} cannot share memory between processes ({attribute.name} is 0)",
@@ -155,8 +155,8 @@ def _properties(index: int) -> Any:
 
 def _padded(size: int, properties: Any) -> int:
     minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    (found,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
-    granularity = int(found)  # type: ignore[call-overload]
+    (value,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
+    granularity = int(value)  # type: ignore[call-overload]
     return int(-(-size // granularity) * granularity)
 
 

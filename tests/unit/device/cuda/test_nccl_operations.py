@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, operators, reducible
+from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, describe, operators, reducible
 
 KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
@@ -311,8 +311,8 @@ def test_unknown_operations_are_refused() -> None:
 
 
 def test_names_for_messages() -> None:
-    assert named([CollectiveExchange("reduce")]) == "reduce"
+    assert describe([CollectiveExchange("reduce")]) == "reduce"
     assert (
-        named([CollectiveExchange("send"), CollectiveExchange("all_gather"), CollectiveExchange("send")])
+        describe([CollectiveExchange("send"), CollectiveExchange("all_gather"), CollectiveExchange("send")])
         == "a batch of 3 (all_gather, send)"
     )
