@@ -265,7 +265,7 @@ class BrokerRequests:
     def _library(self, name: str) -> bytes:
         from hearthd.device.cpu import libraries
 
-        return libraries.named(name, self._cpu.toolchain()).read_bytes()
+        return libraries.library_path(name, self._cpu.toolchain()).read_bytes()
 
     # ---- segments ----
 

@@ -42,12 +42,12 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 class LibraryMaker(Protocol):
     """Builder of shared objects from the backend's own sources: a `Toolchain`, or a client of a broker."""
 
-    def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
+    def library(self, name: str, folder: Path, sources: Sequence[str], *options: str) -> Path:
         """Returns the path of the shared object. Raises Refusal."""
         ...
 
 
-def named(name: str, maker: LibraryMaker) -> Path:
+def library_path(name: str, maker: LibraryMaker) -> Path:
     """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name.
 
     Raises Refusal.
@@ -66,8 +66,8 @@ def runtime(toolchain: LibraryMaker) -> Path:
     """Returns the library that launches kernels, compiled if necessary."""
     sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
     # fiber.h pushes onto the stack in the middle of functions.
-    more = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
-    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *more)
+    options = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
+    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *options)
 
 
 def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
