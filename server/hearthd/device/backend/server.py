@@ -180,7 +180,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def own_shared(self, memory: Any) -> None:
+    def count_shared(self, memory: Any) -> None:
         """Counts imported memory as memory of this process from now on."""
         ...
 
@@ -344,7 +344,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def first_launch_made(self, function: Any, prints: bool) -> None:
+    def record_first_launch(self, function: Any, prints: bool) -> None:
         """Records that the function is about to be launched while no kernel runs.
 
         Later first launches may rely on the allocations of this launch.
@@ -379,7 +379,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def repeated(
+    def bind_launch(
         self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
     ) -> Callable[[], object]:
         """Returns a function that repeats the launch at each call, with the least overhead.

@@ -72,8 +72,8 @@ class CompileWorkers:
         """Confinement of the workers from the host's files; empty: the workers are not confined; None: no worker has
         started yet."""
         self.report: Callable[[str], None] = lambda _message: None
-        """Called on a compile thread, once for each, with a text about a restriction that the machine does not
-        support."""
+        """Called on a compile thread with a text about a restriction that this machine does not support, once for
+        each."""
 
     def warm(self, start: Start = spawn_worker) -> None:
         """Starts a worker before its first job.

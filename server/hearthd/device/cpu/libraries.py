@@ -48,7 +48,7 @@ class LibraryMaker(Protocol):
 
 
 def library_path(name: str, maker: LibraryMaker) -> Path:
-    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name.
+    """Returns the path of a library by the name under which `runtime`, `exchange` or `reduction` requests it.
 
     Raises Refusal.
     """

@@ -119,7 +119,7 @@ class CpuServer:
     def import_shared(self, file: int, size: int) -> CpuSharedMemory:
         return self._segments.map(file, size)
 
-    def own_shared(self, memory: CpuSharedMemory) -> None:
+    def count_shared(self, memory: CpuSharedMemory) -> None:
         self._segments.count_in_pool(memory)
 
     def release_shared(self, memory: CpuSharedMemory) -> None:
@@ -264,7 +264,7 @@ class CpuServer:
     def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
         return False
 
-    def first_launch_made(self, _function: Function, _prints: bool) -> None:
+    def record_first_launch(self, _function: Function, _prints: bool) -> None:
         pass
 
     def load(self, image: Image) -> Module:
@@ -276,7 +276,7 @@ class CpuServer:
     def flush_output(self) -> None:
         pass  # each launch flushes at its end
 
-    def repeated(
+    def bind_launch(
         self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
     ) -> Callable[[], object]:
         return partial(self.launch, function, grid, block, shared_mem, stream, params)

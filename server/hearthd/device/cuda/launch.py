@@ -207,7 +207,7 @@ class CudaLauncher:
         """
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._has_output_buffer)
 
-    def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
+    def record_first_launch(self, function: CudaFunction, prints: bool) -> None:
         """Records that the function's local memory is provided and, if it prints, that the output buffer exists."""
         self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
         self._has_output_buffer = self._has_output_buffer or prints
@@ -253,7 +253,7 @@ class CudaLauncher:
             except CudaError as error:
                 raise translate(error, "unloading a module") from error
 
-    def repeated(
+    def bind_launch(
         self,
         function: CudaFunction,
         grid: tuple[int, int, int],

@@ -89,7 +89,7 @@ class NcclCommunicator:
         return self._aborted
 
     @property
-    def stops(self) -> bool:
+    def can_stop(self) -> bool:
         return _revoke_function() is not None
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
@@ -132,7 +132,7 @@ class NcclCommunicator:
             for operator_number in numbers.values():
                 destroy(operator_number, communicator)
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         with self._lock:  # so that `abort` does not free the communicator during the query
             if not self._failure:
                 try:
@@ -195,7 +195,7 @@ class NcclCommunicator:
         """Polls the stream until its work is done, because CUDA's own wait would never end if a peer is gone."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (status := runtime.streamQuery(stream)) == NOT_READY:
-            failure = self.failed()
+            failure = self.failure_reason()
             if failure or time.monotonic() > deadline:
                 raise self._refusal("connecting", failure or f"not all ranks came within {_CONNECT_SECONDS:g} s")
             time.sleep(_CONNECT_CHECK_SECONDS)

@@ -111,7 +111,7 @@ class CudaServer:
         self.create_shared = shared.create
         self.export_shared = shared.export
         self.import_shared = shared.map
-        self.own_shared = shared.count_in_pool
+        self.count_shared = shared.count_in_pool
         self.release_shared = shared.release
 
         self.allocate_host = host.allocate
@@ -148,9 +148,9 @@ class CudaServer:
         self.load = launcher.load
         self.unload = launcher.unload
         self.launch = launcher.launch
-        self.repeated = launcher.repeated
+        self.bind_launch = launcher.bind_launch
         self.first_launch_waits = launcher.first_launch_waits
-        self.first_launch_made = launcher.first_launch_made
+        self.record_first_launch = launcher.record_first_launch
         self.flush_output = KernelOutput().flush
         self.blocks_per_multiprocessor = occupancy.blocks_per_multiprocessor
         self.max_clusters = occupancy.max_clusters

@@ -106,8 +106,8 @@ def test_memory_outlives_the_process_that_created_it(server: CpuServer) -> None:
         exporter.wait()
     assert ctypes.string_at(memory.address, SIZE) == b"x" * SIZE
     assert server.memory_info().in_use == 0
-    server.own_shared(memory)
-    server.own_shared(memory)
+    server.count_shared(memory)
+    server.count_shared(memory)
     assert server.memory_info().in_use == memory.reserved
     server.release_shared(memory)
 

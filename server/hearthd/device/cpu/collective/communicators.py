@@ -34,7 +34,7 @@ class CpuCommunicator:
         self._failure = ""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: CpuStream) -> None:
-        """Checks the operations now and runs them on the stream's thread, where a failure is kept for `failed`."""
+        """Checks the operations now and runs them on the stream's thread; `failure_reason` returns a failure there."""
         if self._failure:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
@@ -48,16 +48,16 @@ class CpuCommunicator:
             try:
                 self._exchange.run(call, TIMEOUT_S)
             except (Refusal, OSError) as error:  # OSError: a library has to be compiled first, and cannot be written
-                # Set before the event after this work: `failed` returns the reason once that event is done. The first
+                # Set before the event after this work: `failure_reason` returns it once that event is done. The first
                 # reason is kept.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         return self._failure
 
-    stops = False
+    can_stop = False
 
     def stop(self) -> None:
         """Aborts the communicator: `abort` frees nothing that is still in use."""
