@@ -232,7 +232,7 @@ def read_fatbin(code: bytes) -> Fatbin:
 def _check_fatbin(fatbin: Fatbin, capability: Capability) -> bool:
     if not fatbin.is_known_version or any(runs(architecture, capability) for architecture in fatbin.cubins):
         return False
-    if any(architecture <= _number(capability) for architecture in fatbin.ptx):
+    if any(architecture <= _architecture_number(capability) for architecture in fatbin.ptx):
         return True
     contents = [f"sm_{architecture}" for architecture in fatbin.cubins] + [
         f"PTX for compute_{architecture}" for architecture in fatbin.ptx
@@ -267,7 +267,7 @@ def read_ptx(code: bytes) -> Ptx:
 
 def _check_ptx(ptx: Ptx, capability: Capability) -> None:
     target = f"sm_{ptx.architecture}{ptx.variant}"
-    number = _number(capability)
+    number = _architecture_number(capability)
     if ptx.variant == "a":
         fits, rule = ptx.architecture == number, "PTX for an 'a' architecture runs on that one only"
     elif ptx.variant == "f":
@@ -281,7 +281,7 @@ def _check_ptx(ptx: Ptx, capability: Capability) -> None:
 # ---- refusals ----
 
 
-def _number(capability: Capability) -> int:
+def _architecture_number(capability: Capability) -> int:
     return 10 * capability[0] + capability[1]
 
 

@@ -27,7 +27,7 @@ MAX_NAME = 1024
 
 FIX = 'send the header along and include it by a plain name: headers={"name.h": text} and #include "name.h"'
 
-_MISSED = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
+_MISSING_HEADER = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
 
 _COMMENT_LINE = re.compile(r"^[ \t]*//[^\n]*$", re.MULTILINE)
 _SPLICES = (
@@ -104,7 +104,7 @@ def check(
 
 def hint(refusal: Refusal) -> Refusal:
     """Returns the refusal; if the compiler missed a header, with advice on how to send headers."""
-    if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
+    if refusal.reason is Reason.COMPILE_FAILED and _MISSING_HEADER.search(refusal.details.get("log", "")):
         refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
     return refusal
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
 
-_SMALLER = "make the source smaller: fewer template instantiations, less unrolling, smaller tables"
+_SMALLER_SOURCE = "make the source smaller: fewer template instantiations, less unrolling, smaller tables"
 
 
 class CompilerEnded(Exception):
@@ -72,7 +72,7 @@ class CompileLimits:
         return Refusal(
             Reason.COMPILE_LIMIT,
             f"The compile {event}, and was stopped.",
-            fix=f"{_SMALLER}; or raise {setting} in the daemon's configuration",
+            fix=f"{_SMALLER_SOURCE}; or raise {setting} in the daemon's configuration",
             details={"limit": limit, "allowed": allowed, "log": ""},
         )
 

@@ -34,7 +34,7 @@ __all__ = ["CompileWorkers", "fork_worker", "spawn_worker"]
 _GROWTH = 4
 """A worker is replaced if its address space has grown by more than 1/`_GROWTH` of the memory limit."""
 
-_NEAR = 0.75
+_EXHAUSTED_FRACTION = 0.75
 """A compiler that crashed with this fraction of its memory limit in use is assumed to have run out of memory."""
 
 _TRIES = 4
@@ -223,7 +223,7 @@ class CompileWorkers:
         output = died.log.lower()
         # the memory that it had when it was forked is not part of the compile
         grown = died.resident - worker.hello()["resident"]
-        if grown > _NEAR * self.limits.memory or any(words in output for words in _OUT_OF_MEMORY):
+        if grown > _EXHAUSTED_FRACTION * self.limits.memory or any(words in output for words in _OUT_OF_MEMORY):
             return self.limits.out_of_memory()
         if died.status < 0:
             return self.limits.ended_by_signal(-died.status, died.log)

@@ -317,13 +317,13 @@ def _failure(completed: Completed, messages: Messages, expanded: str = "") -> Re
     log = "\n".join(line for block in blocks for line in block)
     error_block = next((block for block in blocks if any("error: " in line for line in block)), [])
     at = next((index for index, line in enumerate(error_block) if "error: " in line), 0)
-    first = error_block[at] if error_block else "the compiler gave no reason"
+    summary = error_block[at] if error_block else "the compiler gave no reason"
     line = (
         error_block[at + 1].strip() if error_block[at + 1 : at + 2] and error_block[at + 1].startswith("    ") else ""
     )
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"The source does not compile: {first}" + (f", in `{line[:_MAX_LINE]}`" if line else ""),
+        f"The source does not compile: {summary}" + (f", in `{line[:_MAX_LINE]}`" if line else ""),
         fix="correct the source; error.log has all messages of the compiler.",
         details={"log": log},
     )

@@ -56,9 +56,9 @@ def library_path(name: str, maker: LibraryMaker) -> Path:
     if name == "runtime":
         return runtime(maker)
     if name == "exchange":
-        return _exchange(maker)
+        return _exchange_path(maker)
     if name != dtype and dtype in STORED:
-        return _reduction(dtype, maker)
+        return _reduction_path(dtype, maker)
     raise Refusal(Reason.INTERNAL, f"The CPU backend has no library {name!r}.")
 
 
@@ -72,10 +72,10 @@ def runtime(toolchain: LibraryMaker) -> Path:
 
 def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
     """Loads the library that moves bytes between the ranks of a group."""
-    return _load(_exchange(toolchain or find_toolchain()))
+    return _load(_exchange_path(toolchain or find_toolchain()))
 
 
-def _exchange(maker: LibraryMaker) -> Path:
+def _exchange_path(maker: LibraryMaker) -> Path:
     sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
     # The library copies whole blocks and waits, so more optimization would not make it faster.
     return maker.library("exchange", EXCHANGE, sources, "-O1")
@@ -92,7 +92,7 @@ class Arithmetic(NamedTuple):
 
 def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> Arithmetic:
     """Returns the functions for numbers of the dtype, which are compiled if necessary."""
-    library = _load(_reduction(dtype, toolchain or find_toolchain()))
+    library = _load(_reduction_path(dtype, toolchain or find_toolchain()))
     return Arithmetic(_address(library.hearth_reduce), _address(library.hearth_scale))
 
 
@@ -102,7 +102,7 @@ def _address(function: object) -> int:
     return address
 
 
-def _reduction(dtype: str, maker: LibraryMaker) -> Path:
+def _reduction_path(dtype: str, maker: LibraryMaker) -> Path:
     return maker.library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], f"-DHEARTH_DTYPE={STORED[dtype]}")
 
 

@@ -54,12 +54,12 @@ class Heap:
         self.in_use += reserved
         return CpuMemory(address, size, reserved)
 
-    def promise(self, memory: CpuMemory) -> None:
+    def count_as_free(self, memory: CpuMemory) -> None:
         """Counts the memory as free, because its stream is about to free it, as in a stream-ordered pool."""
         self.in_use -= memory.reserved
 
     def free(self, memory: CpuMemory) -> None:
-        """Returns the memory to the C library. Does not change `in_use`; see `promise`."""
+        """Returns the memory to the C library. Does not change `in_use`; see `count_as_free`."""
         if memory.address:
             _libc.free(memory.address)
 

@@ -124,11 +124,12 @@ class RaceReports:
         races: dict[tuple[object, ...], Race] = {}
         for report in reports[: self._fetch_reports(reports, _MAX_REPORTS)]:
             sides = [
-                Side(_thread(report.rank[i], block), report.kind[i], self._location(report.site[i])) for i in range(2)
+                Side(_thread_index(report.rank[i], block), report.kind[i], self._location(report.site[i]))
+                for i in range(2)
             ]
             key = tuple(sorted((side.location, side.kind) for side in sides))
             x, y, z = report.block
-            memory = self._memory(report)
+            memory = self._variable_name(report)
             if not memory:
                 continue
             race = Race(kernel, (x, y, z), sides[0], sides[1], memory, report.count, not report.across)
@@ -146,7 +147,7 @@ class RaceReports:
         frame = user_frame or (frames[0] if frames else Frame("?", 0))
         return f"{frame.file}({frame.line})"
 
-    def _memory(self, report: _Report) -> str:
+    def _variable_name(self, report: _Report) -> str:
         """Returns the accessed variable; empty for memory that the compiler has added."""
         if not report.is_static:
             return f"dynamic shared memory + {report.offset} bytes"
@@ -212,7 +213,7 @@ def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
         yield name, header[1], content
 
 
-def _thread(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+def _thread_index(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
     return rank % block[0], rank // block[0] % block[1], rank // (block[0] * block[1])
 
 

@@ -93,7 +93,7 @@ class CpuServer:
     def free(self, memory: CpuMemory, stream: CpuStream) -> None:
         """Counts the memory as free at once; the stream's thread frees it."""
         stream.submit(lambda: self._heap.free(memory))
-        self._heap.promise(memory)
+        self._heap.count_as_free(memory)
 
     def memory_info(self) -> MemoryInfo:
         return self._heap.info()

@@ -315,22 +315,23 @@ def _races_are_checked() -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _find_compiler(cxx: str, search_path: str, directory: Path) -> Toolchain:
+def _find_compiler(cxx: str, search_path: str, cache_dir: Path) -> Toolchain:
+    """Returns the first candidate that runs. `search_path` is the value of PATH. Raises Refusal(NO_COMPILER)."""
     candidates: list[list[str]] = [shlex.split(cxx)] if cxx else []
     candidates += [[name] for name in ("g++", "c++", "clang++")]
     zig = importlib.util.find_spec("ziglang")
     if zig is not None:  # the program in the package: a sandbox allows access to it, but not to all of Python
-        candidates += [[str(Path(directory) / "zig"), "c++"] for directory in zig.submodule_search_locations or ()]
+        candidates += [[str(Path(package) / "zig"), "c++"] for package in zig.submodule_search_locations or ()]
     for candidate in candidates:
         program = shutil.which(candidate[0], path=search_path)
         if program is None:
             continue
         command = (program, *candidate[1:])
         with contextlib.suppress(OSError, Refusal):
-            probe = Toolchain(command, "", False, directory).run(["--version"], directory, timeout_s=60)
+            probe = Toolchain(command, "", False, cache_dir).run(["--version"], cache_dir, timeout_s=60)
             version = probe.output.decode(errors="replace")
             if probe.status == 0:
-                return Toolchain(command, version.strip(), "clang" in version, directory)
+                return Toolchain(command, version.strip(), "clang" in version, cache_dir)
     raise Refusal(
         Reason.NO_COMPILER,
         "The CPU backend compiles kernels with a C++ compiler, and found none ($CXX, g++, c++, clang++, ziglang).",

@@ -54,13 +54,13 @@ class CudaCopies:
         self, destination: int, pitch: int, source: PinnedBuffer, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = source.address + offset
-        self._rows(destination, pitch, start, width, width, rows, TO_DEVICE, stream.pointer)
+        self._copy_rows(destination, pitch, start, width, width, rows, TO_DEVICE, stream.pointer)
 
     def download_rows(
         self, destination: PinnedBuffer, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = destination.address + offset
-        self._rows(start, width, source, pitch, width, rows, TO_HOST, stream.pointer)
+        self._copy_rows(start, width, source, pitch, width, rows, TO_HOST, stream.pointer)
 
     def copy_rows(
         self,
@@ -72,15 +72,15 @@ class CudaCopies:
         rows: int,
         stream: Stream,
     ) -> None:
-        self._rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
+        self._copy_rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
 
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
         """Copies on a separate stream that has no other work, so that the copy does not wait for other streams."""
-        self._rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._separate_stream())
+        self._copy_rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._separate_stream())
         self._synchronize()
 
     def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
-        self._rows(_address(into), width, source, pitch, width, rows, TO_HOST, self._separate_stream())
+        self._copy_rows(_address(into), width, source, pitch, width, rows, TO_HOST, self._separate_stream())
         self._synchronize()
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
@@ -89,7 +89,7 @@ class CudaCopies:
         except CudaError as error:
             raise translate(error, f"filling {size} bytes") from error
 
-    def _rows(
+    def _copy_rows(
         self,
         destination: int,
         destination_pitch: int,

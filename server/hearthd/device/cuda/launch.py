@@ -27,7 +27,7 @@ _LOG_BYTES = 16 << 10
 _MAX_LISTED = 16
 """Largest number of names that a refusal lists."""
 
-_LOADED_AT_ONCE = 1024
+_MAX_PRELOADED = 1024
 """Largest number of kernels loaded together with their module; in a larger module, further kernels are loaded at first
 use."""
 
@@ -153,7 +153,7 @@ class CudaModule:
 
     def load_functions(self) -> None:
         """Loads the kernels' code to the device immediately. Raises CudaError."""
-        for handle in self.handles()[:_LOADED_AT_ONCE]:
+        for handle in self.handles()[:_MAX_PRELOADED]:
             checked(driver.cuFuncLoad(handle))
 
     def handles(self) -> Sequence[object]:

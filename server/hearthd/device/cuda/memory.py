@@ -83,7 +83,7 @@ class Pool(ABC):
         if self._limit and self._in_use + reserved > self._limit:
             raise out_of_memory(size, self.info(), self._limit)
 
-    def count(self, delta: int) -> None:
+    def count_outside(self, delta: int) -> None:
         """Adds `delta` bytes, which may be negative, to the memory held outside of the pool."""
         self._in_use += delta
         self._outside_pool += delta

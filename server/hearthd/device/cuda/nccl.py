@@ -235,11 +235,11 @@ class NcclCommunicators:
         return bool(nccl.available)
 
     def check(self, kind: str, dtype: str, op: str) -> None:
-        self._require()
+        self._require_nccl()
         check(kind, dtype, op, self._reducible)
 
     def unique_id(self, ranks: int) -> bytes:
-        self._require()
+        self._require_nccl()
         try:
             unique = nccl.get_unique_id()
         except _FAILURES as error:
@@ -256,7 +256,7 @@ class NcclCommunicators:
         Returns when all ranks have joined and are connected pairwise; NCCL provides no way to cancel the wait for the
         other ranks.
         """
-        self._require()
+        self._require_nccl()
         identity: object = unique_id
         if int(cupy.__version__.partition(".")[0]) < 14:
             identity = tuple(number - 256 if number > 127 else number for number in unique_id)
@@ -313,7 +313,7 @@ class NcclCommunicators:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _require(self) -> None:
+    def _require_nccl(self) -> None:
         if not nccl.available:
             raise Refusal(
                 Reason.UNSUPPORTED,

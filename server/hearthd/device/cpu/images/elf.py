@@ -20,7 +20,7 @@ _SHT_RELA = 4
 _STT_SECTION = 3
 _STT_TLS = 6
 _EM_X86_64 = 62
-_TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
+_FIELD_BYTES = {2: 4, 4: 4}
 """Size in bytes of the relocated field, by relocation type: R_X86_64_PC32 and R_X86_64_PLT32 are relative to the
 field's end."""
 
@@ -57,7 +57,7 @@ class _Object:
             raise ValueError("the compiler's output is not a little-endian ELF-64 object")
         self._code = code
         (machine,) = struct.unpack_from("<H", code, 18)
-        self._field_bytes = _TO_THE_END_OF_THE_FIELD if machine == _EM_X86_64 else {}
+        self._field_bytes = _FIELD_BYTES if machine == _EM_X86_64 else {}
         (offset,) = struct.unpack_from("<Q", code, 40)
         size, count = struct.unpack_from("<HH", code, 58)
         self._sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + i * size) for i in range(count)]

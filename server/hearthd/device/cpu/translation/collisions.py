@@ -193,14 +193,14 @@ class Separation:
         self.overloads = {name for name in names if is_cuda_function(name, self.functions)}
         self.injected_at = -1
         self.opens_std = any(scope[:1] == ("std",) for scope, _ in declarations.scoped_names)
-        self.renames_std = False  # True after `_injected` has opened the renamed namespace
+        self.renames_std = False  # True after `_injected_declarations` has opened the renamed namespace
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
         """Yields replacements of ranges of the text.
 
         Replacements at the same offset are in the order in which they apply.
         """
-        yield from self._namespaces()
+        yield from self._namespace_edits()
         c_linkage: set[int] = set()
         has_body = {f.name for f in self.declarations.functions if f.body is not None and f.owner is None}
         for function in self.declarations.functions:
@@ -254,12 +254,12 @@ class Separation:
         """Returns the declaration that lets the table of kernels and variables use the program's names."""
         return f"namespace std = {OWN_STD};" if self.renames_std else ""
 
-    def _namespaces(self) -> Iterator[tuple[int, int, str]]:
+    def _namespace_edits(self) -> Iterator[tuple[int, int, str]]:
         """Yields edits that open the program's namespace before its text and close it around text that must be outside.
 
         Such text is that of libraries' headers, and certain statements.
         """
-        outside = dict(self._outside())
+        outside = dict(self._statements_outside())
         depth = 0
         leave_at = -1
         for index, token in enumerate(self.tokens):
@@ -267,7 +267,7 @@ class Separation:
                 if index:
                     end = self.tokens[index - 1].end
                     yield end, end, " }"
-                yield token.start, token.start, OPEN + self._injected(token.start)
+                yield token.start, token.start, OPEN + self._injected_declarations(token.start)
             if index in outside and depth == 0:
                 yield token.start, token.start, "} "
                 leave_at = outside[index]
@@ -278,7 +278,7 @@ class Separation:
         if self.tokens:
             yield self.tokens[-1].end, self.tokens[-1].end, " }"
 
-    def _injected(self, offset: int) -> str:
+    def _injected_declarations(self, offset: int) -> str:
         """Returns `using` declarations for CUDA's functions before `offset` that the program overloads.
 
         For a program with its own `std`, also returns the declarations that NVRTC has in that namespace.
@@ -309,7 +309,7 @@ class Separation:
                         break
                     at -= 1
 
-    def _outside(self) -> Iterator[tuple[int, int]]:
+    def _statements_outside(self) -> Iterator[tuple[int, int]]:
         """Yields the statements, as (first token, end), that must not be in the program's namespace."""
         for function in self.declarations.functions:
             name = function.parameters[0] - 1

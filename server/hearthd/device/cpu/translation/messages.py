@@ -134,7 +134,7 @@ class Messages:
         context: list[Line] = []
         message: Message | None = None
         for raw in self.raw:
-            line = _line(raw)
+            line = _parse_line(raw)
             if line is None:
                 continue
             if line.kind == "note" and message is not None:
@@ -194,7 +194,7 @@ class Messages:
     def _user_line(self, message: Message) -> Line | None:
         """Returns the user's line that a message is about: the message's own line, or the nearest one that led to it.
 
-        Returns None if no line of the user's did. gcc prints the lines that required a template before the message,
+        Returns None if no such line led to it. gcc prints the lines that required a template before the message,
         clang after it.
         """
         if self.is_user_file(message.main.file):
@@ -214,7 +214,7 @@ class Messages:
         main = message.main
         user_line = self._user_line(message)
         if main.file.startswith(EXPRESSION):
-            return [_of_expression(main)]
+            return [_expression_error(main)]
         lines = [
             _located(line)
             for line in map(_cleaned, message.context)
@@ -227,7 +227,7 @@ class Messages:
             number = self._line_without_semicolon(file, number, text)
         lines.append(f"{file}({number}): {main.kind}: {text}" if number else f"{file}: {main.kind}: {text}")
         lines += self.quoted(file, number)
-        lines += [f"    include <{HEADERS[name]}> for {name}" for name in _missing(main.text)]
+        lines += [f"    include <{HEADERS[name]}> for {name}" for name in _missing_names(main.text)]
         notes = [
             note
             for note in (_cleaned(line) for line in message.notes if line is not user_line)
@@ -276,7 +276,7 @@ class Messages:
         return feature, FILE, 0
 
 
-def _line(raw: str) -> Line | None:
+def _parse_line(raw: str) -> Line | None:
     match = _LOCATION.match(raw)
     if match is not None:
         kind = _KIND.match(match["rest"])
@@ -297,7 +297,7 @@ def _located(line: Line) -> str:
     return f"{line.file}({line.number}): {line.text}" if line.number else f"{line.file}: {line.text}"
 
 
-def _of_expression(line: Line) -> str:
+def _expression_error(line: Line) -> str:
     """Returns the text of an error in a name expression, which is not about a line of the source."""
     reason = clean(line.text)
     if "const auto" in reason or "'auto'" in reason:
@@ -306,7 +306,7 @@ def _of_expression(line: Line) -> str:
     return f"error: the name expression '{expression}' names no kernel or variable: {reason}"
 
 
-def _missing(text: str) -> list[str]:
+def _missing_names(text: str) -> list[str]:
     names = [first or second for first, second in _MISSING.findall(text)]
     return [name for name in names if name in HEADERS]
 

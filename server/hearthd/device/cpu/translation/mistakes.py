@@ -18,7 +18,9 @@ Mistake = tuple[str, int, str]
 """File, line and message."""
 
 _CLASS_KEYS = frozenset({"struct", "class", "union", "enum"})
-_STARTS = frozenset({"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS})
+_DECLARATION_STARTS = frozenset(
+    {"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS}
+)
 """Tokens that begin a declaration and cannot follow a class in the same declaration."""
 
 _QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
@@ -111,7 +113,7 @@ def _class_ends(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]
         if opening >= len(tokens) or tokens[opening].text != "{":
             continue
         closing = matching(tokens, opening, len(tokens))
-        if closing + 1 < len(tokens) and tokens[closing + 1].text in _STARTS:
+        if closing + 1 < len(tokens) and tokens[closing + 1].text in _DECLARATION_STARTS:
             text = f"a ';' is missing after this '}}', which ends the {token.text}"
             yield (*source.location(tokens[closing].start), text)
 

@@ -91,12 +91,12 @@ class _Rewriter:
 
     def rewrite(self) -> None:
         for kernel in self.declarations.kernels:
-            self._kernel(kernel)
+            self._rewrite_kernel(kernel)
         for variable in self.declarations.variables:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
                 # with `extern`, the variable would be declared but not defined
                 self._drop_extern_c(variable.statement[0])
-        self._shared()
+        self._rewrite_shared()
         self.edits.extend(spin_loops.edits_of_loops(self.tokens))
         for index, token in enumerate(self.tokens):
             if token.kind != "name":
@@ -147,7 +147,7 @@ class _Rewriter:
         plain = kernel.is_extern_c and not kernel.is_template
         return RENAMED + kernel.name if plain and kernel.name in self.colliding else kernel.name
 
-    def _kernel(self, kernel: FunctionDeclaration) -> None:
+    def _rewrite_kernel(self, kernel: FunctionDeclaration) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
         opening, _ = kernel.parameters
@@ -163,7 +163,7 @@ class _Rewriter:
         inline = "" if instantiation or "inline" in head else "inline "
         self._replace(mark, "" if instantiation else f"{inline}__attribute__((always_inline))")
 
-    def _shared(self) -> None:
+    def _rewrite_shared(self) -> None:
         bodies = [(f.body, f.name) for f in self.declarations.functions if f.body is not None]
         for index, token in enumerate(self.tokens):
             if token.text != "__shared__":
@@ -180,12 +180,12 @@ class _Rewriter:
             words = [t.text for t in self.tokens[start:end]]
             inside = next((name for body, name in bodies if body[0] <= index < body[1]), None)
             if "extern" in words:
-                self._dynamic_shared(start, end, inside)
+                self._rewrite_dynamic_shared(start, end, inside)
             else:
-                self._alignment_first(start, index, end)
+                self._move_alignment(start, index, end)
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
 
-    def _alignment_first(self, start: int, mark: int, end: int) -> None:
+    def _move_alignment(self, start: int, mark: int, end: int) -> None:
         """Moves `alignas` to the start of a declaration: only CUDA's compilers accept it among the specifiers."""
         for index in range(mark + 1, end):
             text = self.tokens[index].text
@@ -197,7 +197,7 @@ class _Rewriter:
                 self.edits.append((self.tokens[start].start, self.tokens[start].start, specifier + " "))
                 self._blank(index, close + 1)
 
-    def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
+    def _rewrite_dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """Rewrites `extern __shared__ T name[];`, which has the tokens from `start` to the semicolon at `end`."""
         tokens = self.tokens
         remaining: list[int] = []

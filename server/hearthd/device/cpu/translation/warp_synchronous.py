@@ -34,7 +34,7 @@ from hearthd.device.cpu.translation.shared_arrays import (
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
 
 _WITHOUT_SYNC = re.compile(r"__(?:shfl(?:_up|_down|_xor)?|any|all|ballot)")
-_SPREAD = 3
+_REDUCTION_STEPS = 3
 """Number of consecutive statements s[x] += s[x + c], with c halved from each to the next, that are taken to be a
 reduction."""
 
@@ -77,7 +77,7 @@ def warp_synchronous(source: SourceMap, tokens: Sequence[Token], declarations: D
         arrays |= pointer_parameters(tokens, function, called, shared)
         walk = _Walk(tokens, arrays, meeting)
         assert function.body is not None
-        walk.block(function.body[0] + 1, function.body[1] - 1)
+        walk.visit_block(function.body[0] + 1, function.body[1] - 1)
         findings += _races(source, tokens, function.name, walk.races)
     return sorted(findings, key=lambda finding: (finding.file, finding.line))
 
@@ -194,52 +194,52 @@ class _Walk:
         self._halved: list[str] = []  # loop variables of the enclosing loops that are halved in each iteration
         self._counted: list[str] = []  # all loop variables of the enclosing loops
 
-    def block(self, at: int, end: int) -> None:
+    def visit_block(self, at: int, end: int) -> None:
         while at < end:
-            at = self._statement(at, end)
+            at = self._visit_statement(at, end)
 
-    def _statement(self, at: int, end: int) -> int:
+    def _visit_statement(self, at: int, end: int) -> int:
         """Visits the statement at `at`; returns the index after it."""
         tokens = self.tokens
         text = tokens[at].text
         if text == "{":
             closing = matching(tokens, at, end)
-            self.block(at + 1, closing)
+            self.visit_block(at + 1, closing)
             return closing + 1
         if text == "if":
-            return self._alternatives(at, end)
+            return self._visit_alternatives(at, end)
         if text in _LOOPS and at + 1 < end and tokens[at + 1].text == "(":
-            return self._loop(at, end)
+            return self._visit_loop(at, end)
         if text in ("else", "do"):
-            return self._statement(at + 1, end) if at + 1 < end else end
+            return self._visit_statement(at + 1, end) if at + 1 < end else end
         if text == "switch" and at + 1 < end and tokens[at + 1].text == "(":
             return matching(tokens, at + 1, end) + 1
         stop = statement_end(tokens, at, end)
-        self._simple(at, stop)
+        self._scan(at, stop)
         return stop + 1
 
-    def _alternatives(self, at: int, end: int) -> int:
+    def _visit_alternatives(self, at: int, end: int) -> int:
         tokens = self.tokens
         opening = at + 2 if at + 1 < end and tokens[at + 1].text == "constexpr" else at + 1
         closing = matching(tokens, opening, end)
-        self._simple(opening + 1, closing)
+        self._scan(opening + 1, closing)
         before, outer = self._state, self._guard
-        self._guard = self._single(opening + 1, closing) or outer
+        self._guard = self._lane_guard(opening + 1, closing) or outer
         self._state = taken = before.copy()
-        at = self._statement(closing + 1, end) if closing + 1 < end else end
+        at = self._visit_statement(closing + 1, end) if closing + 1 < end else end
         self._guard = outer
         self._state = other = before.copy()
         if at < end and tokens[at].text == "else":
-            at = self._statement(at + 1, end) if at + 1 < end else end
+            at = self._visit_statement(at + 1, end) if at + 1 < end else end
         self._state = before
         before.join((taken, other))
         return at
 
-    def _loop(self, at: int, end: int) -> int:
+    def _visit_loop(self, at: int, end: int) -> int:
         tokens = self.tokens
         closing = matching(tokens, at + 1, end)
         if closing + 1 < end and tokens[closing + 1].text == ";":  # `do ... while (...);`, or a loop without a body
-            self._simple(at + 2, closing)
+            self._scan(at + 2, closing)
             return closing + 2
         header = tokens[at + 2 : closing]
         counted = [token.text for token, after in itertools.pairwise(header) if after.text == "="]
@@ -250,13 +250,13 @@ class _Walk:
         self._counted += counted
         self._halved += sorted(halved)
         for _ in range(2):
-            self._simple(at + 2, closing)
-            stop = self._statement(closing + 1, end) if closing + 1 < end else end
+            self._scan(at + 2, closing)
+            stop = self._visit_statement(closing + 1, end) if closing + 1 < end else end
         del self._counted[len(self._counted) - len(counted) :]
         del self._halved[len(self._halved) - len(halved) :]
         return stop
 
-    def _single(self, start: int, end: int) -> _Guard | None:
+    def _lane_guard(self, start: int, end: int) -> _Guard | None:
         """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`.
 
         Returns None if there is none.
@@ -274,7 +274,7 @@ class _Walk:
 
     # ---- accesses ----
 
-    def _simple(self, start: int, end: int) -> None:
+    def _scan(self, start: int, end: int) -> None:
         """Scans a statement without inner statements, or a condition."""
         accesses: list[_Access] = []
         met = False
@@ -369,10 +369,10 @@ class _Walk:
                 previous = self._state.chain[-1] if self._state.chain else None
                 halves = previous is not None and previous.read.index == f"{written.index} + {2 * int(offset)}"
                 self._state.chain = [*self._state.chain, race] if halves else [race]
-                if len(self._state.chain) == _SPREAD:
+                if len(self._state.chain) == _REDUCTION_STEPS:
                     for before, after in itertools.pairwise(self._state.chain):
                         self._record(before.write, after.read)
-                elif len(self._state.chain) > _SPREAD:
+                elif len(self._state.chain) > _REDUCTION_STEPS:
                     self._record(self._state.chain[-2].write, read)
 
     def _record(self, write: _Access, read: _Access) -> None:
