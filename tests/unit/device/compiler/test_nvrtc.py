@@ -182,10 +182,10 @@ assert compiler.compile(Source('#include <cuda_bf16.h>\\n__global__ void f() {}'
 assert not any(tried())
 assert not [module for module in sys.modules if module.startswith("cupy")], "it takes long to import"
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, str(secret), str(scratch)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize(
