@@ -42,7 +42,7 @@ def summing(array: Array) -> CollectiveExchange:
     return CollectiveExchange("all_reduce", address(array), address(array), array.size, array.dtype.name, "sum")
 
 
-def made(toolchain: Toolchain) -> set[str]:
+def built_libraries(toolchain: Toolchain) -> set[str]:
     """Returns the names of the libraries in the toolchain's cache."""
     return {each.name.rpartition("-")[0] for each in toolchain.cache_dir.iterdir() if not each.name.startswith(".")}
 
@@ -54,7 +54,7 @@ def test_only_requested_libraries_are_compiled(
         communicators.check("all_reduce", "float32", op)  # returns, although nothing is compiled yet
     held.begun(2)  # concurrently
     communicators.check("all_gather", "float16", "")
-    assert held.quiet() and not made(toolchain)
+    assert held.quiet() and not built_libraries(toolchain)
     held.go_on(2)
     communicators.forget(communicators.unique_id(2))
     arrays = [np.full(7, rank + 1, np.float32) for rank in range(2)]
@@ -65,7 +65,7 @@ def test_only_requested_libraries_are_compiled(
         assert rank.communicator.failure_reason() == ""
         rank.close()
     assert all((array == 3).all() for array in arrays)
-    assert made(toolchain) == {"exchange", "reduce-float32"}
+    assert built_libraries(toolchain) == {"exchange", "reduce-float32"}
 
 
 def test_an_abort_does_not_wait_for_the_compiler(communicators: CpuCommunicators, held: HeldCompiler) -> None:
