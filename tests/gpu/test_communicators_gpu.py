@@ -46,10 +46,10 @@ def test_a_group_of_one(server: CudaServer, stream: Stream) -> None:
     put(server, memory.address, struct.pack("<3f", 1, 2, 3), stream)
     alone.enqueue([CollectiveExchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert struct.unpack("<3f", get(server, memory.address, 12, stream)) == (1, 2, 3)
-    assert alone.failed() == ""
+    assert alone.failure_reason() == ""
     alone.abort()
     alone.abort()
-    assert alone.failed()
+    assert alone.failure_reason()
     with pytest.raises(Refusal) as caught:
         alone.enqueue([CollectiveExchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert caught.value.reason is Reason.COMMUNICATOR_FAILED
@@ -106,7 +106,7 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
     aborting.join(30)
     server.fill(target.address, b"\x01", 4 * COUNT, stream)
     works = get(server, target.address, 4, stream) == b"\x01" * 4
-    pipe.send((enqueued, stuck, drained, works, communicator.failed()))
+    pipe.send((enqueued, stuck, drained, works, communicator.failure_reason()))
     server.close()
 
 

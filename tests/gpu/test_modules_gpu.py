@@ -56,7 +56,7 @@ SPUN_S = 0.4
 def pool(server: CudaServer) -> Iterator[CompileWorkers]:
     made = CompileWorkers(cuda_worker, CompileLimits(60, 4 << 30))
     made.warm()
-    made.serve(server.compiler)
+    made.set_compiler(server.compiler)
     made.ready()
     yield made
     made.close()

@@ -150,7 +150,7 @@ def test_memory_outlives_the_process_that_created_it(server: CudaServer, stream:
         exporter.wait()
     assert (read(server, memory.address, 8 * MIB, stream) == 7).all()
     in_use = server.memory_info().in_use
-    server.own_shared(memory)
+    server.count_shared(memory)
     assert server.memory_info().in_use == in_use + memory.reserved
     if "PYTEST_XDIST_WORKER" not in os.environ:
         assert server.memory_info().free <= free - size

@@ -59,14 +59,14 @@ class FakeCommunicator:
         """Lets `count` more exchanges complete."""
         self._free.release(count)
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         return self.failure
 
-    stops = False
+    can_stop = False
     """True if the communicator can be stopped before it is aborted, as NCCL's since 2.28.7."""
 
     def stop(self) -> None:
-        assert self.stops
+        assert self.can_stop
         self._aborted = True
         self.failure = self.failure or "stopped"
         self.stopped.set()

@@ -60,9 +60,9 @@ SCRIPT = """
 import os, pathlib, struct, sys, threading, time
 import numpy as np
 from hearthd.shared import crash_record
-from hearthd.device.cpu.crash_keeping import CrashKeeping
+from hearthd.device.cpu.crash_recorder import CrashRecorder
 from hearthd.device.cpu.module import CpuModule
-crashes = CrashKeeping()
+crashes = CrashRecorder()
 module = CpuModule(pathlib.Path(sys.argv[1]).read_bytes())
 crashes.set_runtime(module.runtime)
 crashes.start(os.dup(int(sys.argv[2])))

@@ -44,7 +44,7 @@ class RankCommunicator(Protocol):
         """
         ...
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         """Returns the reason why the communicator is no longer usable, or an empty string.
 
         Device-handle thread; never waits.
@@ -52,7 +52,7 @@ class RankCommunicator(Protocol):
         ...
 
     @property
-    def stops(self) -> bool:
+    def can_stop(self) -> bool:
         """True if the communicator can be stopped before it is aborted."""
         ...
 

@@ -68,7 +68,7 @@ class Compiler(Protocol):
         """Reads from disk the files that every compile needs. Called before a worker enters its sandbox."""
         ...
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the files and directories that the compiler reads, and those that it writes.
 
         The latter do not include its scratch directory.

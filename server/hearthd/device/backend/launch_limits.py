@@ -53,9 +53,9 @@ class Violation(str):
 
     def __new__(cls, text: str, field: str) -> Violation:
         """Creates the sentence `text`."""
-        made = super().__new__(cls, text)
-        made.field = field
-        return made
+        violation = super().__new__(cls, text)
+        violation.field = field
+        return violation
 
 
 def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
@@ -63,61 +63,63 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
 
     Each sentence is a `Violation`.
     """
-    wrong: list[str] = []
-    for what, dim in (("grid", grid), ("block", block)):
-        wrong += [
-            Violation(f"{what}.{axis} is 0; every dimension must be at least 1", f"{what}.{axis}")
+    violations: list[str] = []
+    for name, dim in (("grid", grid), ("block", block)):
+        violations += [
+            Violation(f"{name}.{axis} is 0; every dimension must be at least 1", f"{name}.{axis}")
             for axis, n in zip(AXES, dim, strict=True)
             if not n
         ]
-    for what, dim, most in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
-        wrong += [
-            Violation(f"{what}.{axis} is {n}; the device's maximum is {limit}", f"{what}.{axis}")
-            for axis, n, limit in zip(AXES, dim, most, strict=True)
+    for name, dim, maxima in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
+        violations += [
+            Violation(f"{name}.{axis} is {n}; the device's maximum is {limit}", f"{name}.{axis}")
+            for axis, n, limit in zip(AXES, dim, maxima, strict=True)
             if n > limit
         ]
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
         text = f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}"
-        wrong.append(Violation(text, "block"))
+        violations.append(Violation(text, "block"))
     elif threads > kernel.max_threads_per_block:
         text = f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
-        wrong.append(Violation(text + "(its registers or __launch_bounds__)", "block"))
+        violations.append(Violation(text + "(its registers or __launch_bounds__)", "block"))
     total = shared_mem + kernel.static_shared_bytes
     if total > limits.shared_mem_per_block_optin:
         text = (
             f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are "
             f"requested; the device's maximum per block is {limits.shared_mem_per_block_optin}"
         )
-        wrong.append(Violation(text, "shared_mem"))
-    return wrong
+        violations.append(Violation(text, "shared_mem"))
+    return violations
 
 
-def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]], kinds: str = "") -> list[str]:
+def check_parameters(arguments: Sequence[Place], parameters: Sequence[tuple[int, int]], kinds: str = "") -> list[str]:
     """Returns the errors in the number, sizes and types of the arguments, one sentence each.
 
     Offsets may differ, because the daemon moves the arguments. `kinds`: as in `Function`; empty: unknown.
     """
-    if len(given) != len(real):
-        arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
-        text = f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"
+    if len(arguments) != len(parameters):
+        count = "1 argument is" if len(arguments) == 1 else f"{len(arguments)} arguments are"
+        text = f"{count} given; the kernel has {len(parameters)} parameter{'' if len(parameters) == 1 else 's'}"
         return [Violation(text, "arguments")]
-    wrong: list[str] = []
-    for index, (place, (_, real_size), kind) in enumerate(zip(given, real, kinds or "?" * len(real), strict=True)):
-        if converted(place) and kind == "f":
-            text = (
-                f"argument {index} is an integer; the kernel's parameter has a floating-point type of {real_size} bytes"
+    violations: list[str] = []
+    for index, (argument, (_, size), kind) in enumerate(
+        zip(arguments, parameters, kinds or "?" * len(parameters), strict=True)
+    ):
+        if converted(argument) and kind == "f":
+            text = f"argument {index} is an integer; the kernel's parameter has a floating-point type of {size} bytes"
+            violations.append(Violation(text + _scalar(kind, size), f"arguments[{index}]"))
+        elif argument.size != size and not (converted(argument) and kind in INTEGER_KINDS):
+            text = f"argument {index} has {argument.size} bytes{_kind(argument)}; the kernel's parameter has {size}"
+            violations.append(
+                Violation(text if argument.pointer else text + _scalar(kind, size), f"arguments[{index}]")
             )
-            wrong.append(Violation(text + _scalar(kind, real_size), f"arguments[{index}]"))
-        elif place.size != real_size and not (converted(place) and kind in INTEGER_KINDS):
-            text = f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
-            wrong.append(Violation(text if place.pointer else text + _scalar(kind, real_size), f"arguments[{index}]"))
-    return wrong
+    return violations
 
 
-def converted(place: Place) -> bool:
+def converted(argument: Place) -> bool:
     """True for an integer that is converted to the parameter's type."""
-    return place.read_only and not place.pointer
+    return argument.read_only and not argument.pointer
 
 
 def integer_range(kind: str, size: int) -> tuple[int, int]:
@@ -147,15 +149,15 @@ def _scalar(kind: str, size: int) -> str:
     return f" (pass np.float{8 * size}(x))" if kind == "f" else ""
 
 
-def _kind(place: Place) -> str:
-    if not place.pointer:
+def _kind(argument: Place) -> str:
+    if not argument.pointer:
         return ""
-    return " (a tensor map)" if place.size == TENSOR_MAP_BYTES else " (a buffer)"
+    return " (a tensor map)" if argument.size == TENSOR_MAP_BYTES else " (a buffer)"
 
 
 def refuse(
     kernel: str,
-    wrong: list[str],
+    violations: list[str],
     grid: Dim,
     block: Dim,
     shared_mem: int,
@@ -166,44 +168,44 @@ def refuse(
     return Refusal(
         reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "
-        + "; ".join(wrong),
+        + "; ".join(violations),
         fix=fix or LIMITS_FIX,
         details={
             "kernel": kernel,
             "grid": grid,
             "block": block,
             "shared_mem": shared_mem,
-            "failures": len(wrong),
+            "failures": len(violations),
         },
-        fields=list(dict.fromkeys(each.field for each in wrong if isinstance(each, Violation))),
+        fields=list(dict.fromkeys(violation.field for violation in violations if isinstance(violation, Violation))),
     )
 
 
 LIMITS_FIX = "launch within these limits; node.device(i).properties and the function's attributes hold them"
 
 
-def fix_of_arguments(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> str:
+def fix_of_arguments(arguments: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> str:
     """Returns the fix for arguments that do not match the kernel's parameters.
 
     Args:
-        given: The arguments of the launch.
-        real: Offset and size in bytes of each parameter of the kernel.
+        arguments: The arguments of the launch.
+        parameters: Offset and size in bytes of each parameter of the kernel.
     """
-    passed = _listed([place.size for place in given])
-    needed = _listed([size for _, size in real])
+    passed = _describe_sizes([argument.size for argument in arguments])
+    needed = _describe_sizes([size for _, size in parameters])
     return f"pass {needed}, as the kernel's source declares; this launch passes {passed}"
 
 
-_MOST_SIZES = 16
+_MAX_SIZES = 16
 """Maximum number of sizes in a message."""
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _describe_sizes(sizes: Sequence[int]) -> str:
     """Returns the number and the sizes of arguments as text: "3 arguments, of 8, 8 and 4 bytes"."""
     if not sizes:
         return "no arguments"
-    shown = [str(size) for size in sizes[:_MOST_SIZES]]
-    if len(sizes) > _MOST_SIZES:
+    shown = [str(size) for size in sizes[:_MAX_SIZES]]
+    if len(sizes) > _MAX_SIZES:
         text = f"{', '.join(shown)}, ..."
     elif len(sizes) > 1:
         text = f"{', '.join(shown[:-1])} and {shown[-1]}"

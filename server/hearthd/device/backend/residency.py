@@ -38,14 +38,14 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
     return blocks * limits.multiprocessors
 
 
-def fitted(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int) -> Dim:
+def fit_grid(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int) -> Dim:
     """Returns the largest grid of at most `grid` that can be resident as a whole.
 
     Only a grid with one block along y and z is reduced, as in CuPy. `occupancy` is the number of blocks of the loaded
     function that fit one multiprocessor. If no block fits, the grid is returned unchanged.
     """
-    bound = min(thread_bound(limits, product(block)), occupancy * limits.multiprocessors)
-    return (min(grid[0], bound), 1, 1) if bound > 0 and grid[1:] == (1, 1) else grid
+    limit = min(thread_bound(limits, product(block)), occupancy * limits.multiprocessors)
+    return (min(grid[0], limit), 1, 1) if limit > 0 and grid[1:] == (1, 1) else grid
 
 
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
@@ -56,19 +56,19 @@ def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: in
     if "cooperative_launch" not in limits.features:
         return ["the device has no cooperative launches"]
     blocks = product(grid)
-    bound = thread_bound(limits, product(block))
-    if blocks > bound:
-        return [_too_many(blocks, bound, "by the threads and blocks that a multiprocessor holds", limits)]
+    limit = thread_bound(limits, product(block))
+    if blocks > limit:
+        return [_too_many(blocks, limit, "by the threads and blocks that a multiprocessor holds", limits)]
     if occupancy is not None and blocks > occupancy * limits.multiprocessors:
-        bound = occupancy * limits.multiprocessors
-        return [_too_many(blocks, bound, "by this kernel's registers and shared memory", limits)]
+        limit = occupancy * limits.multiprocessors
+        return [_too_many(blocks, limit, "by this kernel's registers and shared memory", limits)]
     return []
 
 
-def _too_many(blocks: int, bound: int, why: str, limits: LaunchLimits) -> str:
+def _too_many(blocks: int, limit: int, cause: str, limits: LaunchLimits) -> str:
     return (
-        f"a cooperative grid of {blocks} blocks cannot be resident as a whole: {bound} blocks fit, limited {why} "
-        f"({bound // max(1, limits.multiprocessors)} on each of {limits.multiprocessors} multiprocessors)"
+        f"a cooperative grid of {blocks} blocks cannot be resident as a whole: {limit} blocks fit, limited {cause} "
+        f"({limit // max(1, limits.multiprocessors)} on each of {limits.multiprocessors} multiprocessors)"
     )
 
 
@@ -76,17 +76,17 @@ def check_cluster(limits: LaunchLimits, grid: Dim, cluster: Dim) -> list[str]:
     """Returns the errors in the cluster's dimensions, one sentence each."""
     if "clusters" not in limits.features:
         return ["the device has no thread block clusters"]
-    wrong = [f"cluster.{axis} is 0; every dimension must be at least 1" for axis, n in _axes(cluster) if not n]
-    if wrong:
-        return wrong
+    errors = [f"cluster.{axis} is 0; every dimension must be at least 1" for axis, n in _axes(cluster) if not n]
+    if errors:
+        return errors
     if product(cluster) > LARGEST_CLUSTER:
-        wrong.append(f"a cluster of {product(cluster)} blocks; the maximum is {LARGEST_CLUSTER}")
-    wrong += [
+        errors.append(f"a cluster of {product(cluster)} blocks; the maximum is {LARGEST_CLUSTER}")
+    errors += [
         f"grid.{axis} is {grid[index]}; it is not a multiple of cluster.{axis}, which is {n}"
         for index, (axis, n) in enumerate(_axes(cluster))
         if grid[index] % n
     ]
-    return wrong
+    return errors
 
 
 def _axes(dim: Dim) -> list[tuple[str, int]]:

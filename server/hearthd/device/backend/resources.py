@@ -49,7 +49,7 @@ class StrayAccess:
 
 
 class GuardedMemory(Protocol):
-    """Memory of an array and its surroundings, in which accesses outside of the array are noticed."""
+    """Memory of an array and its surroundings, which records kernels' accesses outside of the array."""
 
     @property
     def address(self) -> int:
@@ -57,13 +57,14 @@ class GuardedMemory(Protocol):
         ...
 
     def arm(self, stream: Stream) -> None:
-        """Notices the accesses of the later work on the stream. Only kernels may use the memory until `disarm`."""
+        """Records accesses by later work on the stream. Only kernels may use the memory until `disarm`."""
         ...
 
     def disarm(self, stream: Stream) -> Callable[[], Sequence[StrayAccess]]:
-        """Ends `arm` after the earlier work on the stream.
+        """Ends the recording of accesses after the earlier work on the stream.
 
-        The returned function returns the accesses; it may be called after the stream has completed this.
+        The returned function returns the accesses. It may be called once the stream has completed its work up to this
+        call.
         """
         ...
 

@@ -83,10 +83,10 @@ class ChecksRaces(Protocol):
 
 @runtime_checkable
 class GuardsMemory(Protocol):
-    """A backend that notices the accesses of kernels outside of their arrays (the CPU's)."""
+    """A backend that can record kernels' accesses outside of their arrays (the CPU's)."""
 
-    def guard(self, size: int, inside: int, inner: int) -> GuardedMemory | None:
-        """Returns `size` bytes for an array of `inner` bytes at the offset `inside`.
+    def guard(self, size: int, offset: int, array_bytes: int) -> GuardedMemory | None:
+        """Returns `size` bytes for an array of `array_bytes` bytes, which begins at byte `offset` of them.
 
         None: the backend cannot guard the array, and ordinary memory has to be used.
         """
@@ -180,7 +180,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def own_shared(self, memory: Any) -> None:
+    def count_shared(self, memory: Any) -> None:
         """Counts imported memory as memory of this process from now on."""
         ...
 
@@ -344,7 +344,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def first_launch_made(self, function: Any, prints: bool) -> None:
+    def record_first_launch(self, function: Any, prints: bool) -> None:
         """Records that the function is about to be launched while no kernel runs.
 
         Later first launches may rely on the allocations of this launch.
@@ -379,7 +379,7 @@ class ComputeServer(Protocol):
         """
         ...
 
-    def repeated(
+    def bind_launch(
         self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
     ) -> Callable[[], object]:
         """Returns a function that repeats the launch at each call, with the least overhead.

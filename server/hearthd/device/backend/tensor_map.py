@@ -80,10 +80,10 @@ def element_of(dtype: str) -> Element | None:
     `dtype` is the driver's, NumPy's or ml_dtypes' name. The accelerator copies bits: it treats an int8 as a uint8, and
     likewise a float8 of any kind.
     """
-    found = _ELEMENTS.get(dtype)
-    if found is None and dtype.startswith(_AS_UINT8):
+    element = _ELEMENTS.get(dtype)
+    if element is None and dtype.startswith(_AS_UINT8):
         return _ELEMENTS["uint8"]
-    return _ELEMENTS["uint16"] if dtype == "int16" else found
+    return _ELEMENTS["uint16"] if dtype == "int16" else element
 
 
 @dataclass(frozen=True)
@@ -159,38 +159,38 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
     `address` is the address of the buffer's first byte.
     """
     element = element_of(spec.dtype)
-    wrong = [_no_element(spec.dtype)] if element is None else []
-    wrong += _check_names(spec)
-    wrong += _check_rank(spec)
-    wrong += _check_address(spec, address, offset)
-    wrong += _check_dimensions(spec)
+    errors = [_no_element(spec.dtype)] if element is None else []
+    errors += _check_names(spec)
+    errors += _check_rank(spec)
+    errors += _check_address(spec, address, offset)
+    errors += _check_dimensions(spec)
     if spec.oob_fill == "nan" and element is not None and not element.floating:
-        wrong.append(
+        errors.append(
             f"oob_fill is nan and dtype {spec.dtype}, which is copied as {element.name}; only floats can be filled so"
         )
     if isinstance(spec.access, Tile):
-        wrong += _check_tile(spec, spec.access, element)
+        errors += _check_tile(spec, spec.access, element)
     elif isinstance(spec.access, Im2col):
-        wrong += _check_im2col(spec, spec.access, element)
+        errors += _check_im2col(spec, spec.access, element)
     elif isinstance(spec.access, Im2colWide):
-        wrong += _check_im2col_wide(spec, spec.access, element)
+        errors += _check_im2col_wide(spec, spec.access, element)
     else:
-        wrong.append("neither a tile nor im2col is given")
+        errors.append("neither a tile nor im2col is given")
     extent = spec.extent()
     if offset > buffer_size:
-        wrong.append(f"it starts at byte {offset} of a buffer of {buffer_size}")
+        errors.append(f"it starts at byte {offset} of a buffer of {buffer_size}")
     elif extent is not None and offset + extent > buffer_size:
-        wrong.append(
+        errors.append(
             f"it describes {extent} bytes from byte {offset} of a buffer of {buffer_size}: "
             f"{offset + extent - buffer_size} too many"
         )
-    return wrong
+    return errors
 
 
-def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object) -> Refusal:
+def refuse(spec: TensorMapSpec, errors: Sequence[str], subject: str, **extra: object) -> Refusal:
     """Returns the refusal of a tensor map, which lists all its errors.
 
-    `what` names the map: "tensor map of buffer 5".
+    `subject` names the map: "tensor map of buffer 5".
     """
     access = spec.access
     details: dict[str, object] = {
@@ -202,8 +202,8 @@ def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object)
         "swizzle": spec.swizzle,
         "l2_promotion": spec.l2_promotion,
         "oob_fill": spec.oob_fill,
-        "failures": len(wrong),
-        **more,
+        "failures": len(errors),
+        **extra,
     }
     if isinstance(access, Tile):
         details["box"] = access.box
@@ -211,14 +211,14 @@ def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object)
         details |= vars(access)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
-        f"{what}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(wrong),
+        f"{subject}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(errors),
         fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col, "
         "...Im2colWide",
         details=details,
     )
 
 
-_LATER = "an NVIDIA GPU of compute capability 10.0 or newer and a driver of CUDA 12.8 or newer"
+_REQUIREMENTS = "an NVIDIA GPU of compute capability 10.0 or newer and a driver of CUDA 12.8 or newer"
 
 _MISSING: Mapping[str, tuple[str, str]] = {
     "tensor_maps": (
@@ -227,15 +227,15 @@ _MISSING: Mapping[str, tuple[str, str]] = {
         "look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
     ),
     "tensor_map_im2col_wide": (
-        f"has no im2col-wide tensor maps: they need {_LATER}",
+        f"has no im2col-wide tensor maps: they need {_REQUIREMENTS}",
         "look for tensor_map_im2col_wide in gpu.properties.features, and use Im2col where it is missing",
     ),
     "tensor_map_swizzle_atoms": (
-        f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_LATER}",
+        f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_REQUIREMENTS}",
         "look for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b where it is missing",
     ),
 }
-"""What a device without the feature lacks, and the fix."""
+"""Message about a device without the feature, after the device's name, and the fix, by feature."""
 
 
 def check_features(spec: TensorMapSpec, features: Collection[str], device: str) -> None:
@@ -247,13 +247,13 @@ def check_features(spec: TensorMapSpec, features: Collection[str], device: str) 
         needed.append("tensor_map_swizzle_atoms")
     for feature in needed:
         if feature not in features:
-            raise not_served(device, feature)
+            raise missing_feature(device, feature)
 
 
-def not_served(device: str, feature: str = "tensor_maps") -> Refusal:
-    """The refusal of a tensor map that needs a feature which the device lacks."""
-    lacks, fix = _MISSING[feature]
-    return Refusal(Reason.UNSUPPORTED, f"{device} {lacks}", fix=fix, details={"feature": feature})
+def missing_feature(device: str, feature: str = "tensor_maps") -> Refusal:
+    """Returns the refusal (UNSUPPORTED) of a tensor map that needs a feature which the device lacks."""
+    message, fix = _MISSING[feature]
+    return Refusal(Reason.UNSUPPORTED, f"{device} {message}", fix=fix, details={"feature": feature})
 
 
 def _no_element(dtype: str) -> str:
@@ -278,63 +278,63 @@ def _check_names(spec: TensorMapSpec) -> list[str]:
 
 def _check_rank(spec: TensorMapSpec) -> list[str]:
     rank = spec.rank
-    wrong: list[str] = []
+    errors: list[str] = []
     if not 1 <= rank <= MAX_RANK:
-        wrong.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
+        errors.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
     if spec.interleave in ("16b", "32b") and rank < 3:
-        wrong.append(f"the rank is {rank}; interleaved it is at least 3")
+        errors.append(f"the rank is {rank}; interleaved it is at least 3")
     if isinstance(spec.access, Im2col | Im2colWide) and rank not in CORNERS:
-        wrong.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
+        errors.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
     if rank and len(spec.strides) != rank - 1:
-        wrong.append(
+        errors.append(
             f"{len(spec.strides)} strides are given for rank {rank}; every dimension but the innermost has one"
         )
     if len(spec.element_strides) != rank:
-        wrong.append(f"{len(spec.element_strides)} element_strides are given for rank {rank}; every dimension has one")
-    return wrong
+        errors.append(f"{len(spec.element_strides)} element_strides are given for rank {rank}; every dimension has one")
+    return errors
 
 
 def _check_address(spec: TensorMapSpec, address: int, offset: int) -> list[str]:
     alignment = 32 if spec.interleave == "32b" else ALIGNMENT
     if (address + offset) % alignment == 0:
         return []
-    why = ", interleaved by 32 bytes" if alignment == 32 else ""
+    condition = ", interleaved by 32 bytes" if alignment == 32 else ""
     return [
         f"it starts at byte {offset} of the buffer, at address {address + offset:#x}; "
-        f"its address is a multiple of {alignment}{why}"
+        f"its address is a multiple of {alignment}{condition}"
     ]
 
 
 def _check_dimensions(spec: TensorMapSpec) -> list[str]:
-    wrong = [
+    errors = [
         f"shape[{axis}] is {size}; it lies between 1 and {MAX_SHAPE}"
         for axis, size in enumerate(spec.shape)
         if not 1 <= size <= MAX_SHAPE
     ]
     if spec.dtype == _PACKED and spec.shape and spec.shape[0] % 2:
-        wrong.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it is even")
+        errors.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it is even")
     multiple = 32 if spec.interleave == "32b" else ALIGNMENT
     for axis, stride in enumerate(spec.strides, 1):
         if stride % multiple or stride >= STRIDE_LIMIT:
-            wrong.append(
+            errors.append(
                 f"the stride of dimension {axis} is {stride} bytes; it is a multiple of {multiple} below {STRIDE_LIMIT}"
             )
     for axis, stride in enumerate(spec.element_strides):
         if not 1 <= stride <= MAX_ELEMENT_STRIDE:
-            wrong.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
+            errors.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
         # The driver would accept the value and ignore it.
-        wrong.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
+        errors.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
     if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
-        wrong.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")
-    return wrong
+        errors.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")
+    return errors
 
 
 def _check_tile(spec: TensorMapSpec, tile: Tile, element: Element | None) -> list[str]:
-    wrong: list[str] = []
+    errors: list[str] = []
     if len(tile.box) != spec.rank:
-        wrong.append(f"the box has {len(tile.box)} dimensions, the tensor {spec.rank}")
-    wrong += [
+        errors.append(f"the box has {len(tile.box)} dimensions, the tensor {spec.rank}")
+    errors += [
         f"box[{axis}] is {size}; it lies between 1 and {MAX_BOX}"
         for axis, size in enumerate(tile.box)
         if not 1 <= size <= MAX_BOX
@@ -342,84 +342,84 @@ def _check_tile(spec: TensorMapSpec, tile: Tile, element: Element | None) -> lis
     if tile.box and element is not None and spec.interleave == "none":
         bits = tile.box[0] * element.bits
         if bits % (8 * ALIGNMENT):
-            wrong.append(
+            errors.append(
                 f"box[0] is {tile.box[0]} elements, {bits / 8:g} bytes; "
                 f"without interleave it is a multiple of {ALIGNMENT} bytes"
             )
-        wrong += _check_span(spec, "box[0]", bits)
-    return wrong
+        errors += _check_span(spec, "box[0]", bits)
+    return errors
 
 
 def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) -> list[str]:
-    wrong: list[str] = []
+    errors: list[str] = []
     limits = CORNERS.get(spec.rank)
     spatial = spec.rank - 2
     for name, corner in (("lower_corner", im2col.lower_corner), ("upper_corner", im2col.upper_corner)):
         if limits is None:
             continue
         if len(corner) != spatial:
-            wrong.append(f"{name} has {len(corner)} offsets; with rank {spec.rank} it has {spatial}")
+            errors.append(f"{name} has {len(corner)} offsets; with rank {spec.rank} it has {spatial}")
         low, high = limits
-        wrong += [
-            f"{name}[{axis}] is {at}; with rank {spec.rank} it lies between {low} and {high}"
-            for axis, at in enumerate(corner)
-            if not low <= at <= high
+        errors += [
+            f"{name}[{axis}] is {offset}; with rank {spec.rank} it lies between {low} and {high}"
+            for axis, offset in enumerate(corner)
+            if not low <= offset <= high
         ]
     if limits is not None and len(im2col.lower_corner) == len(im2col.upper_corner) == spatial:
         sides = zip(spec.shape[1:-1], im2col.lower_corner, im2col.upper_corner, strict=True)
         for axis, (size, lower, upper) in enumerate(sides, 1):
             if size + upper - lower < 1:
-                wrong.append(
+                errors.append(
                     f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to "
                     f"{upper} of the end"
                 )
-    wrong += _check_count("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS)
-    wrong += _check_count("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS)
+    errors += _check_count("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS)
+    errors += _check_count("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS)
     if element is not None and spec.interleave == "none":
-        wrong += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
-    return wrong
+        errors += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
+    return errors
 
 
 def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element | None) -> list[str]:
-    wrong: list[str] = []
+    errors: list[str] = []
     lower, upper = wide.lower_corner_width, wide.upper_corner_width
     low, high = WIDE_CORNER
-    wrong += [
-        f"{name} is {at}; it lies between {low} and {high}"
-        for name, at in (("lower_corner_width", lower), ("upper_corner_width", upper))
-        if not low <= at <= high
+    errors += [
+        f"{name} is {offset}; it lies between {low} and {high}"
+        for name, offset in (("lower_corner_width", lower), ("upper_corner_width", upper))
+        if not low <= offset <= high
     ]
     if spec.rank in CORNERS and spec.shape[1] + upper - lower < 1:
-        wrong.append(
+        errors.append(
             f"nothing of dimension 1 lies between the corners: its {spec.shape[1]} elements from {lower} to {upper} of "
             "the end"
         )
-    wrong += _check_count("channels_per_pixel", wide.channels_per_pixel, MAX_CHANNELS)
+    errors += _check_count("channels_per_pixel", wide.channels_per_pixel, MAX_CHANNELS)
     fixed = WIDE_MODES.get(wide.mode)
     if fixed is None:
-        wrong.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
+        errors.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
     elif not fixed:
-        wrong += _check_count("pixels_per_column", wide.pixels_per_column, MAX_PIXELS)
+        errors += _check_count("pixels_per_column", wide.pixels_per_column, MAX_PIXELS)
     elif wide.pixels_per_column not in (0, fixed):
         # The driver would take it, and ignore it.
-        wrong.append(
+        errors.append(
             f"pixels_per_column is {wide.pixels_per_column}; mode {wide.mode} reads {fixed}, and takes 0 or {fixed}"
         )
     if spec.interleave in INTERLEAVES and spec.interleave != "none":
-        wrong.append(f"interleave is {spec.interleave}; im2col-wide takes none")
+        errors.append(f"interleave is {spec.interleave}; im2col-wide takes none")
     if spec.swizzle in SWIZZLES and spec.swizzle not in WIDE_SWIZZLES:
-        wrong.append(f"swizzle is {spec.swizzle}; with im2col-wide it is one of {', '.join(WIDE_SWIZZLES)}")
+        errors.append(f"swizzle is {spec.swizzle}; with im2col-wide it is one of {', '.join(WIDE_SWIZZLES)}")
     elif element is not None and spec.interleave == "none":
-        wrong += _check_span(spec, "channels_per_pixel", wide.channels_per_pixel * element.bits)
-    return wrong
+        errors += _check_span(spec, "channels_per_pixel", wide.channels_per_pixel * element.bits)
+    return errors
 
 
-def _check_count(name: str, value: int, most: int) -> list[str]:
-    return [] if 1 <= value <= most else [f"{name} is {value}; it lies between 1 and {most}"]
+def _check_count(name: str, value: int, maximum: int) -> list[str]:
+    return [] if 1 <= value <= maximum else [f"{name} is {value}; it lies between 1 and {maximum}"]
 
 
-def _check_span(spec: TensorMapSpec, what: str, bits: int) -> list[str]:
+def _check_span(spec: TensorMapSpec, name: str, bits: int) -> list[str]:
     span = SWIZZLES.get(spec.swizzle, 0)
     if not span or bits <= 8 * span:
         return []
-    return [f"{what} takes {bits / 8:g} bytes; with swizzle {spec.swizzle} it takes at most {span}"]
+    return [f"{name} takes {bits / 8:g} bytes; with swizzle {spec.swizzle} it takes at most {span}"]

@@ -93,7 +93,7 @@ class Broker:
         answer, code = self._ask({**head, "ask": "image"}, parts, job)
         return protocol.unpack_image(answer, code), bool(answer.get("cached"))
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Makes the compile workers release resources that are not needed while there is no work. Does not wait."""
         self._send({"ask": "rest"})
 

@@ -30,7 +30,7 @@ from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache, cache_directory
 from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.pool import CompileWorkers, forked
+from hearthd.device.compiler.pool import CompileWorkers, fork_worker
 from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.sandbox import adopt_orphans
 from hearthd.device.platform.segment_exchange import SegmentExchange
@@ -162,8 +162,8 @@ class BrokerRequests:
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
         limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
-        self._workers = CompileWorkers(WORKERS[spec.backend], limits, unconfined=not spec.compile_confined)
-        self._workers.warm(forked)  # before any thread starts, and before the cache's key is read
+        self._workers = CompileWorkers(WORKERS[spec.backend], limits, allow_unconfined=not spec.compile_confined)
+        self._workers.warm(fork_worker)  # before any thread starts, and before the cache's key is read
         journal = ProcessLog(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         self._images = CachedImages(self._workers, _cache(spec, journal))
@@ -178,7 +178,7 @@ class BrokerRequests:
             self._use(self._cpu)
 
     def _use(self, compiler: Compiler) -> None:
-        self._workers.serve(compiler)
+        self._workers.set_compiler(compiler)
         self._known.set()
 
     def run(self) -> bool:
@@ -210,7 +210,7 @@ class BrokerRequests:
             case "recipe" if not self._known.is_set() and self._spec.backend == "cuda":
                 from hearthd.device.cuda.compiler import CudaCompiler
 
-                self._use(CudaCompiler.made_from(head["recipe"]))
+                self._use(CudaCompiler.from_recipe(head["recipe"]))
             case _:
                 self._free.acquire()
                 threading.Thread(target=self._work, args=(head, parts), name="request", daemon=True).start()
@@ -246,7 +246,7 @@ class BrokerRequests:
                 self._images.ready()
                 return {}, ()
             case "rest":
-                self._images.rest()
+                self._images.release_idle()
                 return {}, ()
             case "image":
                 job = self._jobs[number] = protocol.unpack_job(head, parts)
@@ -265,7 +265,7 @@ class BrokerRequests:
     def _library(self, name: str) -> bytes:
         from hearthd.device.cpu import libraries
 
-        return libraries.named(name, self._cpu.toolchain()).read_bytes()
+        return libraries.library_path(name, self._cpu.toolchain()).read_bytes()
 
     # ---- segments ----
 

@@ -79,7 +79,7 @@ class CommunicatorAborts:
         """Ends and frees a communicator. `under_way`: it has operations that may never end by themselves."""
         if not under_way:
             self._retire(given_up)
-        elif given_up.communicator.stops:
+        elif given_up.communicator.can_stop:
             self._stop(given_up)
         else:
             self._device.idle_work.run_now(partial(self._abort, given_up))

@@ -103,7 +103,7 @@ class Memberships:
         """Handles the end of an operation on the device, successful or not."""
         if flight.outcome.settled:
             return
-        reason = member.communicator.failed()
+        reason = member.communicator.failure_reason()
         # the contents of its destinations are undefined: the operation is not over before the front's decision
         if reason:
             self.broken(member, reason)
@@ -274,7 +274,7 @@ class Memberships:
             if now > member.reported + self.verdict_s:
                 self._end(member, member.refusal, member.gone)
             return
-        reason = member.communicator.failed()
+        reason = member.communicator.failure_reason()
         if reason:
             self.broken(member, reason)
             return

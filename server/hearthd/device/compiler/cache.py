@@ -60,7 +60,7 @@ class CompileCache:
         directory: Path of the directory; empty: nothing is cached.
         max_bytes: Limit of the total size of the entries; the least recently used ones are removed first.
         secret: Key for the authentication of entries.
-        divided: True if each tenant has separate entries: `pin` then names the tenant.
+        divided: True if each tenant has separate entries; `pin` then sets the tenant.
     """
 
     def __init__(self, directory: str, max_bytes: int, secret: bytes = b"", divided: bool = False) -> None:
@@ -70,7 +70,7 @@ class CompileCache:
         self._divided = divided
         self._tenant: str | None = None
         self._reported_at = float("-inf")
-        self.report: Callable[[str], None] = lambda _what: None
+        self.report: Callable[[str], None] = lambda _message: None
         """Called at intervals, on any thread, while the disk is full, so that code is not cached."""
 
     @property
@@ -176,8 +176,8 @@ class CompileCache:
         if not data.startswith(MAGIC):
             raise ValueError("no image")
         body = data[len(MAGIC) + DIGEST_BYTES :]
-        shown = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]
-        if not hmac.compare_digest(shown, self._mac(b"entry", path.name.encode(), body)):
+        code = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES]
+        if not hmac.compare_digest(code, self._mac(b"entry", path.name.encode(), body)):
             raise ValueError("the authentication code is wrong")
         (length,) = struct.unpack_from("<I", body)
         head = json.loads(body[4 : 4 + length])

@@ -61,12 +61,12 @@ class Cubin(NamedTuple):
 class Fatbin(NamedTuple):
     """Contents of a fatbin: the architectures for which there is machine code, and PTX.
 
-    `known` is False for an unknown version of the format.
+    `is_known_version` is False for an unknown version of the format.
     """
 
     cubins: tuple[int, ...]
     ptx: tuple[int, ...]
-    known: bool
+    is_known_version: bool
 
 
 class Ptx(NamedTuple):
@@ -160,15 +160,15 @@ def read_cubin(code: bytes) -> Cubin:
     return Cubin(None if shift is None else flags >> shift & 0xFF, kind == _ET_REL)
 
 
-def _check_table(code: bytes, what: str, offset: int, count: int, size: int, expected: int) -> None:
+def _check_table(code: bytes, entries: str, offset: int, count: int, size: int, expected: int) -> None:
     if size != expected:
-        raise _invalid(f"Its {what} have {size} bytes each; they have {expected} in a CUBIN.")
-    _check_range(code, f"the table of {what}", offset, count * size)
+        raise _invalid(f"Its {entries} have {size} bytes each; they have {expected} in a CUBIN.")
+    _check_range(code, f"the table of {entries}", offset, count * size)
 
 
-def _check_range(code: bytes, what: str, offset: int, size: int) -> None:
+def _check_range(code: bytes, item: str, offset: int, size: int) -> None:
     if offset + size > len(code):
-        raise _truncated("CUBIN", what, offset + size, len(code))
+        raise _truncated("CUBIN", item, offset + size, len(code))
 
 
 def _check_cubin(cubin: Cubin, capability: Capability) -> None:
@@ -212,30 +212,32 @@ def read_fatbin(code: bytes) -> Fatbin:
     for _ in range(_MAX_ENTRIES):
         if at + _ENTRY.size > end:
             break
-        kind, _, entry_header, stored, _, _, _, _, architecture = _ENTRY.unpack_from(code, at)
-        if entry_header < _ENTRY.size or at + entry_header + stored > end:
+        kind, _, entry_header, code_size, _, _, _, _, architecture = _ENTRY.unpack_from(code, at)
+        if entry_header < _ENTRY.size or at + entry_header + code_size > end:
             raise _invalid(
-                f"The fatbin is damaged: its entry at byte {at} would have {entry_header} and {stored} bytes, and the "
-                f"file ends at {end}.",
+                f"The fatbin is damaged: its entry at byte {at} would have {entry_header} and {code_size} bytes, and "
+                f"the file ends at {end}.",
                 details={"offset": at, "size": len(code)},
             )
         if kind == _ELF_ENTRY:
             cubins.append(architecture)
             if code.startswith(ELF_MAGIC, at + entry_header):  # not compressed
-                read_cubin(code[at + entry_header : at + entry_header + stored])
+                read_cubin(code[at + entry_header : at + entry_header + code_size])
         elif kind == _PTX_ENTRY:
             ptx.append(architecture)
-        at += entry_header + stored
+        at += entry_header + code_size
     return Fatbin(tuple(cubins), tuple(ptx), True)
 
 
 def _check_fatbin(fatbin: Fatbin, capability: Capability) -> bool:
-    if not fatbin.known or any(runs(architecture, capability) for architecture in fatbin.cubins):
+    if not fatbin.is_known_version or any(runs(architecture, capability) for architecture in fatbin.cubins):
         return False
-    if any(architecture <= _number(capability) for architecture in fatbin.ptx):
+    if any(architecture <= _architecture_number(capability) for architecture in fatbin.ptx):
         return True
-    held = [f"sm_{each}" for each in fatbin.cubins] + [f"PTX for compute_{each}" for each in fatbin.ptx]
-    raise _other_device(f"It is a fatbin with {', '.join(held) or 'nothing in it'}", capability)
+    contents = [f"sm_{architecture}" for architecture in fatbin.cubins] + [
+        f"PTX for compute_{architecture}" for architecture in fatbin.ptx
+    ]
+    raise _other_device(f"It is a fatbin with {', '.join(contents) or 'nothing in it'}", capability)
 
 
 # ---- PTX ----
@@ -265,7 +267,7 @@ def read_ptx(code: bytes) -> Ptx:
 
 def _check_ptx(ptx: Ptx, capability: Capability) -> None:
     target = f"sm_{ptx.architecture}{ptx.variant}"
-    number = _number(capability)
+    number = _architecture_number(capability)
     if ptx.variant == "a":
         fits, rule = ptx.architecture == number, "PTX for an 'a' architecture runs on that one only"
     elif ptx.variant == "f":
@@ -279,22 +281,22 @@ def _check_ptx(ptx: Ptx, capability: Capability) -> None:
 # ---- refusals ----
 
 
-def _number(capability: Capability) -> int:
+def _architecture_number(capability: Capability) -> int:
     return 10 * capability[0] + capability[1]
 
 
-def _truncated(kind: str, what: str, needed: int, size: int) -> Refusal:
+def _truncated(kind: str, item: str, needed: int, size: int) -> Refusal:
     return _invalid(
-        f"The {kind} is cut short: {what} would end at byte {needed}, and there are {size}.",
+        f"The {kind} is cut short: {item} would end at byte {needed}, and there are {size}.",
         fix="send the complete file",
         details={"requested": needed, "size": size},
     )
 
 
-def _other_device(what: str, capability: Capability) -> Refusal:
+def _other_device(description: str, capability: Capability) -> Refusal:
     major, minor = capability
     return _invalid(
-        f"{what}; this device is sm_{major}{minor} (compute capability {major}.{minor}).",
+        f"{description}; this device is sm_{major}{minor} (compute capability {major}.{minor}).",
         fix=f"compile for sm_{major}{minor}, or send PTX for an architecture that is no later, or CUDA C++ source",
         details={"device": f"sm_{major}{minor}"},
     )

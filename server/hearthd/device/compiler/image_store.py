@@ -33,9 +33,9 @@ class ImageStore:
 
         An image larger than the limit is not stored.
         """
-        before = self._images.pop(job, None)
-        if before is not None:
-            self.size -= _size(job, before)
+        previous = self._images.pop(job, None)
+        if previous is not None:
+            self.size -= _size(job, previous)
         size = _size(job, image)
         if size > self._limit:
             return
@@ -47,8 +47,8 @@ class ImageStore:
 
 
 def _size(job: Job, image: Image) -> int:
-    made = len(image.code) + len(image.log) + sum(len(key) + len(value) for key, value in image.names.items())
+    image_bytes = len(image.code) + len(image.log) + sum(len(key) + len(value) for key, value in image.names.items())
     if isinstance(job, Assembly):
-        return made + len(job.code)
+        return image_bytes + len(job.code)
     texts = (job.code, *job.options, *job.name_expressions, *(text for header in job.headers for text in header))
-    return made + sum(map(len, texts))
+    return image_bytes + sum(map(len, texts))

@@ -27,7 +27,7 @@ class Runner(Protocol):
         """Compiles the job. Raises Refusal."""
         ...
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Releases resources that are not needed while there is no work. Called after an idle period."""
         ...
 
@@ -51,7 +51,7 @@ class ImageSource(Protocol):
         """Returns the image, and True if a cache had it. Raises Refusal."""
         ...
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Releases resources that are not needed while there is no work.
 
         Called on a compile thread after an idle period; its errors are ignored.
@@ -80,7 +80,12 @@ class CachedImages:
     def __init__(self, runner: Runner, cache: CompileCache) -> None:
         self._runner = runner
         self._cache = cache
-        self.ready, self.rest, self.cancel, self.close = runner.ready, runner.rest, runner.cancel, runner.close
+        self.ready, self.release_idle, self.cancel, self.close = (
+            runner.ready,
+            runner.release_idle,
+            runner.cancel,
+            runner.close,
+        )
 
     def image(self, job: Job) -> tuple[Image, bool]:
         """Returns the image, and True if the cache had it. Raises Refusal."""

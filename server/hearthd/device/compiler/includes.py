@@ -27,7 +27,7 @@ MAX_NAME = 1024
 
 FIX = 'send the header along and include it by a plain name: headers={"name.h": text} and #include "name.h"'
 
-_MISSED = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
+_MISSING_HEADER = re.compile(r"(?:cannot|could not) open source file|error: [^\n]*No such file|file not found")
 
 _COMMENT_LINE = re.compile(r"^[ \t]*//[^\n]*$", re.MULTILINE)
 _SPLICES = (
@@ -44,7 +44,7 @@ _LINE = re.compile(_START + r"(?:line(?![A-Za-z0-9_])|(?=\d))")
 _DEFINE = re.compile(_START + r"define(?![A-Za-z0-9_])")
 _CONDITION = re.compile(_START + r"(?:el)?if\b")
 _ABSOLUTE = re.compile(r'["<]/(?![*/])[^\n">]*')
-_OTHERS = re.compile(r"\bGCC[ \t]+dependency\b|\bpch_preprocess\b|\.incbin\b")
+_OTHER_READS = re.compile(r"\bGCC[ \t]+dependency\b|\bpch_preprocess\b|\.incbin\b")
 _IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _NUMBER = re.compile(r"\d[A-Za-z0-9_']*")
 _NAME = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
@@ -57,12 +57,12 @@ _LONGEST_COMMENT = 4096
 class IncludeFinding(NamedTuple):
     """A directive that reads, or may read, a file of the host.
 
-    `what` is the text of the directive, `name` the file's name, or empty.
+    `directive` is the text of the directive, `name` the file's name, or empty.
     """
 
     file: str
     line: int
-    what: str
+    directive: str
     name: str
 
 
@@ -85,10 +85,10 @@ def check(
     words = [word for option in options for word in _IDENTIFIER.findall(option)]
     defined = {*words, *(word[1:] for word in words if word[0] == "D")}  # -DNAME and -D NAME
     readings = {file: list(_readings(text)) for file, text in texts.items()}
-    for collect in (_defined, _findings):  # a macro defined in any file may be used in any file
-        for file, each in readings.items():
-            for reading in each:
-                finding = _first(collect, file, reading, defined)
+    for collect in (_collect_macros, _findings):  # a macro defined in any file may be used in any file
+        for file, file_readings in readings.items():
+            for reading in file_readings:
+                finding = _first_finding(collect, file, reading, defined)
                 if finding is not None:
                     raise _refusal(finding)
     for expression in name_expressions:
@@ -104,14 +104,14 @@ def check(
 
 def hint(refusal: Refusal) -> Refusal:
     """Returns the refusal; if the compiler missed a header, with advice on how to send headers."""
-    if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
+    if refusal.reason is Reason.COMPILE_FAILED and _MISSING_HEADER.search(refusal.details.get("log", "")):
         refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
     return refusal
 
 
 def check_name(name: str) -> None:
     """Raises Refusal(COMPILE_FAILED) for a header name that leads out of the directory of headers."""
-    if foreign(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
+    if leads_outside(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
         raise Refusal(
             Reason.COMPILE_FAILED,
             f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is not a name.",
@@ -121,7 +121,7 @@ def check_name(name: str) -> None:
         )
 
 
-def foreign(name: str) -> bool:
+def leads_outside(name: str) -> bool:
     """True if an include of that name could read a file that was not sent with the source."""
     return name.strip().startswith("/") or "\\" in name or ".." in name.split("/")
 
@@ -137,8 +137,8 @@ class _Reading(NamedTuple):
 
 
 def _readings(text: str) -> Iterator[_Reading]:
-    seen: set[str] = set()
-    text = _COMMENT_LINE.sub(_blanked, text)
+    texts: set[str] = set()
+    text = _COMMENT_LINE.sub(_without_comment, text)
     for splice in _SPLICES:
         parts: list[str] = []
         cuts: list[int] = []
@@ -149,12 +149,12 @@ def _readings(text: str) -> Iterator[_Reading]:
             cuts.append(length)
             at = match.end()
         joined = "".join((*parts, text[at:]))
-        if joined not in seen:
-            seen.add(joined)
+        if joined not in texts:
+            texts.add(joined)
             yield _Reading(joined, cuts)
 
 
-def _blanked(match: re.Match[str]) -> str:
+def _without_comment(match: re.Match[str]) -> str:
     """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line."""
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
@@ -164,7 +164,7 @@ def _blanked(match: re.Match[str]) -> str:
     return match[0] if ends_block or spliced or continues else ""
 
 
-def _first(
+def _first_finding(
     search: Callable[[str, _Reading, set[str]], Iterator[IncludeFinding]],
     file: str,
     reading: _Reading,
@@ -172,22 +172,22 @@ def _first(
 ) -> IncludeFinding | None:
     try:
         return next(search(file, reading, defined), None)
-    except _Hidden as hidden:
-        return IncludeFinding(file, reading.line(hidden.args[0]), "#: a directive behind a long comment", "")
+    except _UnfinishedDirective as error:
+        return IncludeFinding(file, reading.line(error.args[0]), "#: a directive behind a long comment", "")
 
 
 def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
     text = reading.text
     for match in _INCLUDE.finditer(text):
-        yield from _named(file, reading, f"#{match[1]}", match.start(), match.end(), defined)
+        yield from _operand_findings(file, reading, f"#{match[1]}", match.start(), match.end(), defined)
     for match in _LINE.finditer(text):
-        yield from _renamed(file, reading, match)
-    for match in _OTHERS.finditer(text):
+        yield from _line_findings(file, reading, match)
+    for match in _OTHER_READS.finditer(text):
         yield IncludeFinding(file, reading.line(match.start()), match[0], "")
     at = 0
     for line in text.split("\n"):
         if "__has_" in line:
-            yield from _queries(file, reading, at, line, defined)
+            yield from _query_findings(file, reading, at, line, defined)
         absolute = _ABSOLUTE.search(line)
         condition = _CONDITION.search(line) if absolute else None
         if absolute and condition and condition.end() <= absolute.start():
@@ -195,7 +195,7 @@ def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
         at += len(line) + 1
 
 
-def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
+def _query_findings(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
     """Yields the findings of `__has_include(...)` in the line that starts at `at`.
 
     The bare word without parentheses names no file.
@@ -203,14 +203,14 @@ def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]
     for match in _QUERY.finditer(line):
         after = _skip(reading.text, at + match.end())
         if reading.text.startswith("(", after):
-            yield from _named(file, reading, match[0], at + match.start(), after + 1, defined)
+            yield from _operand_findings(file, reading, match[0], at + match.start(), after + 1, defined)
         elif re.search(r"\bdefine\b", line[: match.start()]):
             yield IncludeFinding(file, reading.line(at), f"#define of {match[0]}", "")
             return
 
 
-def _named(
-    file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]
+def _operand_findings(
+    file: str, reading: _Reading, directive: str, start: int, position: int, defined: set[str]
 ) -> Iterator[IncludeFinding]:
     """Yields a finding if the operand of an include names a file of the host, or is a macro that may name one."""
     text = reading.text
@@ -218,18 +218,18 @@ def _named(
     literal = _NAME.match(text, position)
     if literal is not None:
         name = literal[1] if literal[1] is not None else literal[2]
-        if foreign(name):
-            yield IncludeFinding(file, reading.line(start), f"{what} {literal[0]}", name)
+        if leads_outside(name):
+            yield IncludeFinding(file, reading.line(start), f"{directive} {literal[0]}", name)
         return
     word = _IDENTIFIER.match(text, position)
     if word is None:
         return  # no compiler would follow this
     after = _skip(text, word.end())
     if word[0].startswith("_") or word[0] in defined or text[after : after + 1] in ("(", '"'):
-        yield IncludeFinding(file, reading.line(start), f"{what} {word[0]}", "")
+        yield IncludeFinding(file, reading.line(start), f"{directive} {word[0]}", "")
 
 
-def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
+def _line_findings(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
     """Yields the findings of `#line 1 "file"`, with or without the word `line`.
 
     A compiler may quote the named file, or treat the lines after the directive as part of it.
@@ -239,7 +239,7 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
     after = _skip(text, number.end() if number else match.end())
     literal = _NAME.match(text, after)
     if literal is not None and literal[1] is not None:
-        if foreign(literal[1]) or literal[1].startswith("<"):
+        if leads_outside(literal[1]) or literal[1].startswith("<"):
             yield IncludeFinding(file, reading.line(match.start()), f"#line {literal[0]}", literal[1])
     elif _IDENTIFIER.match(text, after) and "line" in match[0]:
         yield IncludeFinding(file, reading.line(match.start()), "#line of a macro", "")
@@ -248,7 +248,7 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
 def _skip(text: str, position: int) -> int:
     """Returns the position after blanks and comments; a directive may continue after a comment of several lines.
 
-    Raises `_Hidden`.
+    Raises `_UnfinishedDirective`.
     """
     while True:
         blank = _BLANK.match(text, position)
@@ -258,15 +258,15 @@ def _skip(text: str, position: int) -> int:
             return position
         end = text.find("*/", position + 2, position + _LONGEST_COMMENT)
         if end < 0:
-            raise _Hidden(position)
+            raise _UnfinishedDirective(position)
         position = end + 2
 
 
-class _Hidden(Exception):
+class _UnfinishedDirective(Exception):
     """A directive whose rest follows a comment that is too long, or has no end."""
 
 
-def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
+def _collect_macros(_file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
     """Adds the macros that a source defines to `defined`; yields no findings."""
     for match in _DEFINE.finditer(reading.text):
         word = _IDENTIFIER.match(reading.text, _skip(reading.text, match.end()))
@@ -276,21 +276,23 @@ def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 
 
 def _refusal(finding: IncludeFinding) -> Refusal:
-    where = f"{finding.file}({finding.line})"
+    location = f"{finding.file}({finding.line})"
     if finding.name:
-        why = f"{finding.what} names a file of the host, and the compiler does not read files of the host"
-    elif finding.what.startswith(("#", "__has")):
-        why = f"{finding.what}: the file cannot be determined, and the compiler does not read files of the host"
+        message = f"{finding.directive} names a file of the host, and the compiler does not read files of the host"
+    elif finding.directive.startswith(("#", "__has")):
+        message = (
+            f"{finding.directive}: the file cannot be determined, and the compiler does not read files of the host"
+        )
     else:
-        why = f"{finding.what} would read a file of the host, which the compiler does not do"
+        message = f"{finding.directive} would read a file of the host, which the compiler does not do"
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"{where}: {why}.",
+        f"{location}: {message}.",
         fix=FIX,
         details={
-            "include": finding.name or finding.what,
+            "include": finding.name or finding.directive,
             "file": finding.file,
             "line": finding.line,
-            "log": f"{where}: error: {why}",
+            "log": f"{location}: error: {message}",
         },
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
 
-_SMALLER = "make the source smaller: fewer template instantiations, less unrolling, smaller tables"
+_SMALLER_SOURCE = "make the source smaller: fewer template instantiations, less unrolling, smaller tables"
 
 
 class CompilerEnded(Exception):
@@ -32,14 +32,14 @@ class CompileLimits:
 
     def out_of_time(self) -> Refusal:
         """Returns the refusal (COMPILE_LIMIT) of a compile that exceeded `seconds`."""
-        return self._reached(
+        return self._exceeded(
             "time", self.seconds, f"took longer than its limit of {self.seconds:g} s", "compile.timeout"
         )
 
     def out_of_memory(self) -> Refusal:
         """Returns the refusal (COMPILE_LIMIT) of a compile that exceeded `memory`."""
-        what = f"needed more memory than its limit of {self.memory} bytes"
-        return self._reached("memory", self.memory, what, "compile.memory")
+        event = f"needed more memory than its limit of {self.memory} bytes"
+        return self._exceeded("memory", self.memory, event, "compile.memory")
 
     def too_large(self) -> Refusal:
         """Returns the refusal (COMPILE_LIMIT) of a compile that wrote a file larger than `file_bytes`."""
@@ -50,10 +50,10 @@ class CompileLimits:
             details={"limit": "file", "allowed": self.file_bytes, "log": ""},
         )
 
-    def ended(self, number: int, said: str = "") -> Refusal:
+    def ended_by_signal(self, number: int, log: str = "") -> Refusal:
         """Returns the refusal of a compile whose compiler was ended by the signal `number`.
 
-        `said` is the compiler's last output.
+        `log` is the compiler's last output.
         """
         if number == signal.SIGXCPU:
             return self.out_of_time()
@@ -64,15 +64,15 @@ class CompileLimits:
             Reason.COMPILE_FAILED,
             f"The compiler crashed on this source ({name}); nothing else is affected.",
             fix="simplify unusual constructs in the source",
-            details={"signal": name, "log": said},
+            details={"signal": name, "log": log},
         )
 
     @staticmethod
-    def _reached(limit: str, allowed: float, what: str, setting: str) -> Refusal:
+    def _exceeded(limit: str, allowed: float, event: str, setting: str) -> Refusal:
         return Refusal(
             Reason.COMPILE_LIMIT,
-            f"The compile {what}, and was stopped.",
-            fix=f"{_SMALLER}; or raise {setting} in the daemon's configuration",
+            f"The compile {event}, and was stopped.",
+            fix=f"{_SMALLER_SOURCE}; or raise {setting} in the daemon's configuration",
             details={"limit": limit, "allowed": allowed, "log": ""},
         )
 

@@ -44,7 +44,7 @@ class RefusedOption(NamedTuple):
     long: str
     short: str
     takes_value: bool
-    why: str
+    reason: str
     fix: str
 
 
@@ -169,7 +169,7 @@ ALLOWED = ", ".join(f"-{option.short}" for option in ACCEPTED)
 
 
 @dataclass(frozen=True)
-class GivenOption:
+class ParsedOption:
     """An accepted option of a source: its text as given, and its parsed form."""
 
     text: str
@@ -181,50 +181,52 @@ class GivenOption:
 class CompileOptions:
     """The options of one source, after parsing."""
 
-    given: list[GivenOption] = field(default_factory=list)
+    options: list[ParsedOption] = field(default_factory=list)
 
     def has(self, long: str) -> bool:
         """True if an option with this long name, without dashes, was given."""
-        return any(each.option.long == long for each in self.given)
+        return any(parsed.option.long == long for parsed in self.options)
 
     def last(self, long: str, default: str = "") -> str:
         """Returns the effective value of an option that may be given more than once: the last one, or `default`."""
-        return next((each.value for each in reversed(self.given) if each.option.long == long), default)
+        return next((parsed.value for parsed in reversed(self.options) if parsed.option.long == long), default)
 
     @property
     def macros(self) -> list[tuple[str, str | None]]:
         """Macros in order, as (name with parameters, text); the text is None for an option that undefines the macro."""
-        found: list[tuple[str, str | None]] = []
-        for each in self.given:
-            if each.option.long == "define-macro":
-                name, equals, text = each.value.partition("=")
-                found.append((name, text if equals else "1"))
-            elif each.option.long == "undefine-macro":
-                found.append((each.value, None))
-        return found
+        macros: list[tuple[str, str | None]] = []
+        for parsed in self.options:
+            if parsed.option.long == "define-macro":
+                name, equals, text = parsed.value.partition("=")
+                macros.append((name, text if equals else "1"))
+            elif parsed.option.long == "undefine-macro":
+                macros.append((parsed.value, None))
+        return macros
 
     def for_nvrtc(self) -> list[str]:
         """Returns the options for NVRTC, each as one string in NVRTC's form."""
-        return [_spelled(each) for each in self.given if each.option.effect is not Effect.NOWHERE]
+        return [_for_nvrtc(parsed) for parsed in self.options if parsed.option.effect is not Effect.NOWHERE]
 
     def without_effect(self, on_gpu: bool) -> list[str]:
         """Returns a line for the compile log for each option that has no effect on this kind of device."""
         if self.has("disable-warnings"):
             return []
-        idle = {Effect.NOWHERE} if on_gpu else {Effect.NOWHERE, Effect.GPU}
-        texts = {each.text: _REASONS.get(each.option.long) for each in self.given if each.option.effect in idle}
-        where = "here" if on_gpu else "on the CPU backend"
+        ignored = {Effect.NOWHERE} if on_gpu else {Effect.NOWHERE, Effect.GPU}
+        reasons = {
+            parsed.text: _REASONS.get(parsed.option.long) for parsed in self.options if parsed.option.effect in ignored
+        }
+        scope = "here" if on_gpu else "on the CPU backend"
         return [
-            f"warning: the option '{text}' has no effect {where}" + (f": {reason}" if reason else "")
-            for text, reason in texts.items()
+            f"warning: the option '{text}' has no effect {scope}" + (f": {reason}" if reason else "")
+            for text, reason in reasons.items()
         ]
 
 
-def _spelled(given: GivenOption) -> str:
-    option = given.option
+def _for_nvrtc(parsed: ParsedOption) -> str:
+    option = parsed.option
     if option.short in ("D", "U"):
-        return f"-{option.short}{given.value}"
-    return f"--{option.long}" if option.value is None else f"--{option.long}={given.value}"
+        return f"-{option.short}{parsed.value}"
+    return f"--{option.long}" if option.value is None else f"--{option.long}={parsed.value}"
 
 
 def parse_options(options: Sequence[str]) -> CompileOptions:
@@ -235,7 +237,7 @@ def parse_options(options: Sequence[str]) -> CompileOptions:
     """
     result = CompileOptions()
     for text, name, value in _split(options):
-        result.given.extend(_judge(text, name, value))
+        result.options.extend(_check_option(text, name, value))
     return result
 
 
@@ -249,8 +251,8 @@ def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
             continue
         if "\n" in text or "\0" in text:
             raise _refusal(text, "it has more than one line", "write each option in one line")
-        name, value = _name(text)
-        if value is None and _wants_value(name) and pending and (name in _PASSED_ON or not pending[-1].startswith("-")):
+        name, value = _split_name(text)
+        if value is None and _takes_value(name) and pending and (name in _PASSED_ON or not pending[-1].startswith("-")):
             value = pending.pop()
             text = f"{text} {value}"
             if "\n" in value or "\0" in value:
@@ -258,7 +260,7 @@ def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         yield text, name, value
 
 
-def _name(text: str) -> tuple[str, str | None]:
+def _split_name(text: str) -> tuple[str, str | None]:
     if text[0] != "-":
         return "", text
     if text[1:2] in ("D", "U", "I"):
@@ -271,53 +273,53 @@ def _name(text: str) -> tuple[str, str | None]:
     return name.strip(), value.strip() if equals else None
 
 
-def _wants_value(name: str) -> bool:
+def _takes_value(name: str) -> bool:
     option = _BY_NAME.get(name)
     if isinstance(option, Option):
         return option.value is not None
     return name in ("rdc", _DEVICE_CODE) or (option is not None and option.takes_value)
 
 
-def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
+def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOption]:
     if name in ("rdc", _DEVICE_CODE):
         if value != "false":
             raise _refusal(text, *_LINK)
-        yield GivenOption(text, _WHOLE_PROGRAM, "")
+        yield ParsedOption(text, _WHOLE_PROGRAM, "")
         return
     option = _BY_NAME.get(name)
     if option is None:
         if _HOST_IGNORED.fullmatch(text):
-            yield GivenOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
+            yield ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
             return
         host = bool(_HOST.fullmatch(text))
-        why = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
-        raise _refusal(text, why, "leave it out" if host else "see NVRTC's documentation for its name")
+        reason = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
+        raise _refusal(text, reason, "leave it out" if host else "see NVRTC's documentation for its name")
     if isinstance(option, RefusedOption):
-        raise _refusal(text, option.why, option.fix)
+        raise _refusal(text, option.reason, option.fix)
     if option.value is None:
         if value is not None:
             raise _refusal(text, "it takes no value", f"write it as -{option.short}")
-        yield GivenOption(text, option, "")
+        yield ParsedOption(text, option, "")
         return
     value = value or option.default
     if not value:
         raise _refusal(text, "it needs a value", f"write -{option.short}{'' if option.short in _LETTERS else '='}VALUE")
     if not re.fullmatch(option.value, value):
-        raise _refusal(text, f"its value is not allowed; allowed are {_values(option)}", "correct the value")
+        raise _refusal(text, f"its value is not allowed; allowed are {_allowed_values(option)}", "correct the value")
     if option.short == "D":
         _check_macro(text, value)
     elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
         raise _refusal(text, "it names no macro", "write -UNAME")
-    yield GivenOption(text, option, value)
+    yield ParsedOption(text, option, value)
 
 
-def _values(option: Option) -> str:
-    known = {_BOOL: "true and false", _NUMBERS: "numbers separated by commas", r"\d+": "the whole numbers"}
+def _allowed_values(option: Option) -> str:
+    descriptions = {_BOOL: "true and false", _NUMBERS: "numbers separated by commas", r"\d+": "the whole numbers"}
     if option.long == "std":
         return "c++11, c++14, c++17 and c++20"
     if option.short == "jtd":
         return "the numbers from 0 to 101"
-    return known.get(option.value or "", (option.value or "").replace("|", ", "))
+    return descriptions.get(option.value or "", (option.value or "").replace("|", ", "))
 
 
 def _check_macro(text: str, value: str) -> None:
@@ -336,16 +338,16 @@ def _check_macro(text: str, value: str) -> None:
         )
 
 
-def _refusal(text: str, why: str, fix: str) -> Refusal:
+def _refusal(text: str, reason: str, fix: str) -> Refusal:
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"The compiler option {text!r} is not allowed: {why}. Allowed are: {ALLOWED}.",
+        f"The compiler option {text!r} is not allowed: {reason}. Allowed are: {ALLOWED}.",
         fix=fix,
-        details={"option": text, "allowed": ALLOWED, "log": f"error: the option {text!r} is not allowed: {why}"},
+        details={"option": text, "allowed": ALLOWED, "log": f"error: the option {text!r} is not allowed: {reason}"},
         fields=["options"],
     )
 
 
 _BY_NAME: dict[str, Option | RefusedOption] = {}
-for _each in (*ACCEPTED, *IGNORED, *REFUSED):
-    _BY_NAME[_each.long] = _BY_NAME[_each.short] = _each
+for _option in (*ACCEPTED, *IGNORED, *REFUSED):
+    _BY_NAME[_option.long] = _BY_NAME[_option.short] = _option

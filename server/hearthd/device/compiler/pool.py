@@ -18,16 +18,23 @@ from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
-from hearthd.device.compiler.worker_process import CompileWorker, Start, WorkerDied, WorkerNotStarted, forked, fresh
+from hearthd.device.compiler.worker_process import (
+    CompileWorker,
+    Start,
+    WorkerDied,
+    WorkerNotStarted,
+    fork_worker,
+    spawn_worker,
+)
 from hearthd.shared import disk
 from hearthd.shared.scratch_dir import Scratch
 
-__all__ = ["CompileWorkers", "forked", "fresh"]
+__all__ = ["CompileWorkers", "fork_worker", "spawn_worker"]
 
 _GROWTH = 4
 """A worker is replaced if its address space has grown by more than 1/`_GROWTH` of the memory limit."""
 
-_NEAR = 0.75
+_EXHAUSTED_FRACTION = 0.75
 """A compiler that crashed with this fraction of its memory limit in use is assumed to have run out of memory."""
 
 _TRIES = 4
@@ -40,14 +47,16 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 class CompileWorkers:
     """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
 
-    def __init__(self, main: Main, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
+    def __init__(
+        self, main: Main, limits: CompileLimits, *, confine: bool = True, allow_unconfined: bool = True
+    ) -> None:
         """Sets up the pool without starting a worker.
 
         `main`: entry point of a worker, see `hearthd.device.broker.worker_entry`. `confine`: confine workers as far as
-        the kernel supports it. `unconfined`: if False, a worker that could not be confined gets no job.
+        the kernel supports it. `allow_unconfined`: if False, a worker that could not be confined gets no job.
         """
         self._main = main
-        self._unconfined = unconfined
+        self._allow_unconfined = allow_unconfined
         self.limits = limits
         """Limits of one compile; a new value applies from the next compile on."""
         self._confine = confine
@@ -62,11 +71,11 @@ class CompileWorkers:
         self.confined: str | None = None
         """Confinement of the workers from the host's files; empty: the workers are not confined; None: no worker has
         started yet."""
-        self.report: Callable[[str], None] = lambda _what: None
-        """Called on a compile thread, once for each, with a text about a restriction that the machine does not
-        support."""
+        self.report: Callable[[str], None] = lambda _message: None
+        """Called on a compile thread with a text about a restriction that this machine does not support, once for
+        each."""
 
-    def warm(self, start: Start = fresh) -> None:
+    def warm(self, start: Start = spawn_worker) -> None:
         """Starts a worker before its first job.
 
         Never raises: if the worker cannot be started, the first job reports that.
@@ -75,7 +84,7 @@ class CompileWorkers:
             if not self._closed:
                 self._idle.append(self._start(start))
 
-    def serve(self, compiler: Compiler) -> None:
+    def set_compiler(self, compiler: Compiler) -> None:
         """Sets the compiler of the jobs, which each worker creates from the compiler's recipe."""
         self._compiler = compiler
 
@@ -83,22 +92,22 @@ class CompileWorkers:
 
     def ready(self) -> None:
         """Makes idle workers load their compiler."""
-        recipe = dict(self._of().recipe())
+        recipe = dict(self._required_compiler().recipe())
         with self._lock:
             workers = list(self._idle)
         for worker in workers:
-            worker.greet(self._setup(worker, recipe))
+            worker.send_setup(self._setup_message(worker, recipe))
 
     def identity(self, job: Job) -> bytes:
         """Returns everything except the job that affects its result. Raises Refusal."""
-        compiler = self._of()
+        compiler = self._required_compiler()
         if isinstance(job, Assembly):
             return self._assembler_identity()
         if compiler.light:
             return compiler.identity()
         if self._identity is None:
-            with self._worker(None) as worker:
-                self._identity = bytes.fromhex(worker.greeted()["identity"])
+            with self._borrow(None) as worker:
+                self._identity = bytes.fromhex(worker.hello()["identity"])
         return self._identity
 
     def run(self, job: Job) -> Image:
@@ -107,9 +116,9 @@ class CompileWorkers:
         Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
         """
         if not isinstance(job, Assembly):
-            self._of().prepare(job)
-        head, parts = protocol.pack_job(job)
-        answer, code = self._ask(job, head, parts)
+            self._required_compiler().prepare(job)
+        head, texts = protocol.pack_job(job)
+        answer, code = self._request(job, head, texts)
         if "reason" in answer:
             raise protocol.unpack_refusal(answer)
         return protocol.unpack_image(answer, code)
@@ -122,7 +131,7 @@ class CompileWorkers:
                     worker.cancelled = True
                     worker.kill()
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Ends idle workers except one. Called after an idle period."""
         with self._lock:
             spare, self._idle = self._idle[:-1], self._idle[-1:]
@@ -153,13 +162,13 @@ class CompileWorkers:
 
     # ---- inside ----
 
-    def _of(self) -> Compiler:
+    def _required_compiler(self) -> Compiler:
         assert self._compiler is not None, "a job arrived before the compiler was set"
         return self._compiler
 
     def _assembler_identity(self) -> bytes:
         if self._assembler is None:
-            answer, _ = self._ask(None, {"job": "assembler"}, [])
+            answer, _ = self._request(None, {"job": "assembler"}, [])
             if "reason" in answer:
                 refusal = protocol.unpack_refusal(answer)
                 if refusal.reason is not Reason.NO_COMPILER:
@@ -172,75 +181,83 @@ class CompileWorkers:
             raise self._assembler
         return self._assembler
 
-    def _ask(self, job: Job | None, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def _request(self, job: Job | None, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+        """Sends a request to a worker and returns its answer. Tries another worker if one exits before it starts.
+
+        Raises Refusal.
+        """
         for _ in range(_TRIES):
-            with contextlib.suppress(WorkerNotStarted), self._worker(job) as worker:
-                return self._asked(worker, head, parts)
+            with contextlib.suppress(WorkerNotStarted), self._borrow(job) as worker:
+                return self._exchange(worker, head, parts)
         raise _not_started("each ended before it was ready")
 
-    def _asked(
+    def _exchange(
         self, worker: CompileWorker, head: dict[str, Any], parts: list[bytes]
     ) -> tuple[dict[str, Any], list[bytes]]:
+        """Sends a request to this worker and returns its answer within the limits.
+
+        Ends the worker if it exceeds them or is worn out. Raises Refusal, WorkerNotStarted.
+        """
         limits = self.limits
         deadline = time.monotonic() + limits.seconds
         try:
-            answer = worker.ask(head, parts, deadline, limits.file_bytes + protocol.MAX_HEAD)
+            answer = worker.request(head, parts, deadline, limits.file_bytes + protocol.MAX_HEAD)
         except TimeoutError:
             worker.kill()
             worker.end()
             raise (_cancelled() if worker.cancelled else limits.out_of_time()) from None
         except WorkerDied as died:
-            raise (_cancelled() if worker.cancelled else self._crashed(died, worker)) from None
+            raise (_cancelled() if worker.cancelled else self._crash_refusal(died, worker)) from None
         except WorkerNotStarted:
             if worker.cancelled:
                 raise _cancelled() from None
             raise
-        if self._spent(worker, answer[0]):
+        if self._is_worn_out(worker, answer[0]):
             worker.kill()
             worker.end()
         return answer
 
-    def _crashed(self, died: WorkerDied, worker: CompileWorker) -> Refusal:
-        if disk.says_full(died.said):
+    def _crash_refusal(self, died: WorkerDied, worker: CompileWorker) -> Refusal:
+        if disk.says_full(died.log):
             return disk.temporary()
-        said = died.said.lower()
+        output = died.log.lower()
         # the memory that it had when it was forked is not part of the compile
-        grown = died.resident - worker.greeted()["resident"]
-        if grown > _NEAR * self.limits.memory or any(words in said for words in _OUT_OF_MEMORY):
+        grown = died.resident - worker.hello()["resident"]
+        if grown > _EXHAUSTED_FRACTION * self.limits.memory or any(words in output for words in _OUT_OF_MEMORY):
             return self.limits.out_of_memory()
         if died.status < 0:
-            return self.limits.ended(-died.status, died.said)
+            return self.limits.ended_by_signal(-died.status, died.log)
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler ended with status {died.status} and no answer; nothing else is affected.",
             fix="simplify unusual constructs in the source",
-            details={"status": died.status, "log": died.said},
+            details={"status": died.status, "log": died.log},
         )
 
-    def _spent(self, worker: CompileWorker, answer: dict[str, Any]) -> bool:
+    def _is_worn_out(self, worker: CompileWorker, answer: dict[str, Any]) -> bool:
         """True if the worker should be replaced, because it has reached a limit or holds much memory."""
         if answer.get("reason") in (Reason.COMPILE_LIMIT, Reason.INTERNAL):
             return True
-        began = worker.greeted()["address_space"]
-        return bool(answer.get("address_space", 0) - began > self.limits.memory // _GROWTH)
+        initial = worker.hello()["address_space"]
+        return bool(answer.get("address_space", 0) - initial > self.limits.memory // _GROWTH)
 
     @contextlib.contextmanager
-    def _worker(self, job: Job | None) -> Iterator[CompileWorker]:
+    def _borrow(self, job: Job | None) -> Iterator[CompileWorker]:
         """Provides a ready worker for one job, and takes it back afterwards.
 
         Raises Refusal if no worker can be started.
         """
-        worker = self._taken(job)
+        worker = self._acquire(job)
         try:
             yield worker
         finally:
             worker.job = None
             with self._lock:
                 self._busy.remove(worker)
-                kept = worker.alive() and not self._closed and not worker.cancelled
-                if kept:
+                is_reusable = worker.alive() and not self._closed and not worker.cancelled
+                if is_reusable:
                     self._idle.append(worker)
-            if not kept:
+            if not is_reusable:
                 worker.kill()
                 worker.end()
                 self._replace()
@@ -248,47 +265,53 @@ class CompileWorkers:
     def _replace(self) -> None:
         """Starts another worker in place of one that ended, so that the next job need not wait for its start."""
         with self._lock:
-            wanted = not self._idle and not self._closed
-        if wanted:
+            is_needed = not self._idle and not self._closed
+        if is_needed:
             self.warm()
             with contextlib.suppress(Exception):  # the next job encounters and reports the same error
                 self.ready()
 
-    def _taken(self, job: Job | None) -> CompileWorker:
-        said = ""
-        recipe = dict(self._of().recipe())
+    def _acquire(self, job: Job | None) -> CompileWorker:
+        """Returns a worker, marked as busy with `job`, that has loaded the current compiler. Raises Refusal."""
+        log = ""
+        recipe = dict(self._required_compiler().recipe())
         for _ in range(_TRIES):
-            worker = self._next(job)
+            worker = self._start_or_reuse(job)
             try:
-                worker.greet(self._setup(worker, recipe))
-                self._hear(worker.greeted())
+                worker.send_setup(self._setup_message(worker, recipe))
+                self._check_confinement(worker.hello())
                 if worker.alive() and worker.recipe == recipe:
                     return worker
                 worker.kill()
-                said = worker.end().said
+                log = worker.end().log
             except (WorkerDied, TimeoutError) as error:
                 worker.kill()
-                said = worker.end().said or str(error)
+                log = worker.end().log or str(error)
             except BaseException:
-                self._drop(worker)
+                self._discard(worker)
                 raise
-            self._drop(worker)
+            self._discard(worker)
             if worker.cancelled:
                 raise _cancelled()
-        raise _not_started(said)
+        raise _not_started(log)
 
-    def _hear(self, hello: dict[str, Any]) -> None:
-        first, self.confined = self.confined is None, str(hello["confined"])
-        if first and self._confine and not self.confined:
+    def _check_confinement(self, hello: dict[str, Any]) -> None:
+        """Records the confinement that a worker's first message states; reports it if the first worker has none.
+
+        Raises Refusal(NO_COMPILER) if the worker is unconfined and only confined workers may run jobs.
+        """
+        is_first, self.confined = self.confined is None, str(hello["confined"])
+        if is_first and self._confine and not self.confined:
             self.report("no Landlock here: only the text of sources is checked for files of the host")
-        if not self.confined and not self._unconfined:
+        if not self.confined and not self._allow_unconfined:
             raise Refusal(
                 Reason.NO_COMPILER,
                 "The compile worker could not be confined (no Landlock), and tenants depend on it.",
                 fix='run a kernel with Landlock, or set compile.tenants = "trusted" in the daemon\'s configuration',
             )
 
-    def _next(self, job: Job | None) -> CompileWorker:
+    def _start_or_reuse(self, job: Job | None) -> CompileWorker:
+        """Returns an idle worker or a new one, marked as busy with `job`. Raises Refusal."""
         with self._lock:
             if self._closed:
                 raise _cancelled()
@@ -300,18 +323,18 @@ class CompileWorkers:
             self._busy.append(worker)
             return worker
 
-    def _drop(self, worker: CompileWorker) -> None:
+    def _discard(self, worker: CompileWorker) -> None:
         worker.kill()
         worker.end()
         with self._lock:
             self._busy.remove(worker)
 
-    def _start(self, start: Start = fresh) -> CompileWorker:
+    def _start(self, start: Start = spawn_worker) -> CompileWorker:
         if self._scratch is None:
             self._scratch = Scratch("hearth-workers-")
         return CompileWorker(self._main, self._scratch.room(), start)
 
-    def _setup(self, worker: CompileWorker, recipe: dict[str, Any]) -> dict[str, Any]:
+    def _setup_message(self, worker: CompileWorker, recipe: dict[str, Any]) -> dict[str, Any]:
         return {
             "recipe": recipe,
             "scratch": str(worker.scratch),
@@ -322,14 +345,14 @@ class CompileWorkers:
         }
 
 
-def _not_started(said: str) -> Refusal:
-    if disk.says_full(said):
+def _not_started(log: str) -> Refusal:
+    if disk.says_full(log):
         return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
         "No compile worker could be started, or each ended at once.",
         fix="check the daemon's memory, its limits on processes, and its temporary directory",
-        details={"log": said},
+        details={"log": log},
     )
 
 

@@ -34,12 +34,12 @@ class WorkerConnectionClosed(Exception):
 
 def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
     """Sends a message. Raises WorkerConnectionClosed, and TimeoutError if the socket has a timeout."""
-    first = json.dumps(head).encode()
-    every = (first, *parts)
-    sizes = _COUNT.pack(len(every)) + b"".join(_LENGTH.pack(len(part)) for part in every)
+    head_bytes = json.dumps(head).encode()
+    strings = (head_bytes, *parts)
+    sizes = _COUNT.pack(len(strings)) + b"".join(_LENGTH.pack(len(part)) for part in strings)
     try:
         link.sendall(sizes)
-        for part in every:
+        for part in strings:
             link.sendall(part)
     except TimeoutError:
         raise
@@ -55,22 +55,22 @@ def receive(
     `deadline` is a time of `time.monotonic`. Raises TimeoutError, and WorkerConnectionClosed also for a message larger
     than `max_bytes`.
     """
-    (count,) = _COUNT.unpack(_exactly(link, _COUNT.size, deadline))
+    (count,) = _COUNT.unpack(_receive_exactly(link, _COUNT.size, deadline))
     if not 1 <= count <= MAX_PARTS:
         raise WorkerConnectionClosed(f"a message of {count} parts")
-    lengths = [length for (length,) in _LENGTH.iter_unpack(_exactly(link, count * _LENGTH.size, deadline))]
+    lengths = [length for (length,) in _LENGTH.iter_unpack(_receive_exactly(link, count * _LENGTH.size, deadline))]
     if lengths[0] > MAX_HEAD or sum(lengths) > max_bytes:
         raise WorkerConnectionClosed(f"a message of {sum(lengths)} bytes")
     try:
-        head = json.loads(_exactly(link, lengths[0], deadline))
+        head = json.loads(_receive_exactly(link, lengths[0], deadline))
     except ValueError as error:
         raise WorkerConnectionClosed("a head that is not JSON") from error
     if not isinstance(head, dict):
         raise WorkerConnectionClosed("a head that is not an object")
-    return head, [_exactly(link, length, deadline) for length in lengths[1:]]
+    return head, [_receive_exactly(link, length, deadline) for length in lengths[1:]]
 
 
-def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
+def _receive_exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
     data = bytearray(size)
     view = memoryview(data)
     at = 0
@@ -78,14 +78,14 @@ def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
         if deadline is not None:
             link.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            got = link.recv_into(view[at : at + _CHUNK])
+            received = link.recv_into(view[at : at + _CHUNK])
         except TimeoutError:
             raise
         except OSError as error:
             raise WorkerConnectionClosed(str(error)) from error
-        if not got:
+        if not received:
             raise WorkerConnectionClosed("the end of the stream")
-        at += got
+        at += received
     return bytes(data)
 
 
@@ -161,7 +161,7 @@ def unpack_refusal(head: dict[str, Any]) -> Refusal:
         fix=str(head.get("fix", "")),
         details=details if isinstance(details, dict) else {},
         retry_after_s=disk.RETRY_S if reason is Reason.DISK_FULL else None,
-        fields=[each for each in _FIELDS if each in fields] if isinstance(fields, list) else (),
+        fields=[field for field in _FIELDS if field in fields] if isinstance(fields, list) else (),
     )
 
 

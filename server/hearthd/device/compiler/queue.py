@@ -28,7 +28,7 @@ class CompileQueue(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     @property
-    def most(self) -> int:
+    def max_running(self) -> int:
         """Largest number of compiles that may run at the same time."""
         return 2 * self._slots
 
@@ -39,8 +39,8 @@ class CompileQueue(Generic[T]):
     def next_item(self) -> tuple[Hashable, T] | None:
         """Returns the next (owner, item) that may run, and counts it as running; None if none may."""
         for owner in list(self._waiting):
-            beyond = self._total >= self._slots
-            if self._total >= self.most or (beyond and self._running.get(owner)):
+            slots_full = self._total >= self._slots
+            if self._total >= self.max_running or (slots_full and self._running.get(owner)):
                 continue
             items = self._waiting[owner]
             item = items.popleft()

@@ -15,7 +15,7 @@ from hearthd.device.compiler.image_store import ImageStore
 from hearthd.device.compiler.images import ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
-REST_S = 30.0
+IDLE_S = 30.0
 """Seconds without a job after which a compile thread ends spare workers."""
 
 
@@ -58,13 +58,13 @@ class CompileService:
         self._queue: CompileQueue[_Flight] = CompileQueue(workers)
         self._changed = threading.Condition()
         self._threads = 0
-        self._free = 0
+        self._idle_threads = 0
         self._closed = False
 
     def warm(self) -> None:
         """Makes the source prepare for the first job, on a compile thread."""
         with self._changed:
-            self._thread()
+            self._start_thread()
 
     def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
         """Compiles a job and calls `callback` on the device-handle thread; immediately if the image is in memory.
@@ -83,8 +83,8 @@ class CompileService:
         flight.callbacks.append(callback)
         with self._changed:
             self._queue.put(owner, flight)
-            if not self._free and self._threads < self._queue.most:
-                self._thread()
+            if not self._idle_threads and self._threads < self._queue.max_running:
+                self._start_thread()
             self._changed.notify()
 
     def abandon(self, job: Job, callback: Callback) -> None:
@@ -97,8 +97,8 @@ class CompileService:
             return
         del self._flights[job]
         with self._changed:
-            waited = self._queue.drop(flight)
-        if not waited:
+            was_queued = self._queue.drop(flight)
+        if not was_queued:
             self._source.cancel(flight.job)
 
     def pin(self, tenant: str) -> None:
@@ -114,51 +114,52 @@ class CompileService:
 
     # ---- compile threads ----
 
-    def _thread(self) -> None:
+    def _start_thread(self) -> None:
         self._threads += 1
         # Daemon threads: they may be blocked in the compiler, or on another process's lock, when the process ends.
         threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
 
     def _serve(self) -> None:
-        self._guarded(self._source.ready)
+        self._ignore_errors(self._source.ready)
         while True:
-            taken = self._next()
-            if taken is None:
+            entry = self._wait_next()
+            if entry is None:
                 return
-            owner, flight = taken
-            outcome = self._work(flight.job)
+            owner, flight = entry
+            outcome = self._compile(flight.job)
             with self._changed:
                 self._queue.done(owner)
                 self._changed.notify_all()  # compiles that were held back may run now
-            self._post(partial(self._landed, flight, outcome))
-            del taken, flight, outcome  # so that the waiting sessions are not referenced until the next job
+            self._post(partial(self._complete, flight, outcome))
+            del entry, flight, outcome  # so that the waiting sessions are not referenced until the next job
 
-    def _next(self) -> tuple[Hashable, _Flight] | None:
+    def _wait_next(self) -> tuple[Hashable, _Flight] | None:
+        """Returns the next job and its owner; blocks until there is one. None after `close`."""
         with self._changed:
             while not self._closed:
-                taken = self._queue.next_item()
-                if taken is not None:
-                    return taken
-                self._free += 1
-                rested = not self._changed.wait(REST_S)
-                self._free -= 1
-                if rested:
+                entry = self._queue.next_item()
+                if entry is not None:
+                    return entry
+                self._idle_threads += 1
+                timed_out = not self._changed.wait(IDLE_S)
+                self._idle_threads -= 1
+                if timed_out:
                     self._changed.release()
                     try:
-                        self._guarded(self._source.rest)
+                        self._ignore_errors(self._source.release_idle)
                     finally:
                         self._changed.acquire()
             return None
 
     @staticmethod
-    def _guarded(action: Callable[[], None]) -> None:
+    def _ignore_errors(action: Callable[[], None]) -> None:
         """Runs the action and ignores its errors, because a job encounters the same errors and reports them."""
         try:
             action()
         except Exception:
             return
 
-    def _work(self, job: Job) -> Compiled:
+    def _compile(self, job: Job) -> Compiled:
         started = time.perf_counter_ns()
         cached = False
         image: Image | None = None
@@ -174,7 +175,8 @@ class CompileService:
 
     # ---- on the device-handle thread ----
 
-    def _landed(self, flight: _Flight, outcome: Compiled) -> None:
+    def _complete(self, flight: _Flight, outcome: Compiled) -> None:
+        """Stores the image and calls the callbacks of the job's requests."""
         if outcome.image is not None:
             self._images.put(flight.job, outcome.image)
         if self._flights.get(flight.job) is flight:

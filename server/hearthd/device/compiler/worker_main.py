@@ -33,7 +33,7 @@ Main = Callable[[int, int], None]
 lifeline."""
 
 OPEN_FILES = 512
-_LOOK_S = 0.05
+_REAP_INTERVAL_S = 0.05
 """Interval at which an idle worker checks whether orphans have ended, in seconds."""
 
 _SYSTEM_READS = (
@@ -50,7 +50,7 @@ def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> 
     Args:
         link_descriptor: The socket to the device process.
         lifeline: A pipe that the device process holds open.
-        load: Imports the class of the compiler, whose `made_from` takes a recipe.
+        load: Imports the class of the compiler, whose `from_recipe` takes a recipe.
     """
     if not die_with(lifeline, group=True):  # the device process has ended already
         sys.exit(1)
@@ -59,21 +59,21 @@ def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> 
         try:
             compiler_class: Any = load()  # takes longest, so it runs before the recipe is received
             setup, _ = protocol.receive(link)
-            compiler: Compiler = compiler_class.made_from(setup["recipe"])
+            compiler: Compiler = compiler_class.from_recipe(setup["recipe"])
             limits = CompileLimits(setup["seconds"], setup["memory"], setup["file_bytes"])
-            hello = _settle(compiler, setup, limits)
+            hello = _set_up(compiler, setup, limits)
             protocol.send(link, hello)
             while True:
-                _reap_until_asked(link)
+                _reap_until_request(link)
                 head, parts = protocol.receive(link)
                 protocol.send(link, {"begun": True})
-                _answer(link, compiler, limits, head, parts)
-                _empty(Path(setup["scratch"]))
+                _run_request(link, compiler, limits, head, parts)
+                _clear(Path(setup["scratch"]))
         except protocol.WorkerConnectionClosed:
             pass
 
 
-def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
+def _set_up(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
     """Loads everything that a compile needs, then enters the sandbox. Returns the worker's first message."""
     scratch = setup["scratch"]
     os.chdir(scratch)  # NVRTC finds headers in the working directory
@@ -84,7 +84,7 @@ def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) ->
     sandbox.limit(file_bytes=limits.file_bytes, files=OPEN_FILES)
     confined = ""
     if setup["confine"]:
-        reads, writes = compiler.places()
+        reads, writes = compiler.sandbox_paths()
         confined = sandbox.confine([*_SYSTEM_READS, *reads], [scratch, *_SYSTEM_WRITES, *writes])
     identity = "" if compiler.light else compiler.identity().hex()
     return {
@@ -95,7 +95,7 @@ def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) ->
     }
 
 
-def _answer(
+def _run_request(
     link: socket.socket, compiler: Compiler, limits: CompileLimits, head: dict[str, Any], parts: list[bytes]
 ) -> None:
     try:
@@ -105,7 +105,7 @@ def _answer(
             return
         job = protocol.unpack_job(head, parts)
         parts.clear()
-        image = _run(compiler, job)
+        image = _run_job(compiler, job)
         answer, code = protocol.pack_image(image)
         if len(image.code) > limits.file_bytes:
             raise limits.too_large()
@@ -113,8 +113,8 @@ def _answer(
         protocol.send(link, answer, code)
     except Refusal as refusal:
         protocol.send(link, protocol.pack_refusal(includes.hint(refusal)))
-    except CompilerEnded as ended:
-        protocol.send(link, protocol.pack_refusal(limits.ended(ended.number, ended.log)))
+    except CompilerEnded as error:
+        protocol.send(link, protocol.pack_refusal(limits.ended_by_signal(error.number, error.log)))
     except MemoryError:
         protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
     except protocol.WorkerConnectionClosed:
@@ -127,23 +127,23 @@ def _answer(
         protocol.send(link, protocol.pack_refusal(failure))
 
 
-def _run(compiler: Compiler, job: Job) -> Image:
+def _run_job(compiler: Compiler, job: Job) -> Image:
     if isinstance(job, Assembly):
         return compiler.assemble(job)
     includes.check(job.code, dict(job.headers), job.options, job.name_expressions)
     return compiler.compile(job)
 
 
-def _reap_until_asked(link: socket.socket) -> None:
+def _reap_until_request(link: socket.socket) -> None:
     """Reaps the worker's children until the next job arrives.
 
     Between two jobs all children are orphans: processes that a compiler's driver started and left behind.
     """
-    while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
+    while _reap_orphans() and not select.select([link], [], [], _REAP_INTERVAL_S)[0]:
         pass
 
 
-def _orphans_run() -> bool:
+def _reap_orphans() -> bool:
     """Reaps the orphans that have ended; returns True if others are still running."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -153,7 +153,7 @@ def _orphans_run() -> bool:
     return True
 
 
-def _empty(directory: Path) -> None:
+def _clear(directory: Path) -> None:
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -32,54 +32,54 @@ START_S = 60.0
 _BOOT = """import sys
 sys.path[:] = {path!r}
 from {module} import {name}
-{name}({link}, {life})
+{name}({link}, {lifeline})
 """
 
-_SAID = 4096
+_MAX_LOG = 4096
 """Number of bytes of a worker's last output that are kept."""
 
 
 class WorkerDied(Exception):
     """The worker has exited.
 
-    `status` is the exit status as waitpid reports it, `resident` the worker's largest resident set in bytes, `said` its
+    `status` is the exit status as waitpid reports it, `resident` the worker's largest resident set in bytes, `log` its
     last output.
     """
 
-    def __init__(self, status: int, resident: int, said: str) -> None:
+    def __init__(self, status: int, resident: int, log: str) -> None:
         super().__init__(f"ended with status {status}")
         self.status = status
         self.resident = resident
-        self.said = said
+        self.log = log
 
 
 class WorkerNotStarted(Exception):
     """The worker exited before it received the job, so that another worker can run the job."""
 
 
-def fresh(main: Main, link: int, life: int, said: int) -> int:
+def spawn_worker(main: Main, link: int, lifeline: int, log: int) -> int:
     """Starts a worker in a fresh interpreter, safe whatever this process has started, even CUDA."""
-    boot = _BOOT.format(path=sys.path, module=main.__module__, name=main.__name__, link=link, life=life)
+    boot = _BOOT.format(path=sys.path, module=main.__module__, name=main.__name__, link=link, lifeline=lifeline)
     process = subprocess.Popen(
         [sys.executable, "-c", boot],
         stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
-        pass_fds=(link, life),
+        stdout=log,
+        stderr=log,
+        pass_fds=(link, lifeline),
         start_new_session=True,
     )
     process.returncode = 0  # the process is waited for by its ID, not through this object
     return process.pid
 
 
-def forked(main: Main, link: int, life: int, said: int) -> int:
+def fork_worker(main: Main, link: int, lifeline: int, log: int) -> int:
     """Starts a worker as a copy of this process, which is fast.
 
     Only safe while this process has no other thread and no CUDA context; starts a fresh interpreter if there are other
     threads.
     """
     if threading.active_count() != 1:
-        return fresh(main, link, life, said)
+        return spawn_worker(main, link, lifeline, log)
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
         return pid
     status = 1
     try:
-        _leave(link, life, said)
+        _redirect_descriptors(link, lifeline, log)
         main(3, 4)
         status = 0
     except Exception:
@@ -96,20 +96,20 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
         os._exit(status)
 
 
-def _leave(link: int, life: int, said: int) -> None:
+def _redirect_descriptors(link: int, lifeline: int, log: int) -> None:
     """Closes all descriptors of the copied process except those that it needs.
 
-    `link` and `life` become 3 and 4, standard output and error go to `said`.
+    `link` and `lifeline` become 3 and 4, standard output and error go to `log`.
     """
     with contextlib.suppress(PermissionError):  # a group leader cannot start a new session
         os.setsid()
     faulthandler.unregister(signal.SIGUSR1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
-    link, life, said = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in (link, life, said))
+    link, lifeline, log = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in (link, lifeline, log))
     null = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, place in ((null, 0), (said, 1), (said, 2), (link, 3), (life, 4)):
-        os.dup2(descriptor, place, inheritable=place < 3)
+    for descriptor, target in ((null, 0), (log, 1), (log, 2), (link, 3), (lifeline, 4)):
+        os.dup2(descriptor, target, inheritable=target < 3)
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if descriptor > 4:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -120,43 +120,43 @@ class CompileWorker:
     """A running compile worker."""
 
     def __init__(self, main: Main, scratch: Path, start: Start) -> None:
-        ours, theirs = socket.socketpair()
-        life, self._lifeline = os.pipe()
-        self._said = os.memfd_create("hearth-compile-log")
-        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)  # the log is truncated between jobs
-        self.link = ours
+        link, worker_link = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self._log = os.memfd_create("hearth-compile-log")
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # the log is truncated between jobs
+        self.link = link
         self.scratch = scratch
         self.job: Job | None = None
         self.cancelled = False
-        self.hello: dict[str, Any] | None = None
+        self._hello: dict[str, Any] | None = None
         self.recipe: dict[str, Any] | None = None
         self._ended: WorkerDied | None = None
         self._reaped = False
-        self._ending = threading.Lock()
-        self._greeting = threading.Lock()
+        self._end_lock = threading.Lock()
+        self._setup_lock = threading.Lock()
         try:
-            with theirs:
-                self.pid = start(main, theirs.fileno(), life, self._said)
+            with worker_link:
+                self.pid = start(main, worker_link.fileno(), lifeline, self._log)
         except BaseException:
-            ours.close()
+            link.close()
             os.close(self._lifeline)
-            os.close(self._said)
+            os.close(self._log)
             raise
         finally:
-            os.close(life)
+            os.close(lifeline)
 
     def alive(self) -> bool:
         """True if the worker can accept a job."""
         return self._ended is None and self._process_runs()
 
-    def ask(
+    def request(
         self, head: dict[str, Any], parts: list[bytes], deadline: float, max_bytes: int
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Sends a job and returns the answer.
 
         Raises TimeoutError, WorkerDied, and WorkerNotStarted if the worker exited before it received the job.
         """
-        os.ftruncate(self._said, 0)
+        os.ftruncate(self._log, 0)
         try:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
             protocol.send(self.link, head, parts)
@@ -168,9 +168,9 @@ class CompileWorker:
         except protocol.WorkerConnectionClosed:
             raise self.end() from None
 
-    def greet(self, setup: dict[str, Any]) -> None:
+    def send_setup(self, setup: dict[str, Any]) -> None:
         """Sends the setup, once, so that the worker can load its compiler before its first job arrives."""
-        with self._greeting:
+        with self._setup_lock:
             if self.recipe is not None:
                 return
             self.recipe = setup["recipe"]
@@ -180,14 +180,14 @@ class CompileWorker:
             ):  # reported when the answer is received
                 protocol.send(self.link, setup)
 
-    def greeted(self) -> dict[str, Any]:
+    def hello(self) -> dict[str, Any]:
         """Returns the worker's first message. Raises TimeoutError, WorkerDied."""
-        if self.hello is None:
+        if self._hello is None:
             try:
-                self.hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
+                self._hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
             except protocol.WorkerConnectionClosed:
                 raise self.end() from None
-        return self.hello
+        return self._hello
 
     def kill(self) -> None:
         """Kills the worker and its children immediately. `end` must still be called."""
@@ -200,16 +200,16 @@ class CompileWorker:
 
         Returns its exit status and last output.
         """
-        with self._ending:
+        with self._end_lock:
             if self._ended is None:
                 # A worker that has closed its socket is about to exit: report its exit status, not that of the kill.
                 self._wait(1.0)
                 self.kill()
                 status, resident = self._reap()
-                self._ended = WorkerDied(status, resident, self._last_words())
+                self._ended = WorkerDied(status, resident, self._read_log())
                 self.link.close()
                 os.close(self._lifeline)
-                os.close(self._said)
+                os.close(self._log)
                 shutil.rmtree(self.scratch, ignore_errors=True)
             return self._ended
 
@@ -238,6 +238,7 @@ class CompileWorker:
                 if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
                     time.sleep(0.001)
 
-    def _last_words(self) -> str:
-        size = os.fstat(self._said).st_size
-        return os.pread(self._said, _SAID, max(0, size - _SAID)).decode(errors="replace").strip()
+    def _read_log(self) -> str:
+        """Returns the end of the worker's output."""
+        size = os.fstat(self._log).st_size
+        return os.pread(self._log, _MAX_LOG, max(0, size - _MAX_LOG)).decode(errors="replace").strip()

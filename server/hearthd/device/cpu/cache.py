@@ -62,9 +62,9 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
             os.utime(final)  # marks it as in use, so that `_prune` keeps it
         return final
     with _lock:
-        ours = _building.setdefault(final, threading.Lock())
+        build_lock = _building.setdefault(final, threading.Lock())
     # so that neither threads of one process nor several processes build it twice
-    with ours, _alone(parent / f".{name}.lock"):
+    with build_lock, _file_lock(parent / f".{name}.lock"):
         if final.is_dir():
             return final
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
@@ -83,7 +83,7 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Holds a file lock that ends with the process.
 
     If the file system has no locks, the only effect is that work may be done twice.
@@ -103,10 +103,10 @@ def _prune(parent: Path) -> None:
 
     They were built for a compiler or a version that no longer exists.
     """
-    before = time.time() - UNUSED_S
+    oldest = time.time() - UNUSED_S
     for entry in parent.iterdir():
         with contextlib.suppress(OSError):
-            if entry.is_dir() and entry.stat().st_mtime < before:
+            if entry.is_dir() and entry.stat().st_mtime < oldest:
                 shutil.rmtree(entry, ignore_errors=True)
 
 

@@ -34,9 +34,9 @@ from hearthd.device.cpu.translation.messages import (
     OPTIONS_FILE,
     WARNING_OPTIONS,
     Messages,
-    bounded,
+    limited_warnings,
 )
-from hearthd.device.cpu.translation.mistakes import explain, place
+from hearthd.device.cpu.translation.mistakes import explain, first_use
 from hearthd.device.cpu.translation.source import translate
 from hearthd.device.cpu.translation.unsupported import MARK, refuse
 from hearthd.shared import disk
@@ -44,7 +44,7 @@ from hearthd.shared import disk
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
 
 # gcc's driver, the last output of the compiler proper, and clang's driver name the signal as strsignal(3) does.
-_ENDED = re.compile(
+_SIGNAL_MESSAGE = re.compile(
     r"(?:internal compiler error: |unable to execute command: |fatal error: (?=.* signal terminated program))"
     r"([A-Z][\w ]*?)(?: signal terminated program.*| \(.*\).*)?$",
     re.MULTILINE,
@@ -69,22 +69,22 @@ class CpuCompiler:
         self._toolchain = toolchain
         self._preludes = -1
         self._renewals = 0
-        self._renewing = threading.Lock()
+        self._renewal_lock = threading.Lock()
 
     @classmethod
-    def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
         """Returns an equal compiler in another process."""
-        return cls(toolchain=Toolchain.made_from(recipe))
+        return cls(toolchain=Toolchain.from_recipe(recipe))
 
     def toolchain(self) -> Toolchain:
         """Returns the C++ compiler and the directory of its results. Raises Refusal(NO_COMPILER)."""
         if self._toolchain is not None:
             return self._toolchain
         try:
-            place = None if self._cache_dir is None else private_dir(self._cache_dir)
+            directory = None if self._cache_dir is None else private_dir(self._cache_dir)
         except OSError:  # not trusted or not writable: results that are built once are stored elsewhere
-            place = None
-        return find_toolchain(place)
+            directory = None
+        return find_toolchain(directory)
 
     def recipe(self) -> Mapping[str, Any]:
         """Returns the recipe of the compiler.
@@ -93,7 +93,7 @@ class CpuCompiler:
         access only to the directory that existed when the worker started.
         """
         toolchain = self.toolchain()
-        with self._renewing:
+        with self._renewal_lock:
             path = toolchain.preludes()
             if self._preludes < 0 or not os.path.samestat(path.stat(), os.fstat(self._preludes)):
                 if self._preludes >= 0:
@@ -111,8 +111,8 @@ class CpuCompiler:
     def load(self) -> None:
         self.toolchain().identity()  # reads and caches the backend's own files
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        return self.toolchain().places()
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.toolchain().sandbox_paths()
 
     def identity(self) -> bytes:
         toolchain = self.toolchain()
@@ -175,22 +175,26 @@ def compile_image(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     prelude = toolchain.prelude(parsed.standard)
     with tempfile.TemporaryDirectory(prefix="hearth-compile-") as name:
-        room = Path(name)
-        _write_headers(room, headers)
-        texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
+        directory = Path(name)
+        _write_headers(directory, headers)
+        texts = {FILE: source.split("\n"), **{_relative_path(name): text.split("\n") for name, text in headers.items()}}
         names = toolchain.prelude_names(parsed.standard)
         hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
         lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {ARCHITECTURE}"]
         lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        own = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
-        idle_work = [*CLANG_OPTIONS, *own, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *own, "-fpch-preprocess"]
+        extra = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
+        preprocessing_options = (
+            [*CLANG_OPTIONS, *extra, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *extra, "-fpch-preprocess"]
+        )
         base = [option for option in prelude if option != "-w"]
-        done = toolchain.run([*base, *idle_work, "-E", "-I.", "-x", "c++", "-"], room, text, _left(deadline))
-        preprocessing = Messages(done.log, texts, str(room))
-        if done.status != 0:
-            raise _failure(done, preprocessing)
-        expanded = done.output.decode(errors="replace")
+        completed = toolchain.run(
+            [*base, *preprocessing_options, "-E", "-I.", "-x", "c++", "-"], directory, text, _remaining(deadline)
+        )
+        preprocessing = Messages(completed.log, texts, str(directory))
+        if completed.status != 0:
+            raise _failure(completed, preprocessing)
+        expanded = completed.output.decode(errors="replace")
         if toolchain.is_clang:  # clang writes the prelude out; the precompiled one is used instead
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
             # clang's output shows headers that the prelude has already included only in this way.
@@ -201,53 +205,57 @@ def compile_image(
         try:
             translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
         except Refusal as error:
-            _quote(error, preprocessing)
+            _quote_source_line(error, preprocessing)
             raise
-        arguments = [*base, *CLANG_OPTIONS, *own, "-x", "c++"] if toolchain.is_clang else _without_include(base, own)
+        arguments = (
+            [*base, *CLANG_OPTIONS, *extra, "-x", "c++"] if toolchain.is_clang else _without_include(base, extra)
+        )
         arguments += ["-c", "-o", "module.o", "-"]
         text = translation.text.encode()
         if toolchain.is_clang:  # clang preprocesses again, with the prelude's macros
             text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
-        done = toolchain.run(arguments, room, text, _left(deadline))
-        compiling = Messages(done.log, texts, str(room))
-        if done.status != 0:
+        completed = toolchain.run(arguments, directory, text, _remaining(deadline))
+        compiling = Messages(completed.log, texts, str(directory))
+        if completed.status != 0:
             # Only if the compiler's first error is about that: the source may have another error before.
             first = next((error.main.text for error in compiling.errors()), "")
             warp_synchronous.check(finding for finding in translation.findings if f"'{finding.name}'" in first)
-            raise _failure(done, compiling, expanded)
+            raise _failure(completed, compiling, expanded)
         log: list[str] = []
         if parsed.warnings:
-            log = [*parsed.notes, *bounded(preprocessing), *bounded(compiling)]
+            log = [*parsed.notes, *limited_warnings(preprocessing), *limited_warnings(compiling)]
             for finding in translation.findings:
                 log += [finding.log_line(), *compiling.quoted(finding.file, finding.line)]
-        return Image(_linked(toolchain, room, _left(deadline)), log="\n".join(log))
+        return Image(_link(toolchain, directory, _remaining(deadline)), log="\n".join(log))
 
 
-def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
-    """Links the object file in `room`, and returns the image."""
+def _link(toolchain: Toolchain, directory: Path, timeout_s: float | None) -> bytes:
+    """Links the object file in `directory`, and returns the image."""
     link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
-    done = toolchain.run(link, room, timeout_s=timeout_s)
-    if done.status != 0:
-        raise _failure(done, Messages(done.log, {}, str(room)))
-    return image.pack((room / "module.so").read_bytes(), static_shared_bytes((room / "module.o").read_bytes()))
+    completed = toolchain.run(link, directory, timeout_s=timeout_s)
+    if completed.status != 0:
+        raise _failure(completed, Messages(completed.log, {}, str(directory)))
+    return image.pack(
+        (directory / "module.so").read_bytes(), static_shared_bytes((directory / "module.o").read_bytes())
+    )
 
 
-def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
+def _without_include(prelude: Sequence[str], extra: Sequence[str]) -> list[str]:
     """Returns the options for gcc's second step, without those that include the prelude.
 
     The preprocessed text already names the prelude.
     """
-    kept = list(prelude)
-    at = kept.index("-include")
-    del kept[at : at + 2]
-    return [*kept, "-fpreprocessed", *GCC_OPTIONS, *own, "-x", "c++"]
+    options = list(prelude)
+    at = options.index("-include")
+    del options[at : at + 2]
+    return [*options, "-fpreprocessed", *GCC_OPTIONS, *extra, "-x", "c++"]
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.01, deadline - time.monotonic())
 
 
-def _inside(name: str) -> str:
+def _relative_path(name: str) -> str:
     """Returns the relative path of a header or directory, checked to stay within the directory that it is written to.
 
     Raises Refusal.
@@ -265,53 +273,57 @@ def _inside(name: str) -> str:
     return str(path)
 
 
-def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
+def _write_headers(directory: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         check_name(name)
         if name.startswith("cub/") and (INCLUDE / name).is_file():
             continue  # the backend's own header is used, even if it is included by a name in quotation marks
-        path = room / _inside(name)
+        path = directory / _relative_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
-def _quote(error: Refusal, messages: Messages) -> None:
+def _quote_source_line(error: Refusal, messages: Messages) -> None:
     """Adds the user's source line to the log of a refusal that names a line."""
     details = error.details
     if details.get("log") and details.get("line"):
         details["log"] = "\n".join((details["log"], *messages.quoted(details["file"], int(details["line"]))))
 
 
-_MOST_LINE = 120
+_MAX_LINE = 120
 """Characters of a source line in a message."""
 
 
-def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
+def _failure(completed: Completed, messages: Messages, expanded: str = "") -> Refusal:
     """Returns the refusal for a failed step: usually COMPILE_FAILED.
 
     It is UNSUPPORTED if the backend's headers provoked the error for that purpose. `expanded` is the preprocessed
     source, which is needed to explain errors at places outside the user's files.
     """
-    if disk.says_full(done.log) or (done.status == -signal.SIGBUS and disk.without_room(tempfile.gettempdir())):
+    if disk.says_full(completed.log) or (
+        completed.status == -signal.SIGBUS and disk.without_room(tempfile.gettempdir())
+    ):
         return disk.temporary()
-    check_crash(done)
+    check_crash(completed)
     unsupported = messages.unsupported(MARK)
     if unsupported is not None:
         return refuse(*unsupported)
-    foreign = messages.foreign_errors()
+    foreign_errors = messages.foreign_errors()
     mistakes = explain(expanded) if expanded else []
     blocks = [[f"{file}({line}): error: {text}", *messages.quoted(file, line)] for file, line, text in mistakes]
     blocks += [messages.show(error) for error in messages.errors(explained=bool(mistakes))]
     if not blocks:
-        blocks = [messages.show(error, place(expanded, error.main.text)) for error in foreign]
+        blocks = [messages.show(error, first_use(expanded, error.main.text)) for error in foreign_errors]
     log = "\n".join(line for block in blocks for line in block)
-    named = next((block for block in blocks if any("error: " in line for line in block)), [])
-    at = next((index for index, line in enumerate(named) if "error: " in line), 0)
-    first = named[at] if named else "the compiler gave no reason"
-    line = named[at + 1].strip() if named[at + 1 : at + 2] and named[at + 1].startswith("    ") else ""
+    error_block = next((block for block in blocks if any("error: " in line for line in block)), [])
+    at = next((index for index, line in enumerate(error_block) if "error: " in line), 0)
+    summary = error_block[at] if error_block else "the compiler gave no reason"
+    line = (
+        error_block[at + 1].strip() if error_block[at + 1 : at + 2] and error_block[at + 1].startswith("    ") else ""
+    )
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"The source does not compile: {first}" + (f", in `{line[:_MOST_LINE]}`" if line else ""),
+        f"The source does not compile: {summary}" + (f", in `{line[:_MAX_LINE]}`" if line else ""),
         fix="correct the source; error.log has all messages of the compiler.",
         details={"log": log},
     )
@@ -320,11 +332,11 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
 __all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source", "default_cache_dir", "find_toolchain"]
 
 
-def check_crash(done: Completed) -> None:
+def check_crash(completed: Completed) -> None:
     """Raises MemoryError or CompilerEnded if the C++ compiler was ended by a limit or an internal fault."""
-    if _EXHAUSTED.search(done.log):
+    if _EXHAUSTED.search(completed.log):
         raise MemoryError
-    named = [_SIGNALS[match[1]] for match in _ENDED.finditer(done.log) if match[1] in _SIGNALS]
-    number = named[-1] if named else max(0, -done.status)
+    signals = [_SIGNALS[match[1]] for match in _SIGNAL_MESSAGE.finditer(completed.log) if match[1] in _SIGNALS]
+    number = signals[-1] if signals else max(0, -completed.status)
     if number:
-        raise CompilerEnded(number, done.log)
+        raise CompilerEnded(number, completed.log)

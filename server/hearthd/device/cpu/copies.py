@@ -6,12 +6,12 @@ import ctypes
 from typing import Any
 
 
-def move_rows(destination: int, to_pitch: int, source: int, from_pitch: int, width: int, rows: int) -> None:
+def move_rows(destination: int, destination_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
     """Copies `rows` rows of `width` bytes; source and destination must not overlap. Pitches are in bytes."""
-    if to_pitch == from_pitch == width:
+    if destination_pitch == source_pitch == width:
         ctypes.memmove(destination, source, width * rows)
     else:
-        rows_at(destination, to_pitch, width, rows)[...] = rows_at(source, from_pitch, width, rows)
+        rows_at(destination, destination_pitch, width, rows)[...] = rows_at(source, source_pitch, width, rows)
 
 
 class _Memory:
@@ -42,9 +42,9 @@ def fill_with(address: int, pattern: bytes, size: int) -> None:
     if len(set(pattern)) == 1:
         ctypes.memset(address, pattern[0], size)
         return
-    done = len(pattern)
-    ctypes.memmove(address, pattern, done)
-    while done < size:
-        step = min(done, size - done)
-        ctypes.memmove(address + done, address, step)
-        done += step
+    filled = len(pattern)
+    ctypes.memmove(address, pattern, filled)
+    while filled < size:
+        chunk = min(filled, size - filled)
+        ctypes.memmove(address + filled, address, chunk)
+        filled += chunk

@@ -27,25 +27,25 @@ class Recorder:
 class CpuGraph:
     """The work of each node of a graph. A launch takes a snapshot, which a later update does not change."""
 
-    __slots__ = ("_all", "_steps")
+    __slots__ = ("_all_work", "_node_work")
 
-    def __init__(self, steps: list[list[Work]]) -> None:
-        self._steps = steps
-        self._all: tuple[Work, ...] | None = None
+    def __init__(self, node_work: list[list[Work]]) -> None:
+        self._node_work = node_work
+        self._all_work: tuple[Work, ...] | None = None
 
     def work(self) -> tuple[Work, ...]:
         """The work of all nodes, in order."""
-        if self._all is None:
-            self._all = tuple(work for step in self._steps for work in step)
-        return self._all
+        if self._all_work is None:
+            self._all_work = tuple(work for actions in self._node_work for work in actions)
+        return self._all_work
 
-    def replace(self, index: int, step: list[Work]) -> None:
+    def replace(self, index: int, work: list[Work]) -> None:
         """Replaces the work of the node at `index`, effective from the next launch."""
-        self._steps[index] = step
-        self._all = None
+        self._node_work[index] = work
+        self._all_work = None
 
 
-def steps(server: Enqueues, node: GraphNode) -> list[Work]:
+def node_work(server: Enqueues, node: GraphNode) -> list[Work]:
     """Returns the work of one node, recorded from the calls that `server` would make on a stream."""
     recorder = Recorder()
     replay(server, (node,), recorder)

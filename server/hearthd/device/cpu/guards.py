@@ -1,9 +1,9 @@
-"""Guarded arrays: memory around which every access of a kernel is noticed, for validated launches.
+"""Guarded arrays: memory around which every access of a kernel is recorded, for validated launches.
 
 The pages around an array are inaccessible while the kernel runs, up to 64 GiB on both sides. The runtime handles the
-faults (runtime/guards.cpp): it notes the access, makes the page accessible, and repeats the instruction, so that the
-kernel continues and nothing outside of the mapping is changed. Accesses within the array's own pages are not noticed:
-up to a page before the array, and up to 15 bytes behind it if its size is no multiple of 16.
+faults (runtime/guards.cpp): it records the access, makes the page accessible, and repeats the instruction, so that the
+kernel continues and nothing outside of the mapping is changed. Accesses within the array's own pages are not recorded:
+up to a page before the array, and up to 15 bytes after it if its size is no multiple of 16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hearthd.device.backend.resources import StrayAccess
 from hearthd.device.cpu.streams import CpuStream
 
-_MOST = 64
+_MAX_ACCESSES = 64
 """Number of accesses of one array that are reported, at most one for each page and kind."""
 _WRITES = (None, False, True)
 """`StrayAccess.writes` by the kind that the runtime reports."""
@@ -49,36 +49,36 @@ class CpuGuard:
         stream.submit(lambda: self._runtime.hearth_guard_arm(self._guard))
 
     def disarm(self, stream: CpuStream) -> Callable[[], Sequence[StrayAccess]]:
-        found: list[StrayAccess] = []
+        accesses: list[StrayAccess] = []
 
         def disarm() -> None:
             self._runtime.hearth_guard_disarm(self._guard)
-            strays = (_Stray * _MOST)()
-            count = self._runtime.hearth_guard_strays(self._guard, strays, _MOST)
-            found.extend(
-                StrayAccess(each.offset, _WRITES[each.kind], (each.block[0], each.block[1], each.block[2]))
-                for each in strays[:count]
+            strays = (_Stray * _MAX_ACCESSES)()
+            count = self._runtime.hearth_guard_strays(self._guard, strays, _MAX_ACCESSES)
+            accesses.extend(
+                StrayAccess(stray.offset, _WRITES[stray.kind], (stray.block[0], stray.block[1], stray.block[2]))
+                for stray in strays[:count]
             )
 
         stream.submit(disarm)
-        return lambda: found
+        return lambda: accesses
 
     def free(self, stream: CpuStream) -> None:
         stream.submit(lambda: self._runtime.hearth_guard_free(self._guard))
 
 
-def make_guard(runtime: ctypes.CDLL, size: int, inside: int, inner: int) -> CpuGuard | None:
+def make_guard(runtime: ctypes.CDLL, size: int, offset: int, array_bytes: int) -> CpuGuard | None:
     """Maps memory for a guarded array.
 
     Args:
         runtime: Library that launches kernels.
         size: Size of the memory in bytes, with the array's surroundings.
-        inside: Offset of the array in the memory.
-        inner: Size of the array in bytes.
+        offset: Offset of the array in the memory.
+        array_bytes: Size of the array in bytes.
 
     Returns:
         The memory, or None if there are no addresses for it, or too many arrays are guarded at the same time.
     """
     address = ctypes.c_uint64()
-    guard = runtime.hearth_guard_make(size, inside, inner, ctypes.byref(address))
+    guard = runtime.hearth_guard_make(size, offset, array_bytes, ctypes.byref(address))
     return CpuGuard(runtime, guard, address.value) if guard else None

@@ -15,7 +15,7 @@ from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
 from hearthd.device.backend.resources import Function, FunctionAttributes, Module
 from hearthd.device.compiler import image_headers
 from hearthd.device.cpu import occupancy, racecheck
-from hearthd.device.cpu.crash_keeping import CrashKeeping
+from hearthd.device.cpu.crash_recorder import CrashRecorder
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.module import CpuFunction, CpuModule
 from hearthd.device.cpu.streams import CpuStream
@@ -59,10 +59,10 @@ class LoadedModule:
         return list(self._module.globals)
 
     def function(self, name: str) -> Function:
-        found = self._functions.get(name)
-        if found is None:
-            found = self._functions[name] = LoadedFunction(self._module.function(name))
-        return found
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = LoadedFunction(self._module.function(name))
+        return function
 
     @property
     def runtime(self) -> ctypes.CDLL:
@@ -79,7 +79,7 @@ class CpuLauncher:
     def __init__(self, toolchain: Callable[[], LibraryMaker], multiprocessors: int) -> None:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
-        self.crashes = CrashKeeping()
+        self.crashes = CrashRecorder()
         self.runtime: ctypes.CDLL | None = None
         """Library that launches kernels; None until a module is loaded."""
 
@@ -93,7 +93,7 @@ class CpuLauncher:
     def load(self, image: Image) -> Module:
         """Loads an image that this backend compiled. Raises Refusal(UNSUPPORTED) for any other code."""
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
-            raise _foreign(image.code)
+            raise _foreign_code(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
         self.runtime = module.runtime
         self.crashes.set_runtime(module.runtime)
@@ -114,7 +114,7 @@ class CpuLauncher:
         Raises Refusal(LAUNCH_INVALID), Refusal(RESIDENCY_EXCEEDED), Refusal(UNSUPPORTED) for a launch with clusters.
         """
         assert isinstance(function, LoadedFunction)
-        run = _with_races_shown(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
+        run = _reporting_races(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
         # checked here, because on the stream's thread an error would count as a device fault
         function.cpu.check(grid, block, shared_mem, params)
         if shared_mem and not self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem):
@@ -153,19 +153,19 @@ class CpuLauncher:
         Like CUDA's driver (cudaErrorCooperativeLaunchTooLarge), does so regardless of earlier checks.
         """
         blocks = grid[0] * grid[1] * grid[2]
-        held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
-        limit = held * self._multiprocessors
+        per_multiprocessor = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
+        limit = per_multiprocessor * self._multiprocessors
         if blocks > limit:
             raise Refusal(
                 Reason.RESIDENCY_EXCEEDED,
                 f"cooperative launch of {function.name}: its grid has {blocks} blocks; {limit} are resident at once "
-                f"({held} on each of {self._multiprocessors} multiprocessors)",
+                f"({per_multiprocessor} on each of {self._multiprocessors} multiprocessors)",
                 fix="launch fewer or smaller blocks, and let each do more",
                 details={"kernel": function.name, "blocks": blocks, "allowed": limit},
             )
 
 
-def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[..., object]:
+def _reporting_races(function: CpuFunction, stream: CpuStream) -> Callable[..., object]:
     """Returns a launch function for a kernel that is checked for races.
 
     Races are written to standard output, like output of the kernel, and logged.
@@ -190,12 +190,12 @@ def no_clusters(kernel: str) -> Refusal:
     )
 
 
-def _foreign(code: bytes) -> Refusal:
+def _foreign_code(code: bytes) -> Refusal:
     """Returns the refusal of code that the CPU backend has not compiled; it names the kind of the code."""
-    what = image_headers.describe(code)
+    kind = image_headers.describe(code)
     return Refusal(
         Reason.UNSUPPORTED,
-        f"the code is {what}; the CPU backend runs CUDA C++ source only",
+        f"the code is {kind}; the CPU backend runs CUDA C++ source only",
         fix="send the source, or use a node with a GPU",
-        details={"feature": what},
+        details={"feature": kind},
     )

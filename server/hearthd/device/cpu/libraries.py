@@ -42,13 +42,13 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 class LibraryMaker(Protocol):
     """Builder of shared objects from the backend's own sources: a `Toolchain`, or a client of a broker."""
 
-    def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
+    def library(self, name: str, folder: Path, sources: Sequence[str], *options: str) -> Path:
         """Returns the path of the shared object. Raises Refusal."""
         ...
 
 
-def named(name: str, maker: LibraryMaker) -> Path:
-    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name.
+def library_path(name: str, maker: LibraryMaker) -> Path:
+    """Returns the path of a library by the name under which `runtime`, `exchange` or `reduction` requests it.
 
     Raises Refusal.
     """
@@ -56,9 +56,9 @@ def named(name: str, maker: LibraryMaker) -> Path:
     if name == "runtime":
         return runtime(maker)
     if name == "exchange":
-        return _exchange(maker)
+        return _exchange_path(maker)
     if name != dtype and dtype in STORED:
-        return _reduction(dtype, maker)
+        return _reduction_path(dtype, maker)
     raise Refusal(Reason.INTERNAL, f"The CPU backend has no library {name!r}.")
 
 
@@ -66,16 +66,16 @@ def runtime(toolchain: LibraryMaker) -> Path:
     """Returns the library that launches kernels, compiled if necessary."""
     sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
     # fiber.h pushes onto the stack in the middle of functions.
-    more = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
-    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *more)
+    options = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
+    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *options)
 
 
 def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
     """Loads the library that moves bytes between the ranks of a group."""
-    return _load(_exchange(toolchain or find_toolchain()))
+    return _load(_exchange_path(toolchain or find_toolchain()))
 
 
-def _exchange(maker: LibraryMaker) -> Path:
+def _exchange_path(maker: LibraryMaker) -> Path:
     sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
     # The library copies whole blocks and waits, so more optimization would not make it faster.
     return maker.library("exchange", EXCHANGE, sources, "-O1")
@@ -92,7 +92,7 @@ class Arithmetic(NamedTuple):
 
 def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> Arithmetic:
     """Returns the functions for numbers of the dtype, which are compiled if necessary."""
-    library = _load(_reduction(dtype, toolchain or find_toolchain()))
+    library = _load(_reduction_path(dtype, toolchain or find_toolchain()))
     return Arithmetic(_address(library.hearth_reduce), _address(library.hearth_scale))
 
 
@@ -102,7 +102,7 @@ def _address(function: object) -> int:
     return address
 
 
-def _reduction(dtype: str, maker: LibraryMaker) -> Path:
+def _reduction_path(dtype: str, maker: LibraryMaker) -> Path:
     return maker.library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], f"-DHEARTH_DTYPE={STORED[dtype]}")
 
 

@@ -54,12 +54,12 @@ class Heap:
         self.in_use += reserved
         return CpuMemory(address, size, reserved)
 
-    def promise(self, memory: CpuMemory) -> None:
+    def count_as_free(self, memory: CpuMemory) -> None:
         """Counts the memory as free, because its stream is about to free it, as in a stream-ordered pool."""
         self.in_use -= memory.reserved
 
     def free(self, memory: CpuMemory) -> None:
-        """Returns the memory to the C library. Does not change `in_use`; see `promise`."""
+        """Returns the memory to the C library. Does not change `in_use`; see `count_as_free`."""
         if memory.address:
             _libc.free(memory.address)
 
@@ -89,17 +89,17 @@ class CpuHostBuffer:
 class CpuHostPool:
     """Host buffers by size class, kept because touching fresh memory costs more than a copy."""
 
-    def __init__(self, keep_bytes: int) -> None:
-        self._keep = keep_bytes
-        self._kept = 0
+    def __init__(self, max_cached: int) -> None:
+        self._max_cached = max_cached
+        self._cached = 0
         self._free: dict[int, list[CpuHostBuffer]] = {}
         self.in_use = 0
         """Bytes lent out."""
 
     @property
-    def held(self) -> int:
+    def reserved(self) -> int:
         """Bytes lent out, plus bytes kept for reuse."""
-        return self._kept + self.in_use
+        return self._cached + self.in_use
 
     def allocate(self, size: int) -> CpuHostBuffer:
         """Returns a buffer of at least `size` bytes.
@@ -108,20 +108,20 @@ class CpuHostPool:
         memory would be padding.
         """
         size = max(SMALLEST_HOST, size)
-        step = 1 << (size - 1).bit_length()
-        if step > COARSE:
-            step //= 8
-        size = -(-size // step) * step
+        granularity = 1 << (size - 1).bit_length()
+        if granularity > COARSE:
+            granularity //= 8
+        size = -(-size // granularity) * granularity
         self.in_use += size
         free = self._free.get(size)
         if not free:
             return CpuHostBuffer(size)
-        self._kept -= size
+        self._cached -= size
         return free.pop()
 
     def free(self, buffer: CpuHostBuffer) -> None:
         """Takes back a buffer that was lent out. Must be called once for each buffer."""
         self.in_use -= buffer.size
-        if self._kept + buffer.size <= self._keep:
-            self._kept += buffer.size
+        if self._cached + buffer.size <= self._max_cached:
+            self._cached += buffer.size
             self._free.setdefault(buffer.size, []).append(buffer)

@@ -165,7 +165,7 @@ class CpuFunction:
         Like CUDA's driver, does not rely on an earlier check.
         """
         threads = block[0] * block[1] * block[2]
-        fits = all(1 <= axis <= most for axis, most in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
+        fits = all(1 <= axis <= maximum for axis, maximum in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
         if not fits or threads > self.max_threads_per_block:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
@@ -217,32 +217,35 @@ class CpuModule:
 
     def function(self, name: str) -> CpuFunction:
         """Returns the kernel `name`. Raises `Refusal` (FUNCTION_NOT_FOUND), which lists the existing kernels."""
-        found = self.functions.get(name)
-        if found is None:
-            there = ", ".join(sorted(self.functions)) or "none"
+        function = self.functions.get(name)
+        if function is None:
+            kernels = ", ".join(sorted(self.functions)) or "none"
             raise Refusal(
                 Reason.FUNCTION_NOT_FOUND,
-                f"The module has no kernel {name!r}; it has: {there}.",
+                f"The module has no kernel {name!r}; it has: {kernels}.",
                 fix='Declare the kernel extern "C", or pass its C++ name in name_expressions.',
-                details={"name": name, "functions": there},
+                details={"name": name, "functions": kernels},
             )
-        return found
+        return function
 
     def global_(self, name: str) -> tuple[int, int]:
         """Returns the address, and the size in bytes, of a `__device__` or `__constant__` variable.
 
         Raises `Refusal` (GLOBAL_NOT_FOUND).
         """
-        found = self.globals.get(name)
-        if found is None:
-            there = ", ".join(sorted(each for each in self.globals if not each.startswith("&"))) or "none"
+        variable = self.globals.get(name)
+        if variable is None:
+            variables = (
+                ", ".join(sorted(global_name for global_name in self.globals if not global_name.startswith("&")))
+                or "none"
+            )
             raise Refusal(
                 Reason.GLOBAL_NOT_FOUND,
-                f"The module has no variable {name!r}; it has: {there}.",
+                f"The module has no variable {name!r}; it has: {variables}.",
                 fix="Declare it __device__ or __constant__ at namespace scope.",
-                details={"name": name, "globals": there},
+                details={"name": name, "globals": variables},
             )
-        return found
+        return variable
 
     def close(self) -> None:
         """Unloads the code immediately. No kernel of the module may be running or be launched later."""
@@ -262,7 +265,7 @@ def _load(image: bytes) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(f"/proc/self/fd/{spelling}{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
-            why = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the path is internal
-            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {why}.") from None
+            reason = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the path is internal
+            raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {reason}.") from None
     finally:
         os.close(descriptor)

@@ -39,10 +39,10 @@ def suggested_block(max_threads: int, shared_bytes: int) -> int:
 
     Corresponds to cuOccupancyMaxPotentialBlockSize.
     """
-    best, most = 0, 0
+    best, max_resident = 0, 0
     sizes = {*range(WARP_SIZE, max_threads + 1, WARP_SIZE), max_threads}
     for threads in sorted(sizes, reverse=True):
-        held = threads * blocks_per_multiprocessor(threads, max_threads, shared_bytes)
-        if held > most:
-            best, most = threads, held
+        resident = threads * blocks_per_multiprocessor(threads, max_threads, shared_bytes)
+        if resident > max_resident:
+            best, max_resident = threads, resident
     return best

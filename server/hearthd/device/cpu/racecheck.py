@@ -20,11 +20,11 @@ from hearthd.device.cpu.images.dwarf import Frame, Lines
 MARK = b"__tsan_init"
 """Bytes contained in the image of every module that is compiled for the race check, and in no other image."""
 
-MOST = 16
+MAX_RACES = 16
 """Largest number of races that are reported for one launch."""
 
-_ROOM = 64
-_DONE = ("read", "wrote", "read atomically", "updated atomically")
+_MAX_REPORTS = 64
+_VERBS = ("read", "wrote", "read atomically", "updated atomically")
 _NOUNS = ("read", "write", "atomic read", "atomic update")
 _WRITE = 1
 _SHT_SYMTAB = 2
@@ -57,12 +57,12 @@ class Side:
 
     thread: tuple[int, int, int]
     kind: int
-    place: str
+    location: str
     """File and line, as `kernel.cu(14)`."""
 
     def __str__(self) -> str:
         x, y, z = self.thread
-        return f"thread ({x},{y},{z}) {_DONE[self.kind]} at {self.place}"
+        return f"thread ({x},{y},{z}) {_VERBS[self.kind]} at {self.location}"
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Race:
         )
 
     def __str__(self) -> str:
-        again = f" (seen {self.count} times)" if self.count > 1 else ""
-        return f"hearth racecheck: {self.message}; {self.fix}{again}"
+        repeats = f" (seen {self.count} times)" if self.count > 1 else ""
+        return f"hearth racecheck: {self.message}; {self.fix}{repeats}"
 
 
 class RaceReports:
@@ -111,42 +111,43 @@ class RaceReports:
 
     def __init__(self, image: bytes, runtime: ctypes.CDLL) -> None:
         self._image = image
-        self._take = runtime.hearth_race_reports
-        self._take.restype = ctypes.c_uint32
-        self._take.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self._fetch_reports = runtime.hearth_race_reports
+        self._fetch_reports.restype = ctypes.c_uint32
+        self._fetch_reports.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
 
     def pop_all(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
         """Returns the races of the calling thread's latest launch, one for each pair of source lines.
 
         That launch was of `kernel` with blocks of `block` threads.
         """
-        reports = (_Report * _ROOM)()
-        found: dict[tuple[object, ...], Race] = {}
-        for report in reports[: self._take(reports, _ROOM)]:
+        reports = (_Report * _MAX_REPORTS)()
+        races: dict[tuple[object, ...], Race] = {}
+        for report in reports[: self._fetch_reports(reports, _MAX_REPORTS)]:
             sides = [
-                Side(_thread(report.rank[i], block), report.kind[i], self._place(report.site[i])) for i in range(2)
+                Side(_thread_index(report.rank[i], block), report.kind[i], self._location(report.site[i]))
+                for i in range(2)
             ]
-            key = tuple(sorted((side.place, side.kind) for side in sides))
+            key = tuple(sorted((side.location, side.kind) for side in sides))
             x, y, z = report.block
-            memory = self._memory(report)
+            memory = self._variable_name(report)
             if not memory:
                 continue
             race = Race(kernel, (x, y, z), sides[0], sides[1], memory, report.count, not report.across)
-            if key in found:
-                known = found[key]
-                one_warp = known.one_warp and race.one_warp
-                race = replace(known, count=known.count + race.count, one_warp=one_warp)
-            found[key] = race
-        return list(found.values())
+            if key in races:
+                previous = races[key]
+                one_warp = previous.one_warp and race.one_warp
+                race = replace(previous, count=previous.count + race.count, one_warp=one_warp)
+            races[key] = race
+        return list(races.values())
 
-    def _place(self, site: int) -> str:
+    def _location(self, site: int) -> str:
         """Returns the user's source line that caused an access, skipping frames in the backend's own headers."""
         frames = self._lines.frames(site - 1)  # a call's return address may belong to the next line
-        own = next((frame for frame in frames if not _is_ours(frame)), None)
-        frame = own or (frames[0] if frames else Frame("?", 0))
+        user_frame = next((frame for frame in frames if not _is_backend_header(frame)), None)
+        frame = user_frame or (frames[0] if frames else Frame("?", 0))
         return f"{frame.file}({frame.line})"
 
-    def _memory(self, report: _Report) -> str:
+    def _variable_name(self, report: _Report) -> str:
         """Returns the accessed variable; empty for memory that the compiler has added."""
         if not report.is_static:
             return f"dynamic shared memory + {report.offset} bytes"
@@ -168,15 +169,15 @@ class RaceReports:
         """Thread-local variables as (offset, name, size in bytes), sorted."""
         sections = list(_sections(self._image))
         strings = next((data for name, _, data in sections if name == ".strtab"), b"")
-        found = []
+        variables = []
         for _, kind, data in sections:
             if kind != _SHT_SYMTAB:
                 continue
             for name, info, _, section, value, size in struct.iter_unpack("<IBBHQQ", data):
                 if info & 0xF == _STT_TLS and section != 0:
                     text = strings[name : strings.index(b"\0", name)].decode(errors="replace")
-                    found.append((value, plain_name(text), size))
-        return sorted(found)
+                    variables.append((value, plain_name(text), size))
+        return sorted(variables)
 
 
 def plain_name(symbol: str) -> str:
@@ -212,38 +213,38 @@ def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
         yield name, header[1], content
 
 
-def _thread(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+def _thread_index(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
     return rank % block[0], rank // block[0] % block[1], rank // (block[0] * block[1])
 
 
-def _is_ours(frame: Frame) -> bool:
+def _is_backend_header(frame: Frame) -> bool:
     return frame.file.startswith(("/", "<"))
 
 
 def text(races: Sequence[Race]) -> str:
     """Returns the text that a client sees among its kernel's output, one line for each race."""
-    lines = [str(race) for race in races[:MOST]]
-    if len(races) > MOST:
-        lines.append(f"hearth racecheck: {len(races) - MOST} more races of this launch are not listed")
+    lines = [str(race) for race in races[:MAX_RACES]]
+    if len(races) > MAX_RACES:
+        lines.append(f"hearth racecheck: {len(races) - MAX_RACES} more races of this launch are not listed")
     return "".join(f"{line}\n" for line in lines)
 
 
 def refusal(races: Sequence[Race]) -> Refusal:
     """Returns the error of a validated launch that had `races`."""
     first = races[0]
-    more = f" (and {len(races) - 1} more)" if len(races) > 1 else ""
+    others = f" (and {len(races) - 1} more)" if len(races) > 1 else ""
     return Refusal(
         Reason.DATA_RACE,
-        f"{first.message}{more}",
+        f"{first.message}{others}",
         fix=first.fix,
         details={
             "kernel": first.kernel,
             "block": first.block,
             "memory": first.memory,
             "first_thread": first.first.thread,
-            "first_line": first.first.place,
+            "first_line": first.first.location,
             "second_thread": first.second.thread,
-            "second_line": first.second.place,
+            "second_line": first.second.location,
             "races": len(races),
         },
     )

@@ -21,7 +21,7 @@ from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.copies import fill_with, move_rows, rows_at
-from hearthd.device.cpu.graphs import CpuGraph, steps
+from hearthd.device.cpu.graphs import CpuGraph, node_work
 from hearthd.device.cpu.guards import CpuGuard, make_guard
 from hearthd.device.cpu.launch import CpuLauncher, no_clusters
 from hearthd.device.cpu.libraries import LibraryMaker
@@ -93,7 +93,7 @@ class CpuServer:
     def free(self, memory: CpuMemory, stream: CpuStream) -> None:
         """Counts the memory as free at once; the stream's thread frees it."""
         stream.submit(lambda: self._heap.free(memory))
-        self._heap.promise(memory)
+        self._heap.count_as_free(memory)
 
     def memory_info(self) -> MemoryInfo:
         return self._heap.info()
@@ -119,7 +119,7 @@ class CpuServer:
     def import_shared(self, file: int, size: int) -> CpuSharedMemory:
         return self._segments.map(file, size)
 
-    def own_shared(self, memory: CpuSharedMemory) -> None:
+    def count_shared(self, memory: CpuSharedMemory) -> None:
         self._segments.count_in_pool(memory)
 
     def release_shared(self, memory: CpuSharedMemory) -> None:
@@ -137,7 +137,7 @@ class CpuServer:
         return None
 
     def host_info(self) -> HostInfo:
-        return HostInfo(self._host.held, self._host.in_use)
+        return HostInfo(self._host.reserved, self._host.in_use)
 
     def free_host(self, buffer: CpuHostBuffer) -> None:
         self._host.free(buffer)
@@ -248,14 +248,14 @@ class CpuServer:
 
     def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
         """Implements `hearthd.device.backend.server.ChecksRaces`."""
-        found: list[racecheck.Race] = []
-        stream.submit(lambda: found.extend(stream.races))
-        return lambda: racecheck.refusal(found) if found else None
+        races: list[racecheck.Race] = []
+        stream.submit(lambda: races.extend(stream.races))
+        return lambda: racecheck.refusal(races) if races else None
 
-    def guard(self, size: int, inside: int, inner: int) -> CpuGuard | None:
+    def guard(self, size: int, offset: int, array_bytes: int) -> CpuGuard | None:
         """Implements `hearthd.device.backend.server.GuardsMemory`."""
         runtime = self._launcher.runtime
-        return None if runtime is None else make_guard(runtime, size, inside, inner)
+        return None if runtime is None else make_guard(runtime, size, offset, array_bytes)
 
     # ---- code ----
 
@@ -264,7 +264,7 @@ class CpuServer:
     def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
         return False
 
-    def first_launch_made(self, _function: Function, _prints: bool) -> None:
+    def record_first_launch(self, _function: Function, _prints: bool) -> None:
         pass
 
     def load(self, image: Image) -> Module:
@@ -276,7 +276,7 @@ class CpuServer:
     def flush_output(self) -> None:
         pass  # each launch flushes at its end
 
-    def repeated(
+    def bind_launch(
         self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
     ) -> Callable[[], object]:
         return partial(self.launch, function, grid, block, shared_mem, stream, params)
@@ -303,27 +303,27 @@ class CpuServer:
         return self._launcher.suggested_block(function, shared_mem)
 
     def encode_tensor_map(self, spec: tensor_map.TensorMapSpec, address: int) -> bytes:
-        raise tensor_map.not_served("the CPU backend")
+        raise tensor_map.missing_feature("the CPU backend")
 
     # ---- graphs ----
 
     def create_graph(self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder] | None = None) -> CpuGraph:
         # Nodes run one after the other in the order of their indices, which every order of the nodes allows.
-        return CpuGraph([steps(self, node) for node in nodes])
+        return CpuGraph([node_work(self, node) for node in nodes])
 
     def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
         work = graph.work()
         self._launcher.note_session(stream)
 
         def run() -> None:
-            for each in work:
-                each()
+            for action in work:
+                action()
 
         for _ in range(times):
             stream.submit(run)
 
     def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
-        graph.replace(index, steps(self, node))
+        graph.replace(index, node_work(self, node))
 
     def destroy_graph(self, graph: CpuGraph) -> None:
         pass  # freed with the last reference

@@ -23,7 +23,7 @@ SEALS = 0x1 | 0x2 | 0x4 | F_SEAL_FUTURE_WRITE
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): existing writable mappings remain, and
 no new ones can be created."""
 
-_FAILED = ctypes.c_void_p(-1).value
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -60,14 +60,14 @@ class SharedMemorySegments:
         try:
             file = os.memfd_create("hearth-published", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise _refused(size, error) from error
+            raise _refusal(size, error) from error
         try:
             os.ftruncate(file, reserved)
             address = _map(file, reserved, mmap.PROT_READ | mmap.PROT_WRITE)
             fcntl.fcntl(file, F_ADD_SEALS, SEALS & ~F_SEAL_FUTURE_WRITE if writable else SEALS)
         except OSError as error:
             os.close(file)
-            raise _refused(size, error) from error
+            raise _refusal(size, error) from error
         memory = CpuSharedMemory(address, size, reserved, file, protected=False)
         self.count_in_pool(memory)
         return memory
@@ -86,7 +86,7 @@ class SharedMemorySegments:
                 raise OSError(errno.EINVAL, "it is not a sealed segment of that size")
             address = _map(file, reserved, mmap.PROT_READ)
         except OSError as error:
-            raise _refused(size, error) from error
+            raise _refusal(size, error) from error
         return CpuSharedMemory(address, size, reserved, -1, protected=True)
 
     def count_in_pool(self, memory: CpuSharedMemory) -> None:
@@ -107,13 +107,13 @@ class SharedMemorySegments:
 
 def _map(file: int, size: int, protection: int) -> int:
     address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, file, 0)
-    if address is None or address == _FAILED:
+    if address is None or address == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(address)
 
 
-def _refused(size: int, error: OSError) -> Refusal:
+def _refusal(size: int, error: OSError) -> Refusal:
     number = error.errno or 0
     reason = Reason.OUT_OF_MEMORY if number in (errno.ENOMEM, errno.EMFILE, errno.ENFILE) else Reason.INTERNAL
     return Refusal(

@@ -41,7 +41,7 @@ _OPTIONS = (
     "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
     "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
-_PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
+_SUBDIRECTORIES = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 """Subdirectories of an installation that hold a compiler, its headers and its libraries. The whole prefix is not used,
 because it may be a home directory."""
 
@@ -80,14 +80,14 @@ class Toolchain:
     racecheck: bool = False
 
     @classmethod
-    def made_from(cls, recipe: Mapping[str, Any]) -> Toolchain:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Toolchain:
         """Returns the toolchain that another process's `recipe` describes."""
         command = tuple(map(str, recipe["command"]))
         is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
         return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the fields as values that JSON can carry, from which `made_from` creates an equal toolchain."""
+        """Returns the fields as values that JSON can carry, from which `from_recipe` creates an equal toolchain."""
         return {
             "command": list(self.command),
             "version": self.version,
@@ -96,7 +96,7 @@ class Toolchain:
             "racecheck": self.racecheck,
         }
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads, and the paths that it writes.
 
         The first are those of the compiler with its headers and libraries, and of the preludes.
@@ -109,7 +109,7 @@ class Toolchain:
             # a sandbox only allows paths that exist when it is entered
             self._zig_cache.mkdir(mode=0o700, exist_ok=True)
         for prefix in prefixes:
-            reads += [str(prefix / part) for part in _PARTS]
+            reads += [str(prefix / part) for part in _SUBDIRECTORIES]
             reads += [str(path) for path in prefix.glob(f"{platform.machine()}-*")]
         return reads, [str(self._zig_cache)] if self._is_zig else []
 
@@ -129,12 +129,12 @@ class Toolchain:
         digest = hashlib.sha256()
         for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
             digest.update(part.encode() + b"\0")
-        digest.update(_own_files())
+        digest.update(_files_digest())
         return digest.digest()
 
     def abi(self) -> int:
         """Returns the number that a module and the runtime must share."""
-        return int.from_bytes(hashlib.sha256(_own_files() + self.version.encode()).digest()[:8], "little") | 1
+        return int.from_bytes(hashlib.sha256(_files_digest() + self.version.encode()).digest()[:8], "little") | 1
 
     def _options(self) -> list[str]:
         native = ["-march=native"] if platform.machine() == "x86_64" else ["-mcpu=native"]
@@ -168,26 +168,26 @@ class Toolchain:
                 header = INCLUDE / "hearth" / "shim.h"
                 arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
                 arguments += ["-o", PRELUDE + ".pch"]
-            with ending_with_us() as life:
-                done = self.run(arguments, cwd=scratch, life=life)
-            if done.status != 0:
-                raise _broken(self, done)
+            with lifeline() as lifeline_reader:
+                completed = self.run(arguments, cwd=scratch, lifeline=lifeline_reader)
+            if completed.status != 0:
+                raise _build_failure(self, completed)
             header = scratch / "names.cpp"  # under another name, so that the precompiled one is not used
             header.write_text("#include <hearth/shim.h>\n")
-            with ending_with_us() as life:
-                done = self.run([*options, "-E", "-dD", header.name], cwd=scratch, life=life)
-            if done.status != 0:
-                raise _broken(self, done)
-            names = PreludeNames.read(done.output.decode(errors="replace"), INCLUDE)
+            with lifeline() as lifeline_reader:
+                completed = self.run([*options, "-E", "-dD", header.name], cwd=scratch, lifeline=lifeline_reader)
+            if completed.status != 0:
+                raise _build_failure(self, completed)
+            names = PreludeNames.read(completed.output.decode(errors="replace"), INCLUDE)
             (scratch / NAMES).write_text(names.dump())
 
         parent = self.preludes()
-        place = build_once(parent, name, build)
+        directory = build_once(parent, name, build)
         with contextlib.suppress(OSError):
             os.utime(parent)  # marks it as in use, so that it is not removed
         if self.is_clang:
-            return [*options, "-include-pch", str(place / (PRELUDE + ".pch"))]
-        return [*options, "-isystem", str(place), "-include", PRELUDE]
+            return [*options, "-include-pch", str(directory / (PRELUDE + ".pch"))]
+        return [*options, "-isystem", str(directory), "-include", PRELUDE]
 
     def _prelude_name(self, standard: str) -> str:
         return f"prelude-{standard.replace('+', 'x')}-{self.identity().hex()[:24]}"
@@ -200,7 +200,7 @@ class Toolchain:
         """Returns the directory of precompiled preludes."""
         return private_dir(self.cache_dir / PRELUDES)
 
-    def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
+    def library(self, name: str, folder: Path, sources: Sequence[str], *extra: str) -> Path:
         """Returns the shared object of the backend's own `sources` in `folder`, compiled if necessary.
 
         The sources are compiled as one text, so that headers, which cost the most, are read only once.
@@ -209,26 +209,26 @@ class Toolchain:
         def build(scratch: Path) -> None:
             text = "".join(f'#include "{source}"\n' for source in sources)
             options = [*self._options(), "-std=gnu++17", "-fvisibility=default", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
-            options += [*more, "-I", str(folder), "-shared", "-x", "c++", "-", "-o", f"{name}.so"]
-            with ending_with_us() as life:
-                done = self.run(options, cwd=scratch, text=text.encode(), life=life)
-            if done.status != 0:
-                raise _broken(self, done)
+            options += [*extra, "-I", str(folder), "-shared", "-x", "c++", "-", "-o", f"{name}.so"]
+            with lifeline() as lifeline_reader:
+                completed = self.run(options, cwd=scratch, text=text.encode(), lifeline=lifeline_reader)
+            if completed.status != 0:
+                raise _build_failure(self, completed)
 
         # the same library serves modules with and without the race check
         identity = replace(self, racecheck=False).identity()
         return build_once(self.cache_dir, f"{name}-{identity.hex()[:24]}", build) / f"{name}.so"
 
     def run(
-        self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, life: int = -1
+        self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, lifeline: int = -1
     ) -> Completed:
         """Runs the compiler. Raises `Refusal` (COMPILE_LIMIT) if it takes longer than `timeout_s` seconds.
 
-        `life`: a descriptor of `ending_with_us`, for callers that have no process group with which the compiler is
-        stopped.
+        `lifeline`: a descriptor from the context manager of this name, for callers that have no process group with
+        which the compiler is stopped.
         """
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
-        own_session = timeout_s is not None or life >= 0
+        own_session = timeout_s is not None or lifeline >= 0
         if self._is_zig:
             environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
         # With a time limit, the compiler gets a separate session, because the driver's children must be stopped with
@@ -241,10 +241,10 @@ class Toolchain:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=own_session,
-            pass_fds=(life,) if life >= 0 else (),
+            pass_fds=(lifeline,) if lifeline >= 0 else (),
         )
-        if life >= 0:
-            fcntl.fcntl(life, fcntl.F_SETOWN, -process.pid)
+        if lifeline >= 0:
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -process.pid)
         try:
             output, log = process.communicate(text, timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -283,20 +283,20 @@ def _reap(group: int) -> None:
 
 
 @contextlib.contextmanager
-def ending_with_us() -> Iterator[int]:
+def lifeline() -> Iterator[int]:
     """Yields a descriptor for a process and its children, whose process group the kernel kills when this process ends.
 
     PR_SET_PDEATHSIG would not be enough, because the driver's own children do not inherit it and would continue to run.
     """
-    life, held = os.pipe()
+    reader, writer = os.pipe()
     try:
-        fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-        yield life
+        fcntl.fcntl(reader, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+        yield reader
     finally:
-        fcntl.fcntl(life, fcntl.F_SETOWN, 0)  # the process has ended: its ID may soon belong to another process
-        os.close(held)
-        os.close(life)
+        fcntl.fcntl(reader, fcntl.F_SETOWN, 0)  # the process has ended: its ID may soon belong to another process
+        os.close(writer)
+        os.close(reader)
 
 
 def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
@@ -305,9 +305,9 @@ def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
     `cache_dir` holds the precompiled prelude and the libraries (default: `default_cache_dir()`); it must be private to
     the user. Raises `Refusal` (NO_COMPILER) if there is no compiler.
     """
-    place = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
-    chosen = os.environ.get("CXX", "").strip()
-    return replace(_find(chosen, os.environ.get("PATH", ""), place), racecheck=_races_are_checked())
+    directory = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
+    cxx = os.environ.get("CXX", "").strip()
+    return replace(_find_compiler(cxx, os.environ.get("PATH", ""), directory), racecheck=_races_are_checked())
 
 
 def _races_are_checked() -> bool:
@@ -315,38 +315,39 @@ def _races_are_checked() -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _find(chosen: str, path: str, place: Path) -> Toolchain:
-    candidates: list[list[str]] = [shlex.split(chosen)] if chosen else []
+def _find_compiler(cxx: str, search_path: str, cache_dir: Path) -> Toolchain:
+    """Returns the first candidate that runs. `search_path` is the value of PATH. Raises Refusal(NO_COMPILER)."""
+    candidates: list[list[str]] = [shlex.split(cxx)] if cxx else []
     candidates += [[name] for name in ("g++", "c++", "clang++")]
     zig = importlib.util.find_spec("ziglang")
     if zig is not None:  # the program in the package: a sandbox allows access to it, but not to all of Python
-        candidates += [[str(Path(place) / "zig"), "c++"] for place in zig.submodule_search_locations or ()]
+        candidates += [[str(Path(package) / "zig"), "c++"] for package in zig.submodule_search_locations or ()]
     for candidate in candidates:
-        program = shutil.which(candidate[0], path=path)
+        program = shutil.which(candidate[0], path=search_path)
         if program is None:
             continue
         command = (program, *candidate[1:])
         with contextlib.suppress(OSError, Refusal):
-            probe = Toolchain(command, "", False, place).run(["--version"], place, timeout_s=60)
+            probe = Toolchain(command, "", False, cache_dir).run(["--version"], cache_dir, timeout_s=60)
             version = probe.output.decode(errors="replace")
             if probe.status == 0:
-                return Toolchain(command, version.strip(), "clang" in version, place)
+                return Toolchain(command, version.strip(), "clang" in version, cache_dir)
     raise Refusal(
         Reason.NO_COMPILER,
         "The CPU backend compiles kernels with a C++ compiler, and found none ($CXX, g++, c++, clang++, ziglang).",
         fix="Install g++ or clang++, or `pip install ziglang`, or set CXX.",
-        details={"PATH": path, "CXX": chosen},
+        details={"PATH": search_path, "CXX": cxx},
     )
 
 
 @functools.cache
-def _own_files() -> bytes:
+def _files_digest() -> bytes:
     digest = hashlib.sha256()
-    here = Path(__file__).parent
+    package = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += [*here.rglob("*.py"), here.parent / "compiler" / "options.py"]
+    files += [*package.rglob("*.py"), package.parent / "compiler" / "options.py"]
     for path in sorted(files):
-        digest.update(str(path.relative_to(here.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
 
 
@@ -357,21 +358,21 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
-    found: dict[str, str] = {}
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
+    lines_by_key: dict[str, str] = {}
     for line in lines:
         key = line.split(":")[0].strip()
-        if key in wanted:
-            found.setdefault(key, line)
-    return "\n".join(found.values())
+        if key in keys:
+            lines_by_key.setdefault(key, line)
+    return "\n".join(lines_by_key.values())
 
 
-def _broken(toolchain: Toolchain, done: Completed) -> Refusal:
-    if disk.says_full(done.log):
+def _build_failure(toolchain: Toolchain, completed: Completed) -> Refusal:
+    if disk.says_full(completed.log):
         return disk.refusal(str(toolchain.cache_dir), "the CPU backend's own libraries", "cache.dir")
     return Refusal(
         Reason.NO_COMPILER,
         f"The C++ compiler {shlex.join(toolchain.command)} cannot compile the CPU backend's own sources.",
         fix="Use g++ 9 or newer, clang++ 10 or newer, or `pip install ziglang`; set CXX to choose.",
-        details={"log": done.log[-4000:], "version": toolchain.version.splitlines()[0]},
+        details={"log": completed.log[-4000:], "version": toolchain.version.splitlines()[0]},
     )

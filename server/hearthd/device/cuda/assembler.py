@@ -29,13 +29,13 @@ _EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECAS
 class _Tool(NamedTuple):
     """An assembler: its name, its version, and a function that assembles PTX for an architecture and raises _Refused.
 
-    `fatbins`: it accepts fatbins.
+    `takes_fatbins`: it accepts fatbins.
     """
 
     name: str
     version: tuple[int, int]
     run: Callable[[bytes, str], bytes]
-    fatbins: bool
+    takes_fatbins: bool
 
 
 class _Refused(Exception):
@@ -55,31 +55,31 @@ class PtxAssembler:
 
     def identity(self) -> bytes:
         """Returns the identity of tool and target. Raises Refusal(NO_COMPILER)."""
-        tool = self._found
+        tool = self._required_tool
         return f"{tool.name} {tool.version[0]}.{tool.version[1]}\n{self._target}".encode()
 
     @staticmethod
     def files() -> list[str]:
         """Returns the path of the program that the assembler may run; empty if ptxas is not installed."""
-        path = _ptxas()
+        path = _find_ptxas()
         return [] if path is None else [path]
 
     def assemble(self, assembly: Assembly) -> Image:
         """Assembles the code. Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
-        tool = self._found
+        tool = self._required_tool
         fatbin = assembly.code.startswith(image_headers.FATBIN_MAGIC)
-        if fatbin and not tool.fatbins:
+        if fatbin and not tool.takes_fatbins:
             raise _unavailable(f"{tool.name} takes no fatbin")
         try:
             code = tool.run(assembly.code.rstrip(b"\0") if not fatbin else assembly.code, self._target)
-        except _Refused as refused:
-            raise self._explained(tool, str(refused)) from refused
+        except _Refused as error:
+            raise self._refusal(tool, str(error)) from error
         if fatbin and b".text." not in code:
             raise _unavailable(f"{tool.name} finds no code in the fatbin")
         return Image(code=code, kinds={} if fatbin else parameter_kinds(assembly.code))
 
     @property
-    def _found(self) -> _Tool:
+    def _required_tool(self) -> _Tool:
         """The tool to use. Raises Refusal(NO_COMPILER) if none is installed."""
         if self._tool is None:
             raise _unavailable("neither nvJitLink nor ptxas is installed")
@@ -87,9 +87,9 @@ class PtxAssembler:
 
     @functools.cached_property
     def _tool(self) -> _Tool | None:
-        return _tool()
+        return _find_tool()
 
-    def _explained(self, tool: _Tool, log: str) -> Refusal:
+    def _refusal(self, tool: _Tool, log: str) -> Refusal:
         if _EXHAUSTED.search(log):
             raise MemoryError
         version = _UNKNOWN_VERSION.search(log)
@@ -97,10 +97,10 @@ class PtxAssembler:
             return _unavailable(f"{tool.name} knows PTX up to {version[2]}, and the driver is newer")
         if "NRECOGNIZED_ARCH" in log or "not defined for option 'gpu-name'" in log:
             return _unavailable(f"{tool.name} {tool.version[0]}.{tool.version[1]} does not know {self._target}")
-        asked = f"PTX {version[1]} was sent; the newest known here is {version[2]}" if version else _first(log)
+        problem = f"PTX {version[1]} was sent; the newest known here is {version[2]}" if version else _first_error(log)
         return Refusal(
             Reason.MODULE_INVALID,
-            f"The PTX cannot be assembled for {self._target}: {asked}.",
+            f"The PTX cannot be assembled for {self._target}: {problem}.",
             fix="compile it with a toolkit that is no newer, for this device's architecture or an older one"
             if version
             else 'correct the PTX; the complete log is in details["log"]',
@@ -109,7 +109,7 @@ class PtxAssembler:
         )
 
 
-def _tool() -> _Tool | None:
+def _find_tool() -> _Tool | None:
     """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas.
 
     None if neither is installed.
@@ -120,26 +120,26 @@ def _tool() -> _Tool | None:
         return _Tool("nvJitLink", tuple(nvjitlink.version()), _link, True)
     except Exception:  # not installed, or older than the binding
         pass
-    path = _ptxas()
+    path = _find_ptxas()
     if path is None:
         return None
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    release = _RELEASE.search(told)
+    release = _RELEASE.search(output)
     version = (int(release[1]), int(release[2])) if release else (0, 0)
     return _Tool(f"ptxas {path}", version, functools.partial(_run_ptxas, path), False)
 
 
-def _ptxas() -> str | None:
+def _find_ptxas() -> str | None:
     """Returns the path of the toolkit's ptxas, or of that in the package nvidia-cuda-nvcc; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
-    for place in spec.submodule_search_locations or () if spec else ():
-        for path in sorted(Path(place).glob("*/bin/ptxas")):
+    for directory in spec.submodule_search_locations or () if spec else ():
+        for path in sorted(Path(directory).glob("*/bin/ptxas")):
             return str(path)
-    found = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-    return str(Path(found).resolve()) if found else None
+    program = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    return str(Path(program).resolve()) if program else None
 
 
 def _link(code: bytes, target: str) -> bytes:
@@ -168,17 +168,17 @@ def _link(code: bytes, target: str) -> bytes:
 
 def _run_ptxas(path: str, code: bytes, target: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ptxas-") as name:
-        source, made = Path(name) / "module.ptx", Path(name) / "module.cubin"
+        source, cubin = Path(name) / "module.ptx", Path(name) / "module.cubin"
         source.write_bytes(code)
-        command = [path, f"-arch={target}", "-o", str(made), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode != 0:
-            log = (done.stderr + done.stdout).replace(f"{name}/", "").strip()
-            raise _Refused(log or f"ptxas ended with status {done.returncode}")
-        return made.read_bytes()
+        command = [path, f"-arch={target}", "-o", str(cubin), str(source)]
+        completed = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if completed.returncode != 0:
+            log = (completed.stderr + completed.stdout).replace(f"{name}/", "").strip()
+            raise _Refused(log or f"ptxas ended with status {completed.returncode}")
+        return cubin.read_bytes()
 
 
-def _first(log: str) -> str:
+def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     first = next(
         (line for line in lines if "error" in line.lower() or "fatal" in line), lines[0] if lines else "no reason"
@@ -186,5 +186,5 @@ def _first(log: str) -> str:
     return first.rstrip(".")
 
 
-def _unavailable(why: str) -> Refusal:
-    return Refusal(Reason.NO_COMPILER, f"PTX is left to the driver: {why}.", fix="install nvidia-nvjitlink")
+def _unavailable(reason: str) -> Refusal:
+    return Refusal(Reason.NO_COMPILER, f"PTX is left to the driver: {reason}.", fix="install nvidia-nvjitlink")

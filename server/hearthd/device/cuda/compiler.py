@@ -35,7 +35,7 @@ class CudaCompiler:
         self._assembler = PtxAssembler(compute_capability, driver)
 
     @classmethod
-    def made_from(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
         """Returns an equal compiler in another process."""
         major, minor = recipe["compute_capability"]
         driver_major, driver_minor = recipe["driver"]
@@ -56,7 +56,7 @@ class CudaCompiler:
             # A process's first compile takes longest, because it loads the rest of the library.
             self._nvrtc.compile(Source("__global__ void warm() {}"))
 
-    def places(self) -> tuple[Sequence[str], Sequence[str]]:
+    def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         # Parts of the toolkit's libraries, and of the bindings, are loaded on first use.
         bindings = [str(Path(nvrtc.__file__).parents[1])]
         spec = importlib.util.find_spec("nvidia")

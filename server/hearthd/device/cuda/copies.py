@@ -5,8 +5,9 @@ than the device's maximum pitch are copied one by one (there cannot be many); a 
 several 2-D copies.
 
 The driver fills with 1, 2 and 4-byte values. A longer pattern is written as interleaved 4-byte columns (2-D memsets
-that are one value wide, with the pattern's length as pitch) over a first piece. That piece is then copied to the bytes
-after it, doubling the filled part each time, at the speed of a copy. No kernel has to be compiled.
+that are one value wide, with the pattern's length as pitch) over the first `MEMSET_BYTES`. The filled bytes are then
+copied to the bytes after them, which doubles the filled part each time, at the speed of a copy. No kernel has to be
+compiled.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from hearthd.device.resources.host_pool import PinnedBuffer
 MAX_ROWS = 1 << 20
 """Largest number of rows of one 2-D copy. The driver refuses very tall copies, and does not document the limit."""
 
-FIRST_PIECE = 32 << 10
-"""Number of bytes of a long pattern that are set rather than copied."""
+MEMSET_BYTES = 32 << 10
+"""Number of bytes that are filled with a long pattern by memsets; copies fill the following bytes."""
 
 TO_DEVICE = runtime.memcpyHostToDevice
 TO_HOST = runtime.memcpyDeviceToHost
@@ -37,7 +38,7 @@ class CudaCopies:
     def __init__(self) -> None:
         self._max_pitch = 0
         """Maximum pitch of the device in bytes; 0 before the first query."""
-        self._side = 0
+        self._stream = 0
         """The stream of `write_now` and `read_now`; 0 before their first call."""
 
     def upload(self, destination: int, source: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
@@ -53,13 +54,13 @@ class CudaCopies:
         self, destination: int, pitch: int, source: PinnedBuffer, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = source.address + offset
-        self._rows(destination, pitch, start, width, width, rows, TO_DEVICE, stream.pointer)
+        self._copy_rows(destination, pitch, start, width, width, rows, TO_DEVICE, stream.pointer)
 
     def download_rows(
         self, destination: PinnedBuffer, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = destination.address + offset
-        self._rows(start, width, source, pitch, width, rows, TO_HOST, stream.pointer)
+        self._copy_rows(start, width, source, pitch, width, rows, TO_HOST, stream.pointer)
 
     def copy_rows(
         self,
@@ -71,16 +72,16 @@ class CudaCopies:
         rows: int,
         stream: Stream,
     ) -> None:
-        self._rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
+        self._copy_rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
 
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
         """Copies on a separate stream that has no other work, so that the copy does not wait for other streams."""
-        self._rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._own_stream())
-        self._settle()
+        self._copy_rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._separate_stream())
+        self._synchronize()
 
     def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
-        self._rows(_address(into), width, source, pitch, width, rows, TO_HOST, self._own_stream())
-        self._settle()
+        self._copy_rows(_address(into), width, source, pitch, width, rows, TO_HOST, self._separate_stream())
+        self._synchronize()
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         try:
@@ -88,44 +89,64 @@ class CudaCopies:
         except CudaError as error:
             raise translate(error, f"filling {size} bytes") from error
 
-    def _rows(
-        self, to: int, to_pitch: int, since: int, from_pitch: int, width: int, rows: int, kind: int, stream: int
+    def _copy_rows(
+        self,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        kind: int,
+        stream: int,
     ) -> None:
-        if rows <= 1 or width in (0, max(to_pitch, from_pitch)):
-            _copy(to, since, width * rows, kind, stream)
+        if rows <= 1 or width in (0, max(destination_pitch, source_pitch)):
+            _copy(destination, source, width * rows, kind, stream)
             return
         if not self._max_pitch:
             self._max_pitch = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxPitch, runtime.getDevice())
-        if max(to_pitch, from_pitch) > self._max_pitch:
+        if max(destination_pitch, source_pitch) > self._max_pitch:
             for row in range(rows):
-                _copy(to + row * to_pitch, since + row * from_pitch, width, kind, stream)
+                _copy(destination + row * destination_pitch, source + row * source_pitch, width, kind, stream)
             return
         try:
             for row in range(0, rows, MAX_ROWS):
-                part = min(MAX_ROWS, rows - row)
+                count = min(MAX_ROWS, rows - row)
                 runtime.memcpy2DAsync(
-                    to + row * to_pitch, to_pitch, since + row * from_pitch, from_pitch, width, part, kind, stream
+                    destination + row * destination_pitch,
+                    destination_pitch,
+                    source + row * source_pitch,
+                    source_pitch,
+                    width,
+                    count,
+                    kind,
+                    stream,
                 )
         except CudaError as error:
             raise translate(
                 error,
                 f"copying {rows} rows of {width} bytes",
-                details={"width": width, "rows": rows, "destination_pitch": to_pitch, "source_pitch": from_pitch},
+                details={
+                    "width": width,
+                    "rows": rows,
+                    "destination_pitch": destination_pitch,
+                    "source_pitch": source_pitch,
+                },
             ) from error
 
-    def _own_stream(self) -> int:
+    def _separate_stream(self) -> int:
         """Returns the separate stream, which is created at the first use and never destroyed."""
-        if not self._side:
+        if not self._stream:
             try:
-                self._side = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+                self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
             except CudaError as error:
                 raise translate(error, "creating a stream") from error
-        return self._side
+        return self._stream
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         """Waits for the copy, which goes through page-locked memory of the driver: about 0.1 ms for each chunk."""
         try:
-            runtime.streamSynchronize(self._side)
+            runtime.streamSynchronize(self._stream)
         except CudaError as error:
             raise translate(error, "copying from or to ordinary memory") from error
 
@@ -146,7 +167,7 @@ def _address(memory: memoryview) -> int:
     return int(data.ctypes.data)
 
 
-def _shortest(pattern: bytes) -> bytes:
+def _shortest_pattern(pattern: bytes) -> bytes:
     """Returns the shortest pattern of 1, 2, 4, ... bytes whose repetition is `pattern`."""
     while len(pattern) > 1 and pattern[: len(pattern) // 2] == pattern[len(pattern) // 2 :]:
         pattern = pattern[: len(pattern) // 2]
@@ -157,7 +178,7 @@ def _fill(address: int, pattern: bytes, size: int, stream: int) -> None:
     """Enqueues a fill. `size` and `address` must be multiples of the pattern's length. Raises CudaError."""
     if not size:
         return
-    unit = _shortest(pattern)
+    unit = _shortest_pattern(pattern)
     width = len(unit)
     value = int.from_bytes(unit[:4], "little")
     if width == 1:
@@ -167,11 +188,11 @@ def _fill(address: int, pattern: bytes, size: int, stream: int) -> None:
     elif width == 4:
         checked(driver.cuMemsetD32Async(address, value, size // 4, stream))
     else:
-        done = min(size, FIRST_PIECE)
+        filled = min(size, MEMSET_BYTES)
         for column in range(0, width, 4):
             value = int.from_bytes(unit[column : column + 4], "little")
-            checked(driver.cuMemsetD2D32Async(address + column, width, value, 1, done // width, stream))
-        while done < size:
-            piece = min(done, size - done)
-            runtime.memcpyAsync(address + done, address, piece, WITHIN, stream)
-            done += piece
+            checked(driver.cuMemsetD2D32Async(address + column, width, value, 1, filled // width, stream))
+        while filled < size:
+            chunk = min(filled, size - filled)
+            runtime.memcpyAsync(address + filled, address, chunk, WITHIN, stream)
+            filled += chunk

@@ -43,7 +43,7 @@ class KernelActivity:
         self._offset = 0
         self._external: dict[int, int] = {}
         self._kernels: list[tuple[int, KernelTiming]] = []
-        self._seen: dict[int, list[KernelTiming]] = {}
+        self._matched: dict[int, list[KernelTiming]] = {}
         kinds = cupti.ActivityKind
         # External correlation records come only if records of the API calls inside the push and pop are enabled, too.
         self._kinds = (kinds.CONCURRENT_KERNEL, kinds.EXTERNAL_CORRELATION, kinds.DRIVER, kinds.RUNTIME)
@@ -106,15 +106,15 @@ class KernelActivity:
         While another trace runs, CUPTI keeps buffers with records of kernels that are still running, with all other
         records in them; if they were forced out, those records would be lost to the other trace.
         """
-        alone = not self._users
-        self._cupti.activity_flush_all(FORCED if alone else 0)
+        is_last = not self._users
+        self._cupti.activity_flush_all(FORCED if is_last else 0)
         with self._lock:
             self._match()
-            found = [kernel for number in numbers for kernel in self._seen.pop(number, ())]
-            if alone:
-                for kept in (self._seen, self._external, self._kernels):
-                    kept.clear()
-        return sorted(found, key=lambda kernel: kernel.started_ns)
+            kernels = [kernel for number in numbers for kernel in self._matched.pop(number, ())]
+            if is_last:
+                for records in (self._matched, self._external, self._kernels):
+                    records.clear()
+        return sorted(kernels, key=lambda kernel: kernel.started_ns)
 
     # ---- CUPTI's callbacks ----
 
@@ -130,11 +130,11 @@ class KernelActivity:
                     if activity.kind == self._kinds[1] and len(self._external) < MAX_KERNELS:
                         self._external[activity.correlation_id] = activity.external_id
                     elif activity.kind == self._kinds[0] and activity.end and len(self._kernels) < MAX_KERNELS:
-                        self._kernels.append((activity.correlation_id, self._kernel(activity)))
+                        self._kernels.append((activity.correlation_id, self._timing(activity)))
         except Exception as error:  # nothing catches an exception on CUPTI's thread
             self._warn(f"a record of CUPTI could not be read: {type(error).__name__}: {error}")
 
-    def _kernel(self, activity: Any) -> KernelTiming:
+    def _timing(self, activity: Any) -> KernelTiming:
         return KernelTiming(
             number=0,
             name=str(activity.name),
@@ -154,7 +154,7 @@ class KernelActivity:
             if number is None:
                 self._kernels.append((correlation, kernel))
             else:
-                self._seen.setdefault(number, []).append(kernel._replace(number=number))
+                self._matched.setdefault(number, []).append(kernel._replace(number=number))
 
 
 def make_activity(
@@ -167,6 +167,6 @@ def make_activity(
     try:
         return KernelActivity(load("cupti.cupti"), warn)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        warn(f"profile.cupti is set, but CUPTI cannot be used: {why}; install cupti-python, or leave it off")
+        reason = f"{type(error).__name__}: {error}"
+        warn(f"profile.cupti is set, but CUPTI cannot be used: {reason}; install cupti-python, or leave it off")
         return None

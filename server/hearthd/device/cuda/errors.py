@@ -70,15 +70,15 @@ def translate(
     if status in FATAL:
         return DeviceFault(f"{doing}: {FATAL[status]} ({error}, CUDA error {status})")
     doing = doing[:1].upper() + doing[1:]
-    named = {"cuda_error": str(error).partition(":")[0], "cuda_status": status, **(details or {})}
+    all_details = {"cuda_error": str(error).partition(":")[0], "cuda_status": status, **(details or {})}
     if status == OUT_OF_MEMORY:
         return Refusal(
             Reason.OUT_OF_MEMORY,
             f"{doing} failed: the device is out of memory.",
             fix=fix or "free buffers or modules that are no longer needed, then try again",
-            details=named,
+            details=all_details,
         )
-    return Refusal(reason, f"{doing} failed: {error} (CUDA error {status}).", fix=fix, details=named)
+    return Refusal(reason, f"{doing} failed: {error} (CUDA error {status}).", fix=fix, details=all_details)
 
 
 def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> None:

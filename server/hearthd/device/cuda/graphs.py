@@ -24,7 +24,7 @@ from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import CudaStreams, Event, Stream
 
 MAX_LANES = 16
-"""Most streams for captures that are kept for the next graph."""
+"""Largest number of streams for captures that are kept for the next graph."""
 
 
 class Graph:
@@ -97,12 +97,12 @@ class CudaGraphs:
             self._recorders.append(self._streams.create())
         return self._recorders[:count]
 
-    def _drop_lanes(self, kept: int) -> None:
-        """Destroys the streams for captures except the first `kept`.
+    def _drop_lanes(self, keep: int) -> None:
+        """Destroys the streams for captures except the first `keep`.
 
         After a failed capture, all but the first may still be part of it.
         """
-        lanes, self._recorders[kept:] = self._recorders[kept:], []
+        lanes, self._recorders[keep:] = self._recorders[keep:], []
         for lane in lanes:
             with suppress(Refusal):
                 self._streams.destroy(lane)
@@ -110,15 +110,15 @@ class CudaGraphs:
     def _replay_lanes(
         self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder], lanes: Sequence[Stream]
     ) -> list[Any]:
-        """Enqueues each node on the stream of its lane, behind the nodes of other lanes that it depends on.
+        """Enqueues each node on the stream of its lane, after the nodes of other lanes that it depends on.
 
         Returns the driver's kernel nodes. Lane 0 is being captured; the other streams join its capture by events, and
         lane 0 waits for all of them at the end.
         """
         streams = self._streams
         followed = {
-            before for order in orders for before in order.after if orders[before].lane != order.lane
-        }  # an event is recorded behind each of these nodes
+            predecessor for order in orders for predecessor in order.after if orders[predecessor].lane != order.lane
+        }  # an event is recorded after each of these nodes
         events: dict[int, Event] = {}
         kernels: list[Any] = []
         start = streams.record(lanes[0])
@@ -126,7 +126,7 @@ class CudaGraphs:
         try:
             for index, (node, order) in enumerate(zip(nodes, orders, strict=True)):
                 stream = lanes[order.lane]
-                waits = [events[before] for before in order.after if orders[before].lane != order.lane]
+                waits = [events[predecessor] for predecessor in order.after if orders[predecessor].lane != order.lane]
                 if order.lane not in joined and not waits:
                     waits.append(start)
                 joined.add(order.lane)
@@ -218,22 +218,22 @@ def _kernel_nodes(graph: Graph) -> list[Any]:
     """
     (roots, *_) = checked(driver.cuGraphGetRootNodes(graph.captured, 1))
     count = checked(driver.cuGraphGetEdges(graph.captured))[-1]
-    after: dict[int, Any] = {}
+    successors: dict[int, Any] = {}
     if count:
         edges = checked(driver.cuGraphGetEdges(graph.captured, count))
         starts, ends = cast(Sequence[Any], edges[0]), cast(Sequence[Any], edges[1])
-        after = {int(start): end for start, end in zip(starts, ends, strict=True)}
-    found: list[Any] = []
+        successors = {int(start): end for start, end in zip(starts, ends, strict=True)}
+    kernels: list[Any] = []
     node: Any = cast(Sequence[Any], roots)[0]
     while node is not None:
         (kind,) = checked(driver.cuGraphNodeGetType(node))
         if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            found.append(node)
-        node = after.get(int(node))
-    if len(found) != sum(graph.nodes):
+            kernels.append(node)
+        node = successors.get(int(node))
+    if len(kernels) != sum(graph.nodes):
         raise Refusal(
             Reason.INTERNAL,
-            f"a graph of {sum(graph.nodes)} launches has {len(found)} kernel nodes",
+            f"a graph of {sum(graph.nodes)} launches has {len(kernels)} kernel nodes",
             fix="report it with the daemon's log",
         )
-    return found
+    return kernels

@@ -24,10 +24,10 @@ from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, 
 from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
-_LISTED = 16
+_MAX_LISTED = 16
 """Largest number of names that a refusal lists."""
 
-_LOADED_AT_ONCE = 1024
+_MAX_PRELOADED = 1024
 """Largest number of kernels loaded together with their module; in a larger module, further kernels are loaded at first
 use."""
 
@@ -113,16 +113,16 @@ class CudaModule:
         self._listed: tuple[str, ...] | None = None
 
     def function(self, name: str) -> CudaFunction:
-        known = self._functions.get(name)
-        if known is not None:
-            return known
+        cached = self._functions.get(name)
+        if cached is not None:
+            return cached
         try:
             lowered = self._names.get(name, name)
             pointer = cu.moduleGetFunction(self.pointer, lowered)
             function = CudaFunction(self, name, pointer, self._kinds.get(lowered, ""))
         except CudaError as error:
             if getattr(error, "status", 0) == NOT_FOUND:
-                raise self._missing(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
+                raise self._not_found(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
             raise translate(error, f"loading the function {name}", Reason.MODULE_INVALID) from error
         self._functions[name] = function
         return function
@@ -134,7 +134,7 @@ class CudaModule:
         except CudaError as error:
             # CUDA reports an empty name as an invalid value
             if getattr(error, "status", 0) == NOT_FOUND or not lowered:
-                raise self._missing(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
+                raise self._not_found(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
             raise translate(error, f"looking for the global variable {name}") from error
         return int(address), int(size)  # type: ignore[call-overload]
 
@@ -153,7 +153,7 @@ class CudaModule:
 
     def load_functions(self) -> None:
         """Loads the kernels' code to the device immediately. Raises CudaError."""
-        for handle in self.handles()[:_LOADED_AT_ONCE]:
+        for handle in self.handles()[:_MAX_PRELOADED]:
             checked(driver.cuFuncLoad(handle))
 
     def handles(self) -> Sequence[object]:
@@ -169,8 +169,10 @@ class CudaModule:
         """Variables that were requested by name expression, because the driver does not list a module's variables."""
         return tuple(sorted(name[1:] for name in self._names if name.startswith("&")))
 
-    def _missing(self, reason: Reason, kind: str, name: str, names: tuple[str, ...]) -> Refusal:
-        listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    def _not_found(self, reason: Reason, kind: str, name: str, names: tuple[str, ...]) -> Refusal:
+        listed = ", ".join(names[:_MAX_LISTED]) + (
+            f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        )
         return Refusal(
             reason,
             f"The module has no {kind} {name!r}" + (f"; it has {listed}." if names else "."),
@@ -187,15 +189,15 @@ class CudaLauncher:
         # cuLaunchKernel copies the parameters before it returns, so one block at a fixed address serves all launches.
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
-        self._block_at = ctypes.addressof(block)
+        self._block_address = ctypes.addressof(block)
         self._local_bytes = _DEFAULT_STACK
-        self._printed = False
+        self._has_output_buffer = False
         self._block_size = ctypes.c_size_t()
         extra = (ctypes.c_void_p * 5)(
             _PARAM_POINTER, ctypes.addressof(block), _PARAM_SIZE, ctypes.addressof(self._block_size), _PARAM_END
         )
         self._extra = ctypes.addressof(extra)
-        self._keep = (block, extra)
+        self._references = (block, extra)
 
     def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
         """True if the first launch would wait for all kernels.
@@ -203,12 +205,12 @@ class CudaLauncher:
         The driver waits when it provides more local memory per thread than any kernel before needed, and when it
         creates the buffer for kernel output (measured with CUDA 13 on an H200).
         """
-        return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
+        return function.attributes.local_bytes > self._local_bytes or (prints and not self._has_output_buffer)
 
-    def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
+    def record_first_launch(self, function: CudaFunction, prints: bool) -> None:
         """Records that the function's local memory is provided and, if it prints, that the output buffer exists."""
         self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
-        self._printed = self._printed or prints
+        self._has_output_buffer = self._has_output_buffer or prints
 
     def load(self, image: Image) -> CudaModule:
         """Loads a module with all its kernels.
@@ -251,7 +253,7 @@ class CudaLauncher:
             except CudaError as error:
                 raise translate(error, "unloading a module") from error
 
-    def repeated(
+    def bind_launch(
         self,
         function: CudaFunction,
         grid: tuple[int, int, int],
@@ -268,12 +270,12 @@ class CudaLauncher:
         extra = (ctypes.c_void_p * 5)(
             _PARAM_POINTER, ctypes.addressof(block_of_parameters), _PARAM_SIZE, ctypes.addressof(block_size), _PARAM_END
         )
-        again = partial(
+        relaunch = partial(
             launchKernel, function.pointer, *grid, *block, shared_mem, stream.pointer,
             0, ctypes.addressof(extra) if size else 0,
         )  # fmt: skip
-        again.__dict__["keeps"] = function, block_of_parameters, block_size, extra
-        return again
+        relaunch.__dict__["keeps"] = function, block_of_parameters, block_size, extra
+        return relaunch
 
     def launch(
         self,
@@ -298,8 +300,8 @@ class CudaLauncher:
                     allow_cluster(function.pointer, attributes.cluster)
                 config = launch_config(grid, block, shared_mem, stream.pointer, driver_attributes(attributes))
                 # Addresses of the parameters, because cooperative launches do not accept the whole block.
-                places = [self._block_at + offset for offset, _ in function.parameters]
-                addresses = (ctypes.c_void_p * max(1, len(places)))(*places)
+                pointers = [self._block_address + offset for offset, _ in function.parameters]
+                addresses = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
                 checked(driver.cuLaunchKernelEx(config, function.pointer, ctypes.addressof(addresses), 0))
                 return
             launchKernel(
@@ -333,13 +335,13 @@ def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
 
     The driver answers "invalid value" for the first index out of range.
     """
-    found: list[tuple[int, int]] = []
+    parameters: list[tuple[int, int]] = []
     while True:
-        status, offset, size = driver.cuFuncGetParamInfo(pointer, len(found))
+        status, offset, size = driver.cuFuncGetParamInfo(pointer, len(parameters))
         if int(status) == INVALID_VALUE:
-            return tuple(found)
+            return tuple(parameters)
         checked((status,))
-        found.append((int(offset), int(size)))
+        parameters.append((int(offset), int(size)))
 
 
 def _load_log(code: bytes) -> str:

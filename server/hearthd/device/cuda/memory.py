@@ -42,19 +42,19 @@ class Pool(ABC):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = 0
-        self._outside = 0
+        self._in_use = 0
+        self._outside_pool = 0
         self._live: dict[int, CudaMemory] = {}
 
     @abstractmethod
-    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+    def _allocate(self, size: int, stream: Stream) -> tuple[int, Any]:
         """Returns the address and the owner of `size` bytes; `size` is a result of `rounded`.
 
         Raises CudaError or MemoryError.
         """
 
     @abstractmethod
-    def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
+    def _free(self, memory: CudaMemory, stream: Stream) -> None: ...
 
     @abstractmethod
     def reserved(self) -> int:
@@ -71,22 +71,22 @@ class Pool(ABC):
         except CudaError as error:
             raise translate(error, "giving unused memory back to the device") from error
 
-    def held(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """Returns the bytes of device memory that the pool holds, used or not, and the bytes in use."""
         try:
-            return self.reserved() + self._outside, self._held
+            return self.reserved() + self._outside_pool, self._in_use
         except CudaError as error:
             raise translate(error, "asking for what the pool holds") from error
 
     def check(self, size: int, reserved: int) -> None:
         """Raises Refusal(OUT_OF_MEMORY) if `reserved` more bytes would exceed the limit."""
-        if self._limit and self._held + reserved > self._limit:
+        if self._limit and self._in_use + reserved > self._limit:
             raise out_of_memory(size, self.info(), self._limit)
 
-    def count(self, more: int) -> None:
-        """Adds `more` bytes, which may be negative, to the memory held outside of the pool."""
-        self._held += more
-        self._outside += more
+    def count_outside(self, delta: int) -> None:
+        """Adds `delta` bytes, which may be negative, to the memory held outside of the pool."""
+        self._in_use += delta
+        self._outside_pool += delta
 
     def allocate(self, size: int, stream: Stream) -> CudaMemory:
         """Allocates memory.
@@ -104,14 +104,14 @@ class Pool(ABC):
         if self._limit:
             self.check(size, reserved)
         try:
-            address, owner = self._take(reserved, stream)
+            address, owner = self._allocate(reserved, stream)
         except CudaError as error:
             address, owner = self._retry(error, size, reserved, stream)
         except MemoryError as error:
             address, owner = self._retry(error, size, reserved, stream)
         memory = CudaMemory(address, size, reserved, owner)
         self._live[address] = memory
-        self._held += reserved
+        self._in_use += reserved
         return memory
 
     def free(self, memory: CudaMemory, stream: Stream) -> None:
@@ -119,9 +119,9 @@ class Pool(ABC):
         if self._live.get(memory.address) is not memory:
             return
         del self._live[memory.address]
-        self._held -= memory.reserved
+        self._in_use -= memory.reserved
         try:
-            self._give(memory, stream)
+            self._free(memory, stream)
         except CudaError as error:
             raise translate(error, f"freeing {memory.size} bytes") from error
 
@@ -129,8 +129,8 @@ class Pool(ABC):
         """Returns the sizes of the device's memory and of the pool, memory held outside of the pool included."""
         try:
             free, total = runtime.memGetInfo()
-            reserved = self.reserved() + self._outside
-            return MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._held)
+            reserved = self.reserved() + self._outside_pool
+            return MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._in_use)
         except CudaError as error:
             raise translate(error, "asking for the device's free memory") from error
 
@@ -140,7 +140,7 @@ class Pool(ABC):
             with suppress(Exception):
                 self._release(memory)
         self._live.clear()
-        self._held = 0
+        self._in_use = 0
 
     @abstractmethod
     def _release(self, memory: CudaMemory) -> None:
@@ -152,7 +152,7 @@ class Pool(ABC):
             raise translate(error, f"allocating {size} bytes") from error
         try:
             self.release_unused()
-            return self._take(reserved, stream)
+            return self._allocate(reserved, stream)
         except CudaError as second:
             if getattr(second, "status", 0) != OUT_OF_MEMORY:
                 raise translate(second, f"allocating {size} bytes") from second
@@ -180,10 +180,10 @@ class StreamOrderedPool(Pool):
         keep = limit or (1 << 64) - 1
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
 
-    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+    def _allocate(self, size: int, stream: Stream) -> tuple[int, Any]:
         return runtime.mallocFromPoolAsync(size, self._pool, stream.pointer), None
 
-    def _give(self, memory: CudaMemory, stream: Stream) -> None:
+    def _free(self, memory: CudaMemory, stream: Stream) -> None:
         runtime.freeAsync(memory.address, stream.pointer)
         self._freed_on.add(stream)
 
@@ -225,12 +225,12 @@ class ArenaPool(Pool):
         if limit:
             self._pool.set_limit(size=limit)
 
-    def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
+    def _allocate(self, size: int, stream: Stream) -> tuple[int, Any]:
         with cupy.cuda.ExternalStream(stream.pointer):
             pointer = self._pool.malloc(size)
         return pointer.ptr, pointer
 
-    def _give(self, memory: CudaMemory, stream: Stream) -> None:
+    def _free(self, memory: CudaMemory, stream: Stream) -> None:
         memory.owner = None  # the chunk returns to the arena of the stream that it was allocated on
 
     def _release(self, memory: CudaMemory) -> None:

@@ -25,7 +25,7 @@ from hearthd.device.cuda.nccl_operations import (
     Operator,
     calls,
     check,
-    named,
+    describe,
     operators,
     reducible,
 )
@@ -89,57 +89,57 @@ class NcclCommunicator:
         return self._aborted
 
     @property
-    def stops(self) -> bool:
+    def can_stop(self) -> bool:
         return _revoke_function() is not None
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
         failure = self._failure
         if failure:
-            raise self._refusal(named(operations), failure)
+            raise self._refusal(describe(operations), failure)
         try:
-            with self._operators(operators(operations)) as made_operators:
+            with self._temporary_operators(operators(operations)) as operator_numbers:
                 # All calls are prepared first: an error in between would leave the peers with an incomplete group.
-                made = calls(operations, self._rank, self._ranks, self._scratch, made_operators)
-                issue(self._communicator, made, stream.pointer)
+                prepared = calls(operations, self._rank, self._ranks, self._scratch, operator_numbers)
+                issue(self._communicator, prepared, stream.pointer)
         except _FAILURES as error:
             if _status(error) == _UNHANDLED_CUDA_ERROR:
-                _raise_fault(stream.pointer, named(operations))
-            self._failure = self._failure or _why(error)
-            raise self._refusal(named(operations), _why(error)) from error
+                _raise_fault(stream.pointer, describe(operations))
+            self._failure = self._failure or _error_text(error)
+            raise self._refusal(describe(operations), _error_text(error)) from error
 
     @contextmanager
-    def _operators(self, wanted: set[Operator]) -> Iterator[Mapping[Operator, int]]:
+    def _temporary_operators(self, required: set[Operator]) -> Iterator[Mapping[Operator, int]]:
         """Makes NCCL operators for premultiplied sums, and destroys them at the end of the block.
 
         NCCL allows that as soon as the calls that use them have returned, while the operations run. Raises CuPy's
         exception if NCCL refuses an operator.
         """
-        made: dict[Operator, int] = {}
-        if not wanted:
-            yield made
+        numbers: dict[Operator, int] = {}
+        if not required:
+            yield numbers
             return
         create, destroy = _operator_functions()
         communicator = self._communicator.comm
         try:
-            for dtype, factor in sorted(wanted):
+            for dtype, factor in sorted(required):
                 number = ctypes.c_int()
                 status = create(ctypes.byref(number), factor, DTYPES[dtype], _HOST_IMMEDIATE, communicator)
                 if status:
                     raise nccl.NcclError(status)
-                made[dtype, factor] = number.value
-            yield made
+                numbers[dtype, factor] = number.value
+            yield numbers
         finally:
-            for each in made.values():
-                destroy(each, communicator)
+            for operator_number in numbers.values():
+                destroy(operator_number, communicator)
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         with self._lock:  # so that `abort` does not free the communicator during the query
             if not self._failure:
                 try:
                     self._communicator.check_async_error()
                 except _FAILURES as error:
                     if _status(error) != _IN_PROGRESS:
-                        self._failure = _why(error)
+                        self._failure = _error_text(error)
             return self._failure
 
     def stop(self) -> None:
@@ -177,16 +177,16 @@ class NcclCommunicator:
         Connecting here ensures that no call on the device-handle thread waits for a peer. Sends of all sizes use the
         same connection as this byte. Raises CuPy's exceptions, Refusal(COMMUNICATOR_FAILED).
         """
-        made: list[Call] = []
+        exchanges: list[Call] = []
         for peer in range(self._ranks):
             if peer != self._rank:
-                made.append(("send", (self._scratch + _SENT, 1, BYTES, peer)))
-                made.append(("recv", (self._scratch + _RECEIVED, 1, BYTES, peer)))
-        if not made:
+                exchanges.append(("send", (self._scratch + _SENT, 1, BYTES, peer)))
+                exchanges.append(("recv", (self._scratch + _RECEIVED, 1, BYTES, peer)))
+        if not exchanges:
             return
         stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
         try:
-            issue(self._communicator, made, stream)
+            issue(self._communicator, exchanges, stream)
             self._wait(stream)
         finally:
             runtime.streamDestroy(stream)
@@ -195,18 +195,18 @@ class NcclCommunicator:
         """Polls the stream until its work is done, because CUDA's own wait would never end if a peer is gone."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (status := runtime.streamQuery(stream)) == NOT_READY:
-            failure = self.failed()
+            failure = self.failure_reason()
             if failure or time.monotonic() > deadline:
                 raise self._refusal("connecting", failure or f"not all ranks came within {_CONNECT_SECONDS:g} s")
             time.sleep(_CONNECT_CHECK_SECONDS)
         raise_status(status, "connecting the ranks of a group", Reason.COMMUNICATOR_FAILED)
 
-    def _refusal(self, doing: str, why: str) -> Refusal:
+    def _refusal(self, doing: str, reason: str) -> Refusal:
         return Refusal(
             Reason.COMMUNICATOR_FAILED,
-            f"{doing} on rank {self._rank} of {self._ranks} failed: {why}.",
+            f"{doing} on rank {self._rank} of {self._ranks} failed: {reason}.",
             fix="abort the communicator on every rank, then make a new one",
-            details={"rank": self._rank, "ranks": self._ranks, "nccl_error": why},
+            details={"rank": self._rank, "ranks": self._ranks, "nccl_error": reason},
         )
 
 
@@ -235,15 +235,15 @@ class NcclCommunicators:
         return bool(nccl.available)
 
     def check(self, kind: str, dtype: str, op: str) -> None:
-        self._require()
+        self._require_nccl()
         check(kind, dtype, op, self._reducible)
 
     def unique_id(self, ranks: int) -> bytes:
-        self._require()
+        self._require_nccl()
         try:
             unique = nccl.get_unique_id()
         except _FAILURES as error:
-            raise Refusal(Reason.COMMUNICATOR_FAILED, f"NCCL gives no unique id: {_why(error)}.") from error
+            raise Refusal(Reason.COMMUNICATOR_FAILED, f"NCCL gives no unique id: {_error_text(error)}.") from error
         # CuPy 13 has a tuple of signed numbers, CuPy 14 bytes.
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
@@ -256,7 +256,7 @@ class NcclCommunicators:
         Returns when all ranks have joined and are connected pairwise; NCCL provides no way to cancel the wait for the
         other ranks.
         """
-        self._require()
+        self._require_nccl()
         identity: object = unique_id
         if int(cupy.__version__.partition(".")[0]) < 14:
             identity = tuple(number - 256 if number > 127 else number for number in unique_id)
@@ -269,7 +269,7 @@ class NcclCommunicators:
         except _REFUSED as error:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
-                f"Joining as rank {rank} of {ranks} failed: {_why(error)}.",
+                f"Joining as rank {rank} of {ranks} failed: {_error_text(error)}.",
                 fix="check that every rank has the same unique id and a distinct number, and can reach the others; "
                 "NCCL_DEBUG=WARN in the daemon's environment says more",
                 details={"rank": rank, "ranks": ranks},
@@ -278,7 +278,7 @@ class NcclCommunicators:
             raise translate(error, f"joining as rank {rank} of {ranks}", Reason.COMMUNICATOR_FAILED) from error
         with self._lock:
             # Kept for `close`: CuPy destroys an unreferenced object with ncclCommDestroy, which may wait for peers.
-            self._joined = [each for each in self._joined if not each.aborted]
+            self._joined = [member for member in self._joined if not member.aborted]
             self._joined.append(joined)
         return joined
 
@@ -304,14 +304,16 @@ class NcclCommunicators:
         """Aborts the remaining communicators; waits at most 5 seconds. Never raises."""
         with self._lock:
             joined, self._joined = self._joined, []
-        threads = [threading.Thread(target=each.abort, name="nccl-abort", daemon=True) for each in joined]
+        threads = [
+            threading.Thread(target=communicator.abort, name="nccl-abort", daemon=True) for communicator in joined
+        ]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _require(self) -> None:
+    def _require_nccl(self) -> None:
         if not nccl.available:
             raise Refusal(
                 Reason.UNSUPPORTED,
@@ -320,21 +322,21 @@ class NcclCommunicators:
             )
 
 
-def issue(communicator: Any, made: Sequence[Call], stream: int) -> None:
+def issue(communicator: Any, prepared: Sequence[Call], stream: int) -> None:
     """Makes the calls, as one group if there is more than one.
 
     Raises CuPy's exception for the first call that failed. Always calls ncclGroupEnd, because the thread's next calls
     would otherwise belong to the group.
     """
-    if len(made) == 1:
-        ((name, arguments),) = made
+    if len(prepared) == 1:
+        ((name, arguments),) = prepared
         getattr(communicator, name)(*arguments, stream)
         return
-    if not made:
+    if not prepared:
         return
     nccl.groupStart()
     try:
-        for name, arguments in made:
+        for name, arguments in prepared:
             getattr(communicator, name)(*arguments, stream)
     except BaseException:
         with suppress(*_FAILURES):
@@ -348,7 +350,7 @@ def _status(error: Exception) -> int:
     return status
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"NCCL error {error.args[0]}" if isinstance(error, KeyError) else str(error)
 
 
@@ -366,14 +368,14 @@ def _revoke_function() -> Callable[[int, int], int] | None:
     Returns None before NCCL 2.28.7.
     """
     try:
-        found = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke
+        function = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke
     except (OSError, AttributeError):
         return None
-    found.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    found.restype = ctypes.c_int
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    function.restype = ctypes.c_int
 
     def revoke(communicator: int, flags: int) -> int:
-        status: int = found(communicator, flags)
+        status: int = function(communicator, flags)
         return status
 
     return revoke

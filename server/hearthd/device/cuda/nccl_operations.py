@@ -46,17 +46,17 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
     if kind not in REDUCING:
         return
     if dtype not in allowed:
-        why = f"NCCL cannot reduce {dtype or 'an unnamed dtype'}"
+        problem = f"NCCL cannot reduce {dtype or 'an unnamed dtype'}"
         if dtype in DTYPES:
-            why += " here (it takes NCCL 2.24 and a device of compute capability 9.0)"
-        raise _unsupported(why, dtype, allowed, "convert to one of these before the collective")
+            problem += " here (it takes NCCL 2.24 and a device of compute capability 9.0)"
+        raise _unsupported(problem, dtype, allowed, "convert to one of these before the collective")
     if op not in REDUCTIONS:
         raise _unsupported(f"NCCL has no reduction {op!r}", op, REDUCTIONS, "use one of these")
 
 
 def operators(operations: Sequence[CollectiveExchange]) -> set[Operator]:
     """Returns the premultiplied sums among the operations, for which NCCL operators have to be made."""
-    return {(each.dtype, each.factor) for each in operations if each.op == PREMUL_SUM}
+    return {(operation.dtype, operation.factor) for operation in operations if operation.op == PREMUL_SUM}
 
 
 def calls(
@@ -64,87 +64,90 @@ def calls(
     rank: int,
     ranks: int,
     scratch: int,
-    made_operators: Mapping[Operator, int],
+    operator_numbers: Mapping[Operator, int],
 ) -> list[Call]:
     """Returns the calls of `rank` for all of `operations`, in an order that matches that of the other ranks.
 
     Several calls must be made between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
     in the order of their calls. All ranks have the same order of operations, except for sends and receives, which may
     be anywhere among them. Their calls therefore come first, so that none is paired with a part of an all_to_all, a
-    gather or a scatter. `scratch`: address of four bytes whose contents are never read. `made_operators`: number of
+    gather or a scatter. `scratch`: address of four bytes whose contents are never read. `operator_numbers`: number of
     the NCCL operator for each of `operators(operations)`.
     """
-    made: list[Call] = []
-    for each in operations:
-        if each.kind in PEERED:
-            made += _CALLS[each.kind](each, rank, ranks, scratch)
-    for each in operations:
-        if each.kind in REDUCING:
-            op = made_operators[each.dtype, each.factor] if each.op == PREMUL_SUM else OPS[each.op]
-            root = (each.root,) if each.kind == "reduce" else ()
-            arguments = (each.source, each.destination, each.count, DTYPES[each.dtype], op, *root)
-            made.append((_REDUCTION_CALLS[each.kind], arguments))
-        elif each.kind not in PEERED:
-            made += _CALLS[each.kind](each, rank, ranks, scratch)
-    return made
+    result: list[Call] = []
+    for operation in operations:
+        if operation.kind in PEERED:
+            result += _CALLS[operation.kind](operation, rank, ranks, scratch)
+    for operation in operations:
+        if operation.kind in REDUCING:
+            op = (
+                operator_numbers[operation.dtype, operation.factor] if operation.op == PREMUL_SUM else OPS[operation.op]
+            )
+            root = (operation.root,) if operation.kind == "reduce" else ()
+            arguments = (operation.source, operation.destination, operation.count, DTYPES[operation.dtype], op, *root)
+            result.append((_REDUCTION_CALLS[operation.kind], arguments))
+        elif operation.kind not in PEERED:
+            result += _CALLS[operation.kind](operation, rank, ranks, scratch)
+    return result
 
 
-def named(operations: Sequence[CollectiveExchange]) -> str:
+def describe(operations: Sequence[CollectiveExchange]) -> str:
     """Returns a name for messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
     if len(operations) == 1:
         return operations[0].kind
-    return f"a batch of {len(operations)} ({', '.join(sorted({each.kind for each in operations}))})"
+    return f"a batch of {len(operations)} ({', '.join(sorted({operation.kind for operation in operations}))})"
 
 
-def _broadcast(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _broadcast(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     # NCCL reads the source only at the root, and writes the destination of every rank: at a root that names one buffer,
     # its contents stay.
-    yield "broadcast", (it.source or it.destination, it.destination or it.source, it.count, BYTES, it.root)
+    source, destination = operation.source or operation.destination, operation.destination or operation.source
+    yield "broadcast", (source, destination, operation.count, BYTES, operation.root)
 
 
-def _all_gather(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "allGather", (it.source, it.destination, it.count, BYTES)
+def _all_gather(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+    yield "allGather", (operation.source, operation.destination, operation.count, BYTES)
 
 
-def _send(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "send", (it.source, it.count, BYTES, it.peer)
+def _send(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+    yield "send", (operation.source, operation.count, BYTES, operation.peer)
 
 
-def _recv(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "recv", (it.destination, it.count, BYTES, it.peer)
+def _recv(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+    yield "recv", (operation.destination, operation.count, BYTES, operation.peer)
 
 
 # A rank's part for itself is also a send and a receive, which NCCL copies in the kernel that moves the other parts:
 # concurrently with them, and in one launch. A separate copy would precede them.
 
 
-def _all_to_all(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _all_to_all(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     for peer in range(ranks):
-        yield "send", (it.source + peer * it.count, it.count, BYTES, peer)
-        yield "recv", (it.destination + peer * it.count, it.count, BYTES, peer)
+        yield "send", (operation.source + peer * operation.count, operation.count, BYTES, peer)
+        yield "recv", (operation.destination + peer * operation.count, operation.count, BYTES, peer)
 
 
-def _gather(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    in_place = it.source == it.destination + rank * it.count
-    if rank != it.root or not in_place:
-        yield "send", (it.source, it.count, BYTES, it.root)
-    if rank == it.root:
+def _gather(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+    in_place = operation.source == operation.destination + rank * operation.count
+    if rank != operation.root or not in_place:
+        yield "send", (operation.source, operation.count, BYTES, operation.root)
+    if rank == operation.root:
         for peer in range(ranks):
             if peer != rank or not in_place:
-                yield "recv", (it.destination + peer * it.count, it.count, BYTES, peer)
+                yield "recv", (operation.destination + peer * operation.count, operation.count, BYTES, peer)
 
 
-def _scatter(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    in_place = it.destination == it.source + rank * it.count
-    if rank == it.root:
+def _scatter(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+    in_place = operation.destination == operation.source + rank * operation.count
+    if rank == operation.root:
         for peer in range(ranks):
             if peer != rank or not in_place:
-                yield "send", (it.source + peer * it.count, it.count, BYTES, peer)
-    if rank != it.root or not in_place:
-        yield "recv", (it.destination, it.count, BYTES, it.root)
+                yield "send", (operation.source + peer * operation.count, operation.count, BYTES, peer)
+    if rank != operation.root or not in_place:
+        yield "recv", (operation.destination, operation.count, BYTES, operation.root)
 
 
-def _barrier(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _barrier(operation: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "allReduce", (scratch, scratch, 1, DTYPES["int32"], OPS["sum"])
 
 
@@ -161,11 +164,11 @@ _CALLS: dict[str, Callable[[CollectiveExchange, int, int, int], Iterator[Call]]]
 }
 
 
-def _unsupported(why: str, requested: str, allowed: Sequence[str], fix: str) -> Refusal:
+def _unsupported(problem: str, requested: str, allowed: Sequence[str], fix: str) -> Refusal:
     listed = ", ".join(allowed)
     return Refusal(
         Reason.UNSUPPORTED,
-        f"{why}; allowed are {listed}.",
+        f"{problem}; allowed are {listed}.",
         fix=fix,
         details={"requested": requested, "allowed": listed},
     )

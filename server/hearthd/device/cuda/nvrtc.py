@@ -66,7 +66,9 @@ class NvrtcCompiler:
             )
         parsed = parse_options(source.options)
         if any("\0" in text for pair in ((source.code, ""), *source.headers) for text in pair):
-            raise _failed("the source or a header contains a NUL character, at which NVRTC would stop reading", "")
+            raise _compile_failed(
+                "the source or a header contains a NUL character, at which NVRTC would stop reading", ""
+            )
         defaults = () if parsed.has("std") else _DEFAULTS
         includes = (f"-I{folder}" for folder in self.folders)
         options = (f"--gpu-architecture={name}", *defaults, *parsed.for_nvrtc(), *includes)
@@ -77,7 +79,7 @@ class NvrtcCompiler:
                 nvrtc.nvrtcCreateProgram, source.code.encode(), _PROGRAM.encode(), len(names), headers, names
             )
         except NvrtcError as error:
-            raise _failed(f"NVRTC rejects the source: {error}", "") from error
+            raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:
             image = self._compile(program, source, options, version)
         finally:
@@ -91,15 +93,15 @@ class NvrtcCompiler:
                 _call(nvrtc.nvrtcAddNameExpression, program, expression.encode())
             _call(nvrtc.nvrtcCompileProgram, program, len(options), [option.encode() for option in options])
         except NvrtcError as error:
-            raise _explained(error, _log(program), version) from error
+            raise _refusal(error, _log(program), version) from error
         log = _log(program)
         lowered: dict[str, str] = {}
         for expression in source.name_expressions:
             try:
                 lowered[expression] = _call(nvrtc.nvrtcGetLoweredName, program, expression.encode()).decode()
             except NvrtcError as error:
-                why = f"the name expression {expression!r} names no kernel or variable ({error})"
-                raise _failed(why, log) from error
+                problem = f"the name expression {expression!r} names no kernel or variable ({error})"
+                raise _compile_failed(problem, log) from error
         _, _, cubin, _ = self._library
         ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx
@@ -130,7 +132,7 @@ def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]
     number = 10 * major + minor
     if number in supported:
         return f"sm_{number}{'a' if major >= 9 else ''}", True
-    older = [each for each in supported if each <= number]
+    older = [candidate for candidate in supported if candidate <= number]
     return f"compute_{max(older or supported)}", False
 
 
@@ -150,7 +152,7 @@ def include_folders() -> tuple[str, ...]:
     if root and (root / "cccl").is_dir():
         folders.append(root / "cccl")
     elif bundle and not (root and (root / "cuda" / "std").is_dir()):
-        folders += [bundle / "_cccl" / part for part in ("libcudacxx", "cub", "thrust")]
+        folders += [bundle / "_cccl" / library for library in ("libcudacxx", "cub", "thrust")]
     return tuple(str(folder) for folder in folders if folder.is_dir())
 
 
@@ -158,11 +160,11 @@ def _toolkit_headers() -> Path | None:
     try:
         from cuda.pathfinder import find_nvidia_header_directory
 
-        found = find_nvidia_header_directory("cudart")
+        directory = find_nvidia_header_directory("cudart")
     except (ImportError, RuntimeError):  # an older cuda-pathfinder, or none
-        found = None
-    if found:
-        return Path(found)
+        directory = None
+    if directory:
+        return Path(directory)
     from cupy.cuda import get_cuda_path
 
     candidates: list[Path] = []
@@ -177,8 +179,8 @@ def _toolkit_headers() -> Path | None:
 
 def _package(name: str) -> Path | None:
     spec = importlib.util.find_spec(name)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(locations[0]) if locations else None
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
@@ -206,24 +208,24 @@ def _log(program: Any) -> str:
     return log.rstrip(b"\0").decode(errors="replace").strip()
 
 
-def _explained(error: NvrtcError, log: str, version: str) -> Refusal:
+def _refusal(error: NvrtcError, log: str, version: str) -> Refusal:
     results = nvrtc.nvrtcResult
     if error.status == results.NVRTC_ERROR_OUT_OF_MEMORY or _EXHAUSTED.search(log):
         raise MemoryError
     if error.status == results.NVRTC_ERROR_INVALID_OPTION:
-        return _failed(f"NVRTC {version} refuses an option: {_first(log)}", log)
+        return _compile_failed(f"NVRTC {version} refuses an option: {_first_error(log)}", log)
     if error.status == results.NVRTC_ERROR_COMPILATION:
-        return _failed(_first(log), log)
-    return _failed(f"NVRTC failed: {error}", log)
+        return _compile_failed(_first_error(log), log)
+    return _compile_failed(f"NVRTC failed: {error}", log)
 
 
-def _first(log: str) -> str:
+def _first_error(log: str) -> str:
     """Returns the first line of the log that describes an error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "NVRTC gives no reason")
 
 
-def _failed(message: str, log: str) -> Refusal:
+def _compile_failed(message: str, log: str) -> Refusal:
     return Refusal(
         Reason.COMPILE_FAILED,
         message,

@@ -77,15 +77,17 @@ class CudaServer:
             cupy.cuda.Device(index).use()
             runtime.free(0)  # creates the context now rather than at the first command
             self._properties = _properties(index)
-            pooled = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
-            pool: Pool = StreamOrderedPool(index, spec.memory_limit) if pooled else ArenaPool(spec.memory_limit)
+            has_pools = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
+            pool: Pool = StreamOrderedPool(index, spec.memory_limit) if has_pools else ArenaPool(spec.memory_limit)
         except CudaError as error:
             if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
         self._pool = pool
         page_locks = PageLocks(index)
-        make_host_pool = host_pool or (lambda cap, grown: HostPool(cap, lock=page_locks.allocate, on_grown=grown))
+        make_host_pool = host_pool or (
+            lambda limit, on_grown: HostPool(limit, lock=page_locks.allocate, on_grown=on_grown)
+        )
         self._host = make_host_pool(spec.staging_bytes, self._progress)
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
         self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
@@ -103,13 +105,13 @@ class CudaServer:
         self.allocate = pool.allocate
         self.free = pool.free
         self.memory_info = pool.info
-        self.memory_held = pool.held
+        self.memory_held = pool.usage
         self.trim = pool.trim
 
         self.create_shared = shared.create
         self.export_shared = shared.export
         self.import_shared = shared.map
-        self.own_shared = shared.count_in_pool
+        self.count_shared = shared.count_in_pool
         self.release_shared = shared.release
 
         self.allocate_host = host.allocate
@@ -146,9 +148,9 @@ class CudaServer:
         self.load = launcher.load
         self.unload = launcher.unload
         self.launch = launcher.launch
-        self.repeated = launcher.repeated
+        self.bind_launch = launcher.bind_launch
         self.first_launch_waits = launcher.first_launch_waits
-        self.first_launch_made = launcher.first_launch_made
+        self.record_first_launch = launcher.record_first_launch
         self.flush_output = KernelOutput().flush
         self.blocks_per_multiprocessor = occupancy.blocks_per_multiprocessor
         self.max_clusters = occupancy.max_clusters
@@ -184,9 +186,9 @@ class CudaServer:
 
     def close(self) -> None:
         """Frees what can be freed; never raises. The context is not destroyed, because other users may hold it."""
-        for end in (self._communicators.close, self._streams.close, self._pool.close, self._host.close):
+        for close in (self._communicators.close, self._streams.close, self._pool.close, self._host.close):
             with suppress(Exception):
-                end()
+                close()
 
     def _progress(self) -> None:
         """Wakes the device-handle thread. Any thread."""
@@ -233,9 +235,9 @@ def _uuid(index: int) -> str:
 
     Calls the driver, because CuPy's property ends at the first zero byte.
     """
-    ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
+    get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
-    (uuid,) = checked(ask(device))
+    (uuid,) = checked(get_uuid(device))
     digits = bytes(uuid.bytes).hex()  # type: ignore[attr-defined]
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -245,10 +247,10 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _not_found(index: int, why: str) -> Refusal:
+def _not_found(index: int, reason: str) -> Refusal:
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"CUDA device {index} was requested; {why}.",
+        f"CUDA device {index} was requested; {reason}.",
         fix="name a device that nvidia-smi lists, and check CUDA_VISIBLE_DEVICES",
         details={"requested": index},
     )

@@ -57,7 +57,7 @@ class SharedAllocations:
         self._check_supported()
         try:
             properties = _properties(device)
-            reserved = _padded(size, properties)
+            reserved = _rounded_up(size, properties)
             self._pool.check(size, reserved)
             try:
                 (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
@@ -71,7 +71,7 @@ class SharedAllocations:
         try:
             address = _map(handle, reserved)
             try:
-                _allow(address, reserved, device, write=True)
+                _set_access(address, reserved, device, write=True)
             except CudaError:
                 _unmap(address, reserved)
                 raise
@@ -96,7 +96,7 @@ class SharedAllocations:
         device = self._device
         self._check_supported()
         try:
-            reserved = _padded(size, _properties(device))
+            reserved = _rounded_up(size, _properties(device))
             (handle,) = checked(driver.cuMemImportFromShareableHandle(file, _POSIX))
             try:
                 address = _map(handle, reserved)
@@ -116,7 +116,7 @@ class SharedAllocations:
         """Counts the memory in the pool's sizes. Further calls have no effect."""
         if not memory.counted:
             memory.counted = True
-            self._pool.count(memory.reserved)
+            self._pool.count_outside(memory.reserved)
 
     def release(self, memory: CudaSharedMemory) -> None:
         """Unmaps the memory, and frees it if no process maps it any more."""
@@ -129,14 +129,14 @@ class SharedAllocations:
         finally:
             if memory.counted:
                 memory.counted = False
-                self._pool.count(-memory.reserved)
+                self._pool.count_outside(-memory.reserved)
 
     def _check_supported(self) -> None:
         """Raises Refusal(UNSUPPORTED) if the device lacks virtual memory management or shareable handles."""
         for attribute in _SUPPORTED:
             (device,) = checked(driver.cuDeviceGet(self._device))
-            (has,) = checked(driver.cuDeviceGetAttribute(attribute, device))
-            if not has:
+            (supported,) = checked(driver.cuDeviceGetAttribute(attribute, device))
+            if not supported:
                 raise Refusal(
                     Reason.UNSUPPORTED,
                     f"CUDA device {self._device} cannot share memory between processes ({attribute.name} is 0)",
@@ -153,10 +153,10 @@ def _properties(index: int) -> Any:
     return properties
 
 
-def _padded(size: int, properties: Any) -> int:
+def _rounded_up(size: int, properties: Any) -> int:
     minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    (found,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
-    granularity = int(found)  # type: ignore[call-overload]
+    (value,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
+    granularity = int(value)  # type: ignore[call-overload]
     return int(-(-size // granularity) * granularity)
 
 
@@ -176,7 +176,7 @@ def _unmap(address: int, size: int) -> None:
     checked(driver.cuMemAddressFree(address, size))
 
 
-def _allow(address: int, size: int, index: int, *, write: bool) -> None:
+def _set_access(address: int, size: int, index: int, *, write: bool) -> None:
     flags = driver.CUmemAccess_flags
     access = driver.CUmemAccessDesc()
     access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -191,10 +191,10 @@ def _protect(address: int, size: int, index: int) -> bool:
     If the driver has no such access, makes the memory writable and returns False.
     """
     try:
-        _allow(address, size, index, write=False)
+        _set_access(address, size, index, write=False)
     except CudaError as error:
         if is_fatal(int(getattr(error, "status", 0))):
             raise
-        _allow(address, size, index, write=True)
+        _set_access(address, size, index, write=True)
         return False
     return True

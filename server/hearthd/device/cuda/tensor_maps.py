@@ -50,30 +50,30 @@ class TensorMapEncoder:
         access = spec.access
         assert element is not None and access is not None, "checked before"
         kind = _member(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE", element.name)
-        steps = _array(_U32, spec.element_strides)
+        element_strides = _array(_U32, spec.element_strides)
         interleave = _member(driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE", spec.interleave)
         form = (
             _member(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE", spec.swizzle),
             _member(driver.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION", spec.l2_promotion),
             _member(driver.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL", _FILLS[spec.oob_fill]),
         )
-        room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
-        start = -ctypes.addressof(room) % _ALIGNMENT
+        buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
+        offset = -ctypes.addressof(buffer) % _ALIGNMENT
         sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides or (0,))
-        region = (ctypes.addressof(room) + start, kind, spec.rank, address, sizes, strides)
+        region = (ctypes.addressof(buffer) + offset, kind, spec.rank, address, sizes, strides)
         if isinstance(access, Tile):
-            status = _encoder("Tiled")(*region, _array(_U32, access.box), steps, interleave, *form)
+            status = _encoder("Tiled")(*region, _array(_U32, access.box), element_strides, interleave, *form)
         elif isinstance(access, Im2colWide):
             mode = _WIDE_MODES[access.mode]
             pixels = access.channels_per_pixel, access.pixels_per_column or tensor_map.WIDE_MODES[access.mode]
             corners = access.lower_corner_width, access.upper_corner_width
-            status = _encoder("Im2colWide")(*region, *corners, *pixels, steps, interleave, mode, *form)
+            status = _encoder("Im2colWide")(*region, *corners, *pixels, element_strides, interleave, mode, *form)
         else:
             pixels = access.channels_per_pixel, access.pixels_per_column
             edges = _array(_INT, access.lower_corner), _array(_INT, access.upper_corner)
-            status = _encoder("Im2col")(*region, *edges, *pixels, steps, interleave, *form)
+            status = _encoder("Im2col")(*region, *edges, *pixels, element_strides, interleave, *form)
         _check(status, spec, address)
-        return room.raw[start : start + TENSOR_MAP_BYTES]
+        return buffer.raw[offset : offset + TENSOR_MAP_BYTES]
 
 
 def _check(status: int, spec: TensorMapSpec, address: int) -> None:
@@ -110,7 +110,7 @@ def _encoder(kind: str) -> Any:
     """
     encode = getattr(_library(), f"cuTensorMapEncode{kind}", None)
     if encode is None:  # Im2colWide: `tensor_map_features` has asked the same library
-        raise tensor_map.not_served("the driver", "tensor_map_im2col_wide")
+        raise tensor_map.missing_feature("the driver", "tensor_map_im2col_wide")
     encode.argtypes = _ARGUMENTS[kind]
     encode.restype = _INT
     return encode
@@ -126,12 +126,12 @@ def _member(enumeration: Any, prefix: str, name: str) -> int:
 
     Raises Refusal(UNSUPPORTED) if older bindings lack it.
     """
-    found = getattr(enumeration, f"{prefix}_{name.upper()}", None)
-    if found is None:
+    value = getattr(enumeration, f"{prefix}_{name.upper()}", None)
+    if value is None:
         raise Refusal(
             Reason.UNSUPPORTED,
             f"{prefix}_{name.upper()} is not known to this version of CUDA's bindings",
             fix="install cuda-bindings of CUDA 12.8 or newer on the node",
             details={"feature": name},
         )
-    return int(found)
+    return int(value)

@@ -180,7 +180,7 @@ class Publishing:
         shared = self._known.get(number)
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
             if shared.place.memory is not NOTHING:
-                self._device.server.own_shared(shared.place.memory)
+                self._device.server.count_shared(shared.place.memory)
             shared.place.account_here()
             self._device.grants.report_excess()
 

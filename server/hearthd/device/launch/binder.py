@@ -275,7 +275,7 @@ class Binder:
             blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
         except Refusal:
             return record
-        return record._replace(grid=residency.fitted(limits, record.grid, record.block, blocks))
+        return record._replace(grid=residency.fit_grid(limits, record.grid, record.block, blocks))
 
     def _check_geometry(self, function: Function, record: Record) -> tuple[list[str], list[str]]:
         """Returns the faults of the geometry, and the reasons why the grid cannot be resident."""

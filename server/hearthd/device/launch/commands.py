@@ -175,7 +175,7 @@ class LaunchCommands:
             return False
         again = known.relaunch
         if again is None:
-            again = known.relaunch = device.server.repeated(
+            again = known.relaunch = device.server.bind_launch(
                 plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
             )
         position = device.tracks.claim_position(track, known.writes, known.reads)

@@ -127,7 +127,7 @@ class LaunchRun:
             self._parsed.entry.plans.clear()  # the next launch may be the first one again, and must be checked again
 
     def _issue_when_idle(self, bound: BoundLaunch) -> None:
-        self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
+        self._device.server.record_first_launch(bound.plan.function, bound.module.prints is not None)
         self._rested = True
         if not self.validates and self._left:
             try:

@@ -82,7 +82,7 @@ def own_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> 
     """Returns a source of images within this process, for a process without a broker."""
     workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
     workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
-    workers.serve(server.compiler)
+    workers.set_compiler(server.compiler)
     cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
     cache.report = lambda why: journal.warning("disk_full", why=why)
     return CachedImages(workers, cache)

@@ -42,23 +42,23 @@ def test_boundary_values_pass(grid: tuple[int, int, int], block: tuple[int, int,
     ],
 )
 def test_each_failure_is_named(grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, says: str) -> None:
-    assert any(says in wrong for wrong in check(LIMITS, KERNEL, grid, block, shared))
+    assert any(says in violation for violation in check(LIMITS, KERNEL, grid, block, shared))
 
 
 def test_all_failures_of_one_launch_in_one_message() -> None:
-    wrong = check(LIMITS, KernelLimits(1024, 1024), (0, 70000, 1), (1025, 1, 65), 227 << 10)
-    assert len(wrong) == 6
-    refusal = refuse("saxpy", wrong, (0, 70000, 1), (1025, 1, 65), 227 << 10)
-    assert all(each in refusal.message for each in wrong)
+    violations = check(LIMITS, KernelLimits(1024, 1024), (0, 70000, 1), (1025, 1, 65), 227 << 10)
+    assert len(violations) == 6
+    refusal = refuse("saxpy", violations, (0, 70000, 1), (1025, 1, 65), 227 << 10)
+    assert all(violation in refusal.message for violation in violations)
     assert refusal.details["failures"] == "6"
     assert refusal.fields == ("grid.x", "block.x", "block.z", "grid.y", "block", "shared_mem")
 
 
 def test_invalid_arguments_are_named_by_their_field() -> None:
-    wrong = check_parameters([Place(0, 4), Place(8, 8, True)], [(0, 4), (8, 4)])
-    assert refuse("saxpy", [*wrong, "of no field"], (1, 1, 1), (1, 1, 1), 0).fields == ("arguments[1]",)
-    wrong = check_parameters([Place(0, 4)], [(0, 4), (8, 8)])
-    assert refuse("saxpy", wrong, (1, 1, 1), (1, 1, 1), 0).fields == ("arguments",)
+    violations = check_parameters([Place(0, 4), Place(8, 8, True)], [(0, 4), (8, 4)])
+    assert refuse("saxpy", [*violations, "of no field"], (1, 1, 1), (1, 1, 1), 0).fields == ("arguments[1]",)
+    violations = check_parameters([Place(0, 4)], [(0, 4), (8, 8)])
+    assert refuse("saxpy", violations, (1, 1, 1), (1, 1, 1), 0).fields == ("arguments",)
 
 
 def test_the_kernels_own_bound() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.backend.launch_limits import LaunchLimits
-from hearthd.device.backend.residency import check_cluster, check_cooperative, fitted, product, thread_bound
+from hearthd.device.backend.residency import check_cluster, check_cooperative, fit_grid, product, thread_bound
 
 FEATURES = frozenset({"cooperative_launch", "clusters"})
 LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10, 170, 1536, 24, FEATURES)
@@ -37,20 +37,20 @@ def test_nothing_is_known_of_no_threads() -> None:
 
 def test_products_do_not_wrap() -> None:
     assert product((2**31 - 1, 65535, 65535)) > 2**62
-    (wrong,) = check_cooperative(LIMITS, (2**31 - 1, 65535, 65535), (1, 1, 1), None)
-    assert str((2**31 - 1) * 65535 * 65535) in wrong
+    (error,) = check_cooperative(LIMITS, (2**31 - 1, 65535, 65535), (1, 1, 1), None)
+    assert str((2**31 - 1) * 65535 * 65535) in error
 
 
 def test_the_boundary_of_the_thread_bound() -> None:
     assert check_cooperative(LIMITS, (6 * 170, 1, 1), (256, 1, 1), None) == []
-    (wrong,) = check_cooperative(LIMITS, (6 * 170 + 1, 1, 1), (256, 1, 1), None)
-    assert "1021 blocks" in wrong and "1020 blocks fit" in wrong and "6 on each of 170" in wrong
+    (error,) = check_cooperative(LIMITS, (6 * 170 + 1, 1, 1), (256, 1, 1), None)
+    assert "1021 blocks" in error and "1020 blocks fit" in error and "6 on each of 170" in error
 
 
 def test_the_functions_own_occupancy_bounds_further() -> None:
     assert check_cooperative(LIMITS, (340, 1, 1), (256, 1, 1), 2) == []
-    (wrong,) = check_cooperative(LIMITS, (341, 1, 1), (256, 1, 1), 2)
-    assert "340 blocks fit, limited by this kernel's registers and shared memory" in wrong
+    (error,) = check_cooperative(LIMITS, (341, 1, 1), (256, 1, 1), 2)
+    assert "340 blocks fit, limited by this kernel's registers and shared memory" in error
 
 
 def test_devices_without_them_say_so() -> None:
@@ -63,9 +63,9 @@ def test_clusters() -> None:
     assert check_cluster(LIMITS, (4, 2, 1), (2, 2, 1)) == []
     assert check_cluster(LIMITS, (16, 1, 1), (16, 1, 1)) == []
     assert "cluster.y is 0" in check_cluster(LIMITS, (4, 2, 1), (2, 0, 1))[0]
-    wrong = check_cluster(LIMITS, (33, 2, 1), (32, 1, 1))
-    assert "a cluster of 32 blocks; the maximum is 16" in wrong[0]
-    assert "grid.x is 33; it is not a multiple of cluster.x, which is 32" in wrong[1]
+    errors = check_cluster(LIMITS, (33, 2, 1), (32, 1, 1))
+    assert "a cluster of 32 blocks; the maximum is 16" in errors[0]
+    assert "grid.x is 33; it is not a multiple of cluster.x, which is 32" in errors[1]
 
 
 @given(st.integers(1, 1024), st.integers(1, 4096))
@@ -75,8 +75,8 @@ def test_cooperative_check_and_thread_bound_agree(threads: int, blocks: int) -> 
 
 
 def test_a_grid_of_one_dimension_is_reduced_to_what_fits() -> None:
-    assert fitted(LIMITS, (341, 1, 1), (256, 1, 1), 2) == (340, 1, 1)
-    assert fitted(LIMITS, (7, 1, 1), (256, 1, 1), 2) == (7, 1, 1)
-    assert fitted(LIMITS, (2000, 1, 1), (256, 1, 1), 100) == (6 * 170, 1, 1), "the threads of a multiprocessor"
-    assert fitted(LIMITS, (341, 2, 1), (256, 1, 1), 2) == (341, 2, 1)
-    assert fitted(LIMITS, (341, 1, 1), (256, 1, 1), 0) == (341, 1, 1)
+    assert fit_grid(LIMITS, (341, 1, 1), (256, 1, 1), 2) == (340, 1, 1)
+    assert fit_grid(LIMITS, (7, 1, 1), (256, 1, 1), 2) == (7, 1, 1)
+    assert fit_grid(LIMITS, (2000, 1, 1), (256, 1, 1), 100) == (6 * 170, 1, 1), "the threads of a multiprocessor"
+    assert fit_grid(LIMITS, (341, 2, 1), (256, 1, 1), 2) == (341, 2, 1)
+    assert fit_grid(LIMITS, (341, 1, 1), (256, 1, 1), 0) == (341, 1, 1)

@@ -20,7 +20,7 @@ from hearthd.device.backend.tensor_map import (
     check,
     check_features,
     element_of,
-    not_served,
+    missing_feature,
     refuse,
 )
 
@@ -38,7 +38,7 @@ WIDE = TensorMapSpec(  # columns along W of the same images
 SIZES = {MATRIX: 64 * 128 * 4, IMAGES: 2 * 3840, SLICED: 2 * 7680, WIDE: 2 * 3840}
 
 
-def wrongs(spec: TensorMapSpec, offset: int = 0, size: int = 1 << 80, **changes: Any) -> list[str]:
+def errors_of(spec: TensorMapSpec, offset: int = 0, size: int = 1 << 80, **changes: Any) -> list[str]:
     return check(replace(spec, **changes), ADDRESS, offset, size)
 
 
@@ -92,8 +92,8 @@ def test_good_maps_pass_in_a_buffer_of_just_their_size(spec: TensorMapSpec) -> N
     ],
 )
 def test_each_wrong_field_of_a_tiled_map(changes: dict[str, Any], message: str) -> None:
-    (wrong,) = wrongs(MATRIX, **changes)
-    assert wrong.startswith(message) or message in wrong
+    (error,) = errors_of(MATRIX, **changes)
+    assert error.startswith(message) or message in error
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_each_wrong_field_of_a_tiled_map(changes: dict[str, Any], message: str) 
 def test_rank(rank: int, message: str) -> None:
     strides = tuple(16 << axis for axis in range(1, rank))
     spec = TensorMapSpec("float32", (4,) * rank, strides, (1,) * rank, Tile((4,) * rank))
-    assert wrongs(spec) == [message]
+    assert errors_of(spec) == [message]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_rank(rank: int, message: str) -> None:
     ],
 )
 def test_each_wrong_field_of_an_im2col_map(changes: dict[str, Any], message: str) -> None:
-    (wrong,) = wrongs(IMAGES, **changes)
-    assert wrong.startswith(message)
+    (error,) = errors_of(IMAGES, **changes)
+    assert error.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_each_wrong_field_of_an_im2col_map(changes: dict[str, Any], message: str
     ],
 )
 def test_each_wrong_field_of_an_im2col_wide_map(changes: dict[str, Any], message: str) -> None:
-    wrong = [each for each in wrongs(WIDE, **changes) if "'?'" not in each]
-    assert len(wrong) == 1 and wrong[0].startswith(message)
+    errors = [error for error in errors_of(WIDE, **changes) if "'?'" not in error]
+    assert len(errors) == 1 and errors[0].startswith(message)
 
 
 def test_im2col_wide_of_every_rank_mode_and_swizzle() -> None:
@@ -180,7 +180,7 @@ def test_im2col_wide_of_every_rank_mode_and_swizzle() -> None:
             for swizzle in ("64b", "128b", "128b_atom_32b"):
                 access = Im2colWide(-32768, 32767, 16, pixels, mode)
                 spec = TensorMapSpec("float16", shape, strides, (1, 8, *(1,) * (rank - 2)), access, swizzle=swizzle)
-                assert wrongs(spec) == []
+                assert errors_of(spec) == []
 
 
 @pytest.mark.parametrize(
@@ -193,54 +193,54 @@ def test_im2col_wide_of_every_rank_mode_and_swizzle() -> None:
     ],
 )
 def test_each_wrong_field_of_an_interleaved_map(changes: dict[str, Any], message: str) -> None:
-    (wrong,) = wrongs(SLICED, **changes)
-    assert wrong.startswith(message)
+    (error,) = errors_of(SLICED, **changes)
+    assert error.startswith(message)
 
 
 def test_interleaving_removes_limits_on_boxes_and_strides() -> None:
-    assert wrongs(SLICED, element_strides=(2, 1, 1, 1)) == []
-    assert wrongs(SLICED, access=Tile((200, 4, 4, 1))) == []  # neither a multiple of 16 bytes nor within the span
-    assert wrongs(SLICED, interleave="16b", swizzle="none", strides=(16, 208, 4160)) == []
+    assert errors_of(SLICED, element_strides=(2, 1, 1, 1)) == []
+    assert errors_of(SLICED, access=Tile((200, 4, 4, 1))) == []  # neither a multiple of 16 bytes nor within the span
+    assert errors_of(SLICED, interleave="16b", swizzle="none", strides=(16, 208, 4160)) == []
 
 
 def test_alignment_of_the_address() -> None:
-    assert wrongs(MATRIX, offset=16) == []
-    assert wrongs(MATRIX, offset=8) == [
+    assert errors_of(MATRIX, offset=16) == []
+    assert errors_of(MATRIX, offset=8) == [
         f"it starts at byte 8 of the buffer, at address {ADDRESS + 8:#x}; its address is a multiple of 16"
     ]
-    assert wrongs(SLICED, offset=32) == []
-    (wrong,) = wrongs(SLICED, offset=16)
-    assert wrong.endswith("its address is a multiple of 32, interleaved by 32 bytes")
+    assert errors_of(SLICED, offset=32) == []
+    (error,) = errors_of(SLICED, offset=16)
+    assert error.endswith("its address is a multiple of 32, interleaved by 32 bytes")
 
 
 def test_the_region_lies_in_the_buffer() -> None:
-    assert wrongs(MATRIX, size=SIZES[MATRIX] - 1) == [
+    assert errors_of(MATRIX, size=SIZES[MATRIX] - 1) == [
         f"it describes {SIZES[MATRIX]} bytes from byte 0 of a buffer of {SIZES[MATRIX] - 1}: 1 too many"
     ]
-    assert wrongs(MATRIX, offset=16, size=SIZES[MATRIX]) == [
+    assert errors_of(MATRIX, offset=16, size=SIZES[MATRIX]) == [
         f"it describes {SIZES[MATRIX]} bytes from byte 16 of a buffer of {SIZES[MATRIX]}: 16 too many"
     ]
-    assert wrongs(MATRIX, offset=1 << 20, size=1 << 10) == ["it starts at byte 1048576 of a buffer of 1024"]
+    assert errors_of(MATRIX, offset=1 << 20, size=1 << 10) == ["it starts at byte 1048576 of a buffer of 1024"]
     # The last row has no padding after it.
-    assert wrongs(MATRIX, strides=(512,), size=127 * 512 + 256) == []
-    assert len(wrongs(MATRIX, strides=(512,), size=127 * 512 + 255)) == 1
+    assert errors_of(MATRIX, strides=(512,), size=127 * 512 + 256) == []
+    assert len(errors_of(MATRIX, strides=(512,), size=127 * 512 + 255)) == 1
 
 
 def test_sizes_that_would_wrap_64_bits_do_not() -> None:
     huge = TensorMapSpec("float64", (1 << 32,) * 5, ((1 << 40) - 16,) * 4, (1,) * 5, Tile((2, 1, 1, 1, 1)))
-    (wrong,) = wrongs(huge, size=(1 << 64) - 1)
-    assert wrong.startswith(f"it describes {8 * (1 << 32) + 4 * ((1 << 32) - 1) * ((1 << 40) - 16)} bytes")
+    (error,) = errors_of(huge, size=(1 << 64) - 1)
+    assert error.startswith(f"it describes {8 * (1 << 32) + 4 * ((1 << 32) - 1) * ((1 << 40) - 16)} bytes")
 
 
 def test_packed_elements() -> None:
     packed = TensorMapSpec("16u4_align8b", (64, 128), (32,), (1, 1), Tile((64, 8)))
-    assert wrongs(packed, size=32 * 128) == []
-    assert len(wrongs(packed, size=32 * 128 - 1)) == 1
-    assert wrongs(packed, shape=(63, 128)) == ["shape[0] is 63; two elements share a byte, so it is even"]
-    assert wrongs(packed, access=Tile((24, 8))) == [
+    assert errors_of(packed, size=32 * 128) == []
+    assert len(errors_of(packed, size=32 * 128 - 1)) == 1
+    assert errors_of(packed, shape=(63, 128)) == ["shape[0] is 63; two elements share a byte, so it is even"]
+    assert errors_of(packed, access=Tile((24, 8))) == [
         "box[0] is 24 elements, 12 bytes; without interleave it is a multiple of 16 bytes"
     ]
-    assert len(wrongs(packed, oob_fill="nan")) == 1
+    assert len(errors_of(packed, oob_fill="nan")) == 1
 
 
 @pytest.mark.parametrize(
@@ -271,26 +271,26 @@ def test_floats_can_be_filled_with_nan(name: str) -> None:
     assert element is not None
     width = element.bits // 8
     spec = TensorMapSpec(name, (64, 2), (64 * width,), (1, 1), Tile((16, 2)), oob_fill="nan")
-    assert wrongs(spec) == []
-    assert len(wrongs(spec, dtype="float8_e4m3fn")) == 1
+    assert errors_of(spec) == []
+    assert len(errors_of(spec, dtype="float8_e4m3fn")) == 1
 
 
 def test_all_that_is_wrong_is_in_one_refusal() -> None:
     spec = TensorMapSpec("bool", (0, 128), (7, 8), (3,), Tile((500,)), "none", "none", "none", "nothing")
-    wrong = check(spec, ADDRESS, 3, 0)
-    assert len(wrong) >= 8
-    refusal = refuse(spec, wrong, "tensor map of buffer 5", buffer=5)
+    errors = check(spec, ADDRESS, 3, 0)
+    assert len(errors) >= 8
+    refusal = refuse(spec, errors, "tensor map of buffer 5", buffer=5)
     assert refusal.reason is Reason.TENSOR_MAP_INVALID and refusal.fix
     assert refusal.message.startswith("tensor map of buffer 5, bool of shape (0, 128) (innermost first): ")
-    assert all(sentence in refusal.message for sentence in wrong)
-    assert refusal.details["failures"] == str(len(wrong)) and refusal.details["box"] == "(500,)"
+    assert all(sentence in refusal.message for sentence in errors)
+    assert refusal.details["failures"] == str(len(errors)) and refusal.details["box"] == "(500,)"
     assert refusal.details["buffer"] == "5" and refusal.details["strides"] == "(7, 8)"
     pixels = refuse(IMAGES, ["no"], "x")
     assert pixels.details["lower_corner"] == "(-1, -1)" and pixels.details["pixels_per_column"] == "64"
 
 
 def test_a_device_without_tensor_maps_is_named() -> None:
-    refusal = not_served("device 0 (cpu)")
+    refusal = missing_feature("device 0 (cpu)")
     assert refusal.reason is Reason.UNSUPPORTED and refusal.message.startswith("device 0 (cpu) has no tensor maps")
     assert refusal.details == {"feature": "tensor_maps"}
 
@@ -334,8 +334,8 @@ def test_corner_is_wrong_if_it_exceeds_its_bits(rank: int, data: st.DataObject) 
     strides = tuple(32 * size**axis % (1 << 40) for axis in range(rank - 1))
     corner = (at, *(0,) * (rank - 3))
     spec = TensorMapSpec("float16", shape, strides, (1,) * rank, Im2col(corner, (0,) * (rank - 2), 16, 64))
-    wrong = check(spec, ADDRESS, 0, 1 << 200)
-    assert (wrong == []) == (low <= at <= high)
+    errors = check(spec, ADDRESS, 0, 1 << 200)
+    assert (errors == []) == (low <= at <= high)
 
 
 @given(
@@ -370,8 +370,8 @@ def test_the_extent_ends_with_the_last_element(shape: list[int], padding: int, o
         "float32", tuple(shape), tuple(strides), (1,) * len(shape), Tile((4, *(1,) * (len(shape) - 1)))
     )
     offset *= 16
-    wrong = check(spec, ADDRESS, offset, offset + last + 4 + spare)
-    assert (wrong == []) == (spare >= 0)
+    errors = check(spec, ADDRESS, offset, offset + last + 4 + spare)
+    assert (errors == []) == (spare >= 0)
 
 
 @given(st.builds(
@@ -403,8 +403,8 @@ def test_the_extent_ends_with_the_last_element(shape: list[int], padding: int, o
     oob_fill=st.sampled_from(["none", "nan", "?"]),
 ), st.integers(0, 1 << 64), st.integers(0, 1 << 64))  # fmt: skip
 def test_any_specification_is_valid_or_fully_explained(spec: TensorMapSpec, offset: int, size: int) -> None:
-    wrong = check(spec, ADDRESS, offset, size)
-    assert all(isinstance(sentence, str) and sentence for sentence in wrong)
-    if not wrong:
+    errors = check(spec, ADDRESS, offset, size)
+    assert all(isinstance(sentence, str) and sentence for sentence in errors)
+    if not errors:
         assert spec.access is not None and (extent := spec.extent()) is not None and offset + extent <= size
-    assert refuse(spec, wrong, "tensor map").details["failures"] == str(len(wrong))
+    assert refuse(spec, errors, "tensor map").details["failures"] == str(len(errors))

@@ -76,8 +76,8 @@ def test_corrupt_entry_is_a_miss_and_is_removed(tmp_path: Path) -> None:
     cache = CompileCache(str(tmp_path), 1 << 20)
     cache.store(NAME, IMAGE)
     path = tmp_path / "ab" / NAME
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:-1], whole[:60], b"x" + whole[1:], whole[:-3] + b"zzz"):
+    content = path.read_bytes()
+    for damaged in (b"", content[:-1], content[:60], b"x" + content[1:], content[:-3] + b"zzz"):
         path.write_bytes(damaged)
         assert cache.load(NAME) is None
         assert not path.exists()
@@ -87,11 +87,11 @@ def test_an_entry_cut_anywhere_is_a_miss(tmp_path: Path) -> None:
     cache = CompileCache(str(tmp_path), 1 << 20)
     cache.store(NAME, IMAGE)
     path = tmp_path / "ab" / NAME
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
         assert cache.load(NAME) is None, length
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert cache.load(NAME) == IMAGE
 
 
@@ -116,7 +116,7 @@ from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 class Runner:
-    ready = rest = close = cancel = lambda *_: None
+    ready = release_idle = close = cancel = lambda *_: None
     identity = lambda self, job: b"i"
     run = lambda self, job: Image(b"made")
 landed = threading.Event()
@@ -130,12 +130,12 @@ assert landed.wait(10) and done[0].image == Image(b"made") and not done[0].cache
     directory.mkdir()
     directory.chmod(mode)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+    completed = subprocess.run(
         obeying(sys.executable, "-c", script, str(directory)),
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     directory.chmod(0o700)
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert list(directory.iterdir()) == []
 
 
@@ -185,7 +185,7 @@ from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 folder = Path(sys.argv[1])
 class Runner:
-    ready = rest = close = cancel = lambda *_: None
+    ready = release_idle = close = cancel = lambda *_: None
     identity = lambda self, job: b"i"
     def run(self, job):
         with open(folder / "compiles", "a") as file: file.write("x")
@@ -244,7 +244,7 @@ class CountingRunner:
             raise OSError("the compiler is gone")
         return Image(code=code)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         pass
 
     def cancel(self, job: Job) -> None:
@@ -277,17 +277,17 @@ class Poster:
 def test_single_flight_in_the_process_and_across_caches(tmp_path: Path) -> None:
     compiler, post = CountingRunner(), Poster()
     services = [CompileService(CachedImages(compiler, CompileCache(str(tmp_path), 1 << 20)), 2, post) for _ in range(2)]
-    done: list[Compiled] = []
+    outcomes: list[Compiled] = []
     for _ in range(8):
         for service in services:
-            service.submit(Source("same"), done.append)
+            service.submit(Source("same"), outcomes.append)
     compiler.go.set()
     post.run(2)
-    assert len(done) == 16
+    assert len(outcomes) == 16
     assert compiler.compiles == 1
-    assert all(outcome.image == Image(code=b"same") for outcome in done)
-    services[0].submit(Source("same"), done.append)
-    assert done[-1].cached and done[-1].elapsed_ns == 0
+    assert all(outcome.image == Image(code=b"same") for outcome in outcomes)
+    services[0].submit(Source("same"), outcomes.append)
+    assert outcomes[-1].cached and outcomes[-1].elapsed_ns == 0
     for service in services:
         service.close()
 
@@ -296,30 +296,30 @@ def test_a_compiler_that_breaks_fails_the_module_only(tmp_path: Path) -> None:
     compiler, post = CountingRunner(), Poster()
     compiler.go.set()
     service = CompileService(CachedImages(compiler, CompileCache("", 0)), 1, post)
-    done: list[Compiled] = []
-    service.submit(Source("crash"), done.append)
+    outcomes: list[Compiled] = []
+    service.submit(Source("crash"), outcomes.append)
     post.run(1)
-    assert done[0].error is not None and "the compiler is gone" in done[0].error.message
-    service.submit(Source("fine"), done.append)
+    assert outcomes[0].error is not None and "the compiler is gone" in outcomes[0].error.message
+    service.submit(Source("fine"), outcomes.append)
     post.run(1)
-    assert done[1].image == Image(code=b"fine")
+    assert outcomes[1].image == Image(code=b"fine")
     service.close()
 
 
 def test_flood_of_one_owner_does_not_delay_another(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
     service = CompileService(CachedImages(runner, CompileCache("", 0)), 2, post)
-    done: list[Compiled] = []
+    outcomes: list[Compiled] = []
     for number in range(6):
-        service.submit(Source(f"flood {number}"), done.append, "flood")
+        service.submit(Source(f"flood {number}"), outcomes.append, "flood")
     for _ in range(2):
         assert runner.begun.acquire(timeout=10)
-    service.submit(Source("mine"), done.append, "other")
+    service.submit(Source("mine"), outcomes.append, "other")
     assert runner.begun.acquire(timeout=10)
     assert runner.compiles == 3, "two of the flood, and the other's"
     runner.go.set()
     post.run(7)
-    assert {outcome.image.code for outcome in done if outcome.image} == {
+    assert {outcome.image.code for outcome in outcomes if outcome.image} == {
         b"mine", *(f"flood {number}".encode() for number in range(6))
     }  # fmt: skip
     service.close()
@@ -328,8 +328,8 @@ def test_flood_of_one_owner_does_not_delay_another(tmp_path: Path) -> None:
 def test_unawaited_compile_is_removed_or_stopped(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
     service = CompileService(CachedImages(runner, CompileCache("", 0)), 1, post)
-    done: list[str] = []
-    callbacks = {name: (lambda _outcome, name=name: done.append(name)) for name in ("a", "b", "shared 1", "shared 2")}
+    called: list[str] = []
+    callbacks = {name: (lambda _outcome, name=name: called.append(name)) for name in ("a", "b", "shared 1", "shared 2")}
     service.submit(Source("a"), callbacks["a"])
     assert runner.begun.acquire(timeout=10)
     service.submit(Source("b"), callbacks["b"])
@@ -343,5 +343,5 @@ def test_unawaited_compile_is_removed_or_stopped(tmp_path: Path) -> None:
     assert runner.cancelled == [Source("a")], "a queued compile has no process to stop"
     runner.go.set()
     post.run(2)
-    assert done == ["shared 2"] and runner.compiles == 2
+    assert called == ["shared 2"] and runner.compiles == 2
     service.close()

@@ -37,6 +37,6 @@ def test_total_size_is_exact_after_any_sequence(steps: list[tuple[int, int]]) ->
     store = ImageStore(entries=4, size=1000)
     for name, size in steps:
         store.put(Source(str(name)), Image(bytes(size)))
-        kept = [(str(each), store.get(Source(str(each)))) for each in range(10)]
-        total = sum(len(name) + len(image.code) for name, image in kept if image is not None)
+        stored = [(str(number), store.get(Source(str(number)))) for number in range(10)]
+        total = sum(len(name) + len(image.code) for name, image in stored if image is not None)
         assert store.size == total <= 1000 and len(store) <= 4

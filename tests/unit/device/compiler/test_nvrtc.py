@@ -52,7 +52,7 @@ def pool() -> Iterator[CompileWorkers]:
     compiler = CudaCompiler(HOPPER, (12, 4))
     made = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY, 64 << 20))
     made.warm()
-    made.serve(compiler)
+    made.set_compiler(compiler)
     made.ready()
     if b"nvrtc 1" not in made.identity(FINE):
         made.close()
@@ -176,16 +176,16 @@ def tried():
         except Refusal as refusal: yield "not_to_be_seen" in str(refusal.details)
         else: yield False
 assert all(tried()), "NVRTC reads them where nothing keeps it from that"
-reads, writes = compiler.places()
+reads, writes = compiler.sandbox_paths()
 assert sandbox.confine([*worker_main._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
 assert compiler.compile(Source('#include <cuda_bf16.h>\\n__global__ void f() {}')).code
 assert not any(tried())
 assert not [module for module in sys.modules if module.startswith("cupy")], "it takes long to import"
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, str(secret), str(scratch)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ assert not [module for module in sys.modules if module.startswith("cupy")], "it 
 )
 def test_text_check_alone_keeps_nvrtc_from_the_hosts_files(code: str) -> None:
     pool = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY), confine=False)
-    pool.serve(CudaCompiler(HOPPER, (12, 4)))
+    pool.set_compiler(CudaCompiler(HOPPER, (12, 4)))
     try:
         error = refusal(pool, Source(code))
         assert error.reason is Reason.COMPILE_FAILED and "root:" not in str(error.details) and not pool.confined
@@ -219,7 +219,7 @@ def test_ptx_of_a_version_to_come(pool: CompileWorkers, assembler: bytes) -> Non
 
 def test_ptx_that_a_newer_driver_may_know_is_left_to_it(assembler: bytes) -> None:
     pool = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY))
-    pool.serve(CudaCompiler(HOPPER, (99, 0)))
+    pool.set_compiler(CudaCompiler(HOPPER, (99, 0)))
     try:
         error = refusal(pool, Assembly(PTX.replace(b".version 8.0", b".version 98.0")))
         assert error.reason is Reason.NO_COMPILER and "driver" in error.message

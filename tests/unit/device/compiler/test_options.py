@@ -161,15 +161,15 @@ def test_table_is_complete() -> None:
     """Checks that each option known to the module is in the tables above, in one of its spellings."""
     tried = {text.split("=")[0].split(" ")[0].lstrip("-") for text, *_ in rows(ACCEPTED + REFUSED)}
     tried |= {text[1] for text, *_ in rows(ACCEPTED + REFUSED) if text[1:2] in ("D", "U", "I")} | {"w"}
-    known = [*compiler_options.ACCEPTED, *compiler_options.REFUSED]  # options of NVRTC
-    assert [option.long for option in known if not {option.long, option.short} & tried] == []
+    options = [*compiler_options.ACCEPTED, *compiler_options.REFUSED]  # options of NVRTC
+    assert [option.long for option in options if not {option.long, option.short} & tried] == []
 
 
 def test_value_in_next_string() -> None:
     options = ["-D", "N=4", "--std", "c++20", "-maxrregcount", "32", "-U", "M", "", " -dopt ", "-w"]
     expected = ["-DN=4", "--std=c++20", "--maxrregcount=32", "-UM", "--dopt=on", "--disable-warnings"]
     assert parse_options(options).for_nvrtc() == expected
-    assert [each.text for each in parse_options(["-arch", "sm_90", "-Xptxas", "-v"]).given] == [
+    assert [each.text for each in parse_options(["-arch", "sm_90", "-Xptxas", "-v"]).options] == [
         "-arch sm_90",
         "-Xptxas -v",
     ]
@@ -196,10 +196,10 @@ def test_nvrtc_takes_accepted_options() -> None:
 
     compiler = NvrtcCompiler((9, 0), ())
     code = 'extern "C" __global__ void f(int* x) { *x = 1; }'
-    late = ("-jtd", "-Ofc", "--device-stack-protector")
+    recent = ("-jtd", "-Ofc", "--device-stack-protector")
     for text, *_ in rows(ACCEPTED):
         try:
             compiler.compile(Source(code, (text,)))
         except Refusal as error:
-            assert text.startswith(late) and "refuses an option" in error.message, (text, error)
+            assert text.startswith(recent) and "refuses an option" in error.message, (text, error)
     assert "has no effect here" in compiler.compile(Source(code, ("--split-compile=4",))).log

@@ -52,7 +52,7 @@ def make() -> Iterator[Callable[..., CompileWorkers]]:
     def workers(seconds: float = 60, memory: int = 1 << 30, file_bytes: int = 64 << 20, **more: Any) -> CompileWorkers:
         pool = CompileWorkers(cpu_worker, CompileLimits(seconds, memory, file_bytes), **more)
         made.append(pool)
-        pool.serve(CpuCompiler())
+        pool.set_compiler(CpuCompiler())
         return pool
 
     yield workers
@@ -218,7 +218,7 @@ def test_spare_workers_end(make: Callable[..., CompileWorkers]) -> None:
     pool.warm()
     works(pool)
     assert len(pool.pids()) == 2
-    pool.rest()
+    pool.release_idle()
     assert len(pool.pids()) == 1
     works(pool)
 
@@ -234,7 +234,7 @@ def test_close_stops_running_compiles(make: Callable[..., CompileWorkers]) -> No
 def test_removed_prelude_directory_is_created_again(tmp_path: Path) -> None:
     pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
     compiler = CpuCompiler(str(tmp_path))
-    pool.serve(compiler)
+    pool.set_compiler(compiler)
     try:
         works(pool)
         preludes = compiler.toolchain().preludes()
@@ -275,7 +275,7 @@ def test_remaining_processes_of_a_compiler_are_reaped(tmp_path: Path) -> None:
     )
     driver.chmod(0o755)
     pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
-    pool.serve(CpuCompiler(toolchain=replace(real, command=(str(driver),), cache_dir=tmp_path)))
+    pool.set_compiler(CpuCompiler(toolchain=replace(real, command=(str(driver),), cache_dir=tmp_path)))
     try:
         works(pool)
         works(pool)
@@ -341,7 +341,7 @@ secret, scratch = sys.argv[1:]
 tempfile.tempdir = os.environ["TMPDIR"] = scratch
 compiler = CpuCompiler()
 compiler.prepare(Source("")); compiler.load()
-reads, writes = compiler.places()
+reads, writes = compiler.sandbox_paths()
 assert sandbox.confine([*worker_main._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
 assert compiler.compile(Source('extern "C" __global__ void f() {}')).code
 section = '__attribute__((section(".x,\\\\"aw\\\\"\\\\n.incbin \\\\"%s\\\\"\\\\n#"))) int a = 1;' % secret
@@ -368,7 +368,7 @@ def test_text_for_the_assembler_is_refused(make: Callable[..., CompileWorkers]) 
 # ---- the end ----
 
 
-@pytest.mark.parametrize("start", ["fresh", "forked"])
+@pytest.mark.parametrize("start", ["spawn_worker", "fork_worker"])
 def test_workers_end_with_the_device_process(start: str, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     script = f"""
@@ -380,7 +380,7 @@ from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.backend.compiler import Source
 pool = compile_pool.CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
 pool.warm(compile_pool.{start})
-pool.serve(CpuCompiler())
+pool.set_compiler(CpuCompiler())
 pool.run(Source({FINE.code!r}))
 print(*pool.pids(), flush=True)
 pool.run(Source({SLOW.code!r}))

@@ -12,8 +12,8 @@ from hearthd.device.compiler.queue import CompileQueue
 
 def drain(queue: CompileQueue[str]) -> list[str]:
     taken = []
-    while (each := queue.next_item()) is not None:
-        taken.append(each[1])
+    while (entry := queue.next_item()) is not None:
+        taken.append(entry[1])
     return taken
 
 
@@ -61,18 +61,18 @@ def test_bounds_hold_and_nothing_is_lost(slots: int, steps: list[tuple[int, bool
             put += 1
         elif running:
             queue.done(running.pop(0))
-        while (each := queue.next_item()) is not None:
-            running.append(each[0])
-            taken.append(each[1])
+        while (entry := queue.next_item()) is not None:
+            running.append(entry[0])
+            taken.append(entry[1])
             beyond = len(running) - slots
             assert len(running) <= 2 * slots
-            assert beyond <= 0 or Counter(running)[each[0]] == 1
+            assert beyond <= 0 or Counter(running)[entry[0]] == 1
         waiting = put - len(taken)
         assert len(queue) == waiting
         assert not waiting or len(running) >= slots
     while running:
         queue.done(running.pop(0))
-        while (each := queue.next_item()) is not None:
-            running.append(each[0])
-            taken.append(each[1])
+        while (entry := queue.next_item()) is not None:
+            running.append(entry[0])
+            taken.append(entry[1])
     assert sorted(taken) == list(range(put))

@@ -12,16 +12,16 @@ from pathlib import Path
 BUILD = """
 import sys
 from pathlib import Path
-from hearthd.device.cpu.toolchain import Toolchain, ending_with_us
+from hearthd.device.cpu.toolchain import Toolchain, lifeline
 driver = '''
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 print(child.pid, file=open(sys.argv[1], "w"), flush=True)
 child.wait()
 '''
-with ending_with_us() as life:
+with lifeline() as reader:
     print("builds", flush=True)
-    Toolchain((sys.executable,), "", False, Path()).run(["-c", driver, sys.argv[1]], cwd=Path("/"), life=life)
+    Toolchain((sys.executable,), "", False, Path()).run(["-c", driver, sys.argv[1]], cwd=Path("/"), lifeline=reader)
 """
 
 ONCE = """

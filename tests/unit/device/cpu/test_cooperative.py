@@ -133,7 +133,7 @@ def test_a_grid_is_valid_in_a_cooperative_launch_only(kernels: Kernels, cooperat
 
 def test_concurrent_launches_do_not_synchronise_with_each_other(kernels: Kernels) -> None:
     start = np.arange(8 * 64, dtype=np.int32)
-    wanted = _stepped(kernels, start, 20)
+    expected = _stepped(kernels, start, 20)
     results = [(start.copy(), np.zeros_like(start)) for _ in range(4)]
 
     def launch(a: np.ndarray, b: np.ndarray) -> None:
@@ -147,7 +147,7 @@ def test_concurrent_launches_do_not_synchronise_with_each_other(kernels: Kernels
     for thread in threads:
         thread.join()
     for a, _ in results:
-        np.testing.assert_array_equal(a, wanted)
+        np.testing.assert_array_equal(a, expected)
 
 
 # ---- launches that cannot continue are reported ----

@@ -42,7 +42,7 @@ def summing(array: Array) -> CollectiveExchange:
     return CollectiveExchange("all_reduce", address(array), address(array), array.size, array.dtype.name, "sum")
 
 
-def made(toolchain: Toolchain) -> set[str]:
+def built_libraries(toolchain: Toolchain) -> set[str]:
     """Returns the names of the libraries in the toolchain's cache."""
     return {each.name.rpartition("-")[0] for each in toolchain.cache_dir.iterdir() if not each.name.startswith(".")}
 
@@ -54,7 +54,7 @@ def test_only_requested_libraries_are_compiled(
         communicators.check("all_reduce", "float32", op)  # returns, although nothing is compiled yet
     held.begun(2)  # concurrently
     communicators.check("all_gather", "float16", "")
-    assert held.quiet() and not made(toolchain)
+    assert held.quiet() and not built_libraries(toolchain)
     held.go_on(2)
     communicators.forget(communicators.unique_id(2))
     arrays = [np.full(7, rank + 1, np.float32) for rank in range(2)]
@@ -62,10 +62,10 @@ def test_only_requested_libraries_are_compiled(
     events = [rank.enqueue(summing(array)) for rank, array in zip(ranks, arrays, strict=True)]
     for rank, event in zip(ranks, events, strict=True):
         rank.reached(event)
-        assert rank.communicator.failed() == ""
+        assert rank.communicator.failure_reason() == ""
         rank.close()
     assert all((array == 3).all() for array in arrays)
-    assert made(toolchain) == {"exchange", "reduce-float32"}
+    assert built_libraries(toolchain) == {"exchange", "reduce-float32"}
 
 
 def test_an_abort_does_not_wait_for_the_compiler(communicators: CpuCommunicators, held: HeldCompiler) -> None:
@@ -81,7 +81,7 @@ def test_an_abort_does_not_wait_for_the_compiler(communicators: CpuCommunicators
     assert not aborting.is_alive() and not event.done
     held.go_on(1)
     one.reached(event)
-    assert "was aborted" in one.communicator.failed() and (array == 1).all()
+    assert "was aborted" in one.communicator.failure_reason() and (array == 1).all()
     one.close()
     other.close()
 
@@ -95,7 +95,7 @@ def test_arithmetic_that_cannot_be_compiled(communicators: CpuCommunicators, hel
     events = [rank.enqueue(summing(np.ones(7, np.uint8))) for rank in ranks]
     for rank, event in zip(ranks, events, strict=True):
         rank.reached(event)
-    reasons = [rank.communicator.failed() for rank in ranks]
+    reasons = [rank.communicator.failure_reason() for rank in ranks]
     assert all(reasons) and any("cannot compile" in reason for reason in reasons), reasons
     for rank in ranks:
         rank.close()
@@ -111,7 +111,7 @@ def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCom
     events = [rank.enqueue(summing(np.ones(7, np.int8))) for rank in ranks]
     for rank, event in zip(ranks, events, strict=True):
         rank.reached(event)
-    assert any(str(broken / "reduce-int8.so") in rank.communicator.failed() for rank in ranks)
+    assert any(str(broken / "reduce-int8.so") in rank.communicator.failure_reason() for rank in ranks)
     for rank in ranks:
         rank.close()
 
@@ -125,6 +125,9 @@ def test_missing_cache_directory(communicators: CpuCommunicators, held: HeldComp
     failed = ranks[0].enqueue(summing(np.ones(7, np.uint8)))
     for rank, event in zip(ranks, (failed, waits), strict=True):
         rank.reached(event)
-    assert "No such file" in ranks[0].communicator.failed() and "was aborted" in ranks[1].communicator.failed()
+    assert (
+        "No such file" in ranks[0].communicator.failure_reason()
+        and "was aborted" in ranks[1].communicator.failure_reason()
+    )
     for rank in ranks:
         rank.close()

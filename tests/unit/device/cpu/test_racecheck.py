@@ -30,7 +30,7 @@ def line(mark: str) -> str:
 
 
 def lines(races: Sequence[Race]) -> set[tuple[str, ...]]:
-    return {tuple(sorted((race.first.place, race.second.place))) for race in races}
+    return {tuple(sorted((race.first.location, race.second.location))) for race in races}
 
 
 def pair(first: str, second: str) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def floats(count: int) -> np.ndarray:
 def test_a_reduction_that_relies_on_lockstep_is_reported_with_its_line_and_two_lanes(run: Checked) -> None:
     races = run("volatile_reduction", 64, floats(64))
     assert pair("reduces", "reduces") in lines(races)
-    found = next(race for race in races if race.second.place == line("reduces"))
+    found = next(race for race in races if race.second.location == line("reduces"))
     (a, _, _), (b, _, _) = found.first.thread, found.second.thread
     assert a != b and a < 32 and b < 32 and found.one_warp
     assert {found.first.kind, found.second.kind} == {0, 1} and found.memory.startswith("s + ")
@@ -165,7 +165,7 @@ def test_images_of_both_kinds_are_distinguished_and_run_in_one_process(
     checked = find_toolchain()
     assert (plain.racecheck, checked.racecheck) == (False, True)
     assert plain.identity() != checked.identity() and libraries.runtime(plain) == libraries.runtime(checked)
-    assert Toolchain.made_from(checked.recipe()) == checked
+    assert Toolchain.from_recipe(checked.recipe()) == checked
     source = 'extern "C" __global__ void add(int* x) { __shared__ int s; s = threadIdx.x; atomicAdd(x, s); }'
     image = compile_source(plain, source)
     assert MARK not in image

@@ -106,8 +106,8 @@ def test_memory_outlives_the_process_that_created_it(server: CpuServer) -> None:
         exporter.wait()
     assert ctypes.string_at(memory.address, SIZE) == b"x" * SIZE
     assert server.memory_info().in_use == 0
-    server.own_shared(memory)
-    server.own_shared(memory)
+    server.count_shared(memory)
+    server.count_shared(memory)
     assert server.memory_info().in_use == memory.reserved
     server.release_shared(memory)
 
@@ -133,9 +133,9 @@ def test_limit(server: CpuServer) -> None:
     refused = refusal(server.create_shared, LIMIT + 1)
     assert refused.reason is Reason.OUT_OF_MEMORY
     assert refused.details["requested"] == str(LIMIT + 1)
-    whole = server.create_shared(LIMIT)
+    all_memory = server.create_shared(LIMIT)
     assert refusal(server.create_shared, 1).reason is Reason.OUT_OF_MEMORY
-    server.release_shared(whole)
+    server.release_shared(all_memory)
 
 
 def test_unsealed_and_invalid_files_are_refused(server: CpuServer) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, operators, reducible
+from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, describe, operators, reducible
 
 KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
@@ -157,22 +157,22 @@ class Program:
     def _expect(self, kind: str, data: list[np.ndarray], unit: int, root: int, op: str) -> None:
         n = self.ranks
         for rank in range(n):
-            whole: np.ndarray | None = None
+            expected: np.ndarray | None = None
             if kind in {"all_reduce", "reduce_scatter"} or (kind == "reduce" and rank == root):
-                whole = REDUCTIONS[OPS[op]]([each.view(np.int32) for each in data]).astype(np.int32).view(np.uint8)
+                expected = REDUCTIONS[OPS[op]]([each.view(np.int32) for each in data]).astype(np.int32).view(np.uint8)
                 if kind == "reduce_scatter":
-                    whole = whole[rank * unit : (rank + 1) * unit]
+                    expected = expected[rank * unit : (rank + 1) * unit]
             elif kind == "broadcast":
-                whole = data[root]
+                expected = data[root]
             elif kind == "all_gather" or (kind == "gather" and rank == root):
-                whole = np.concatenate(data)
+                expected = np.concatenate(data)
             elif kind == "all_to_all":
-                whole = np.concatenate([each[rank * unit : (rank + 1) * unit] for each in data])
+                expected = np.concatenate([each[rank * unit : (rank + 1) * unit] for each in data])
             elif kind == "scatter":
-                whole = data[root][rank * unit : (rank + 1) * unit]
-            if whole is not None:
+                expected = data[root][rank * unit : (rank + 1) * unit]
+            if expected is not None:
                 own = self.operations[rank][-1]
-                self._expected.append((rank, own.destination or own.source, whole))
+                self._expected.append((rank, own.destination or own.source, expected))
 
     def message(self, sender: int, receiver: int, count: int, at: tuple[int, int]) -> None:
         """Adds a message anywhere in the lists of the two ranks; messages of a pair stay in order because they are
@@ -245,10 +245,10 @@ def test_empty_operations_make_no_calls() -> None:
 
 def test_premultiplied_sums_use_the_operator_of_their_dtype_and_factor() -> None:
     one, two = np.float32(1).tobytes(), np.float32(2).tobytes()
-    wanted = [("all_reduce", "float32", two), ("reduce", "float32", one), ("reduce_scatter", "int32", one)]
+    expected_operations = [("all_reduce", "float32", two), ("reduce", "float32", one), ("reduce_scatter", "int32", one)]
     operations = [
         CollectiveExchange(kind, START, START, 7, dtype, "premul_sum", root=1, factor=factor)
-        for kind, dtype, factor in wanted
+        for kind, dtype, factor in expected_operations
     ]
     operations.append(CollectiveExchange("all_reduce", START, START, 7, "float32", "sum"))
     assert operators(operations) == {("float32", one), ("float32", two), ("int32", one)}
@@ -311,8 +311,8 @@ def test_unknown_operations_are_refused() -> None:
 
 
 def test_names_for_messages() -> None:
-    assert named([CollectiveExchange("reduce")]) == "reduce"
+    assert describe([CollectiveExchange("reduce")]) == "reduce"
     assert (
-        named([CollectiveExchange("send"), CollectiveExchange("all_gather"), CollectiveExchange("send")])
+        describe([CollectiveExchange("send"), CollectiveExchange("all_gather"), CollectiveExchange("send")])
         == "a batch of 3 (all_gather, send)"
     )

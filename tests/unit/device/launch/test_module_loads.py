@@ -35,7 +35,7 @@ class Choosy(Strict):
     def first_launch_waits(self, function: Any, prints: bool) -> bool:
         return self.choosy and function not in self.made
 
-    def first_launch_made(self, function: Any, prints: bool) -> None:
+    def record_first_launch(self, function: Any, prints: bool) -> None:
         assert not self.running
         self.made.add(function)
 

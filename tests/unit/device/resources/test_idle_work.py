@@ -137,7 +137,7 @@ def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
 
 
 def test_running_communicator_is_stopped_at_once_and_freed_when_idle(peers: PeerRig) -> None:
-    busy, sync = busy_beside_a_kernel(peers, stops=True)
+    busy, sync = busy_beside_a_kernel(peers, can_stop=True)
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.stopped.wait(10)
@@ -174,7 +174,7 @@ def test_communicator_whose_stop_fails_is_aborted(peers: PeerRig, capfd: pytest.
     def stop() -> None:
         raise RuntimeError("this NCCL cannot")
 
-    busy, sync = busy_beside_a_kernel(peers, stops=True, stop=stop)
+    busy, sync = busy_beside_a_kernel(peers, can_stop=True, stop=stop)
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.aborting.wait(10)
@@ -186,7 +186,7 @@ def test_communicator_whose_stop_fails_is_aborted(peers: PeerRig, capfd: pytest.
 def test_stop_waits_for_earlier_work(peers: PeerRig) -> None:
     peers.memberships.aborts.limit_s = 0.05
     gate = threading.Event()
-    busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
+    busy, _ = busy_beside_a_kernel(peers, can_stop=True, stop=lambda: gate.wait(30))
     peers.abort(comm="a-1")
     time.sleep(0.3)
     peers.gauges()

@@ -20,9 +20,9 @@ class Bound(CpuServer):
     bound = 0
     refuses = False
 
-    def repeated(self, *what: Any) -> Callable[[], object]:
+    def bind_launch(self, *what: Any) -> Callable[[], object]:
         self.bound += 1
-        again = super().repeated(*what)
+        again = super().bind_launch(*what)
 
         def call() -> None:
             if self.refuses:

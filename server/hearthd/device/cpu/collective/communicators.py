@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 """Timeout in seconds of a wait without progress. A last resort: if a rank is missing, the front's own limit ends the
 operation long before."""
 
-_AT_ONCE = threading.BoundedSemaphore(2)
+_BUILD_SLOTS = threading.BoundedSemaphore(2)
 """Limit of concurrent compiles for operations that no request waits for yet."""
 
 if TYPE_CHECKING:
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 class CpuCommunicator:
     """Communicator of one rank of a group."""
 
-    def __init__(self, end: SharedExchange) -> None:
-        self._end = end
+    def __init__(self, exchange: SharedExchange) -> None:
+        self._exchange = exchange
         self._failure = ""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: CpuStream) -> None:
-        """Checks the operations now and runs them on the stream's thread, where a failure is kept for `failed`."""
+        """Checks the operations now and runs them on the stream's thread; `failure_reason` returns a failure there."""
         if self._failure:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
-                f"The communicator of rank {self._end.rank} has failed: {self._failure}",
+                f"The communicator of rank {self._exchange.rank} has failed: {self._failure}",
                 fix="Abort it on every rank, then make a new one.",
-                details={"rank": self._end.rank, "ranks": self._end.ranks},
+                details={"rank": self._exchange.rank, "ranks": self._exchange.ranks},
             )
-        call = self._end.prepare(operations)
+        call = self._exchange.prepare(operations)
 
         def work() -> None:
             try:
-                self._end.run(call, TIMEOUT_S)
+                self._exchange.run(call, TIMEOUT_S)
             except (Refusal, OSError) as error:  # OSError: a library has to be compiled first, and cannot be written
-                # Set before the event after this work: `failed` returns the reason once that event is done. The first
+                # Set before the event after this work: `failure_reason` returns it once that event is done. The first
                 # reason is kept.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
 
-    def failed(self) -> str:
+    def failure_reason(self) -> str:
         return self._failure
 
-    stops = False
+    can_stop = False
 
     def stop(self) -> None:
         """Aborts the communicator: `abort` frees nothing that is still in use."""
@@ -65,8 +65,8 @@ class CpuCommunicator:
 
     def abort(self) -> None:
         """Closes the segment. Blocks until a running operation of this rank has failed."""
-        self._failure = self._failure or f"The communicator of rank {self._end.rank} was aborted."
-        self._end.close()  # waits for a running operation of this rank, which fails now
+        self._failure = self._failure or f"The communicator of rank {self._exchange.rank} was aborted."
+        self._exchange.close()  # waits for a running operation of this rank, which fails now
 
 
 class CpuCommunicators:
@@ -74,7 +74,7 @@ class CpuCommunicators:
 
     def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
         self._toolchain = toolchain
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         """Dtypes whose arithmetic has been requested; the empty string stands for the library that every group
         needs."""
 
@@ -83,26 +83,27 @@ class CpuCommunicators:
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
         if kind not in REDUCING:  # moves bytes, regardless of the dtype
-            self._begin("")
+            self._start_build("")
             return
         if dtype not in DTYPES:
             raise _unsupported(f"{kind} of {dtype or 'an unnamed dtype'} cannot be computed", "dtype", dtype, DTYPES)
         if op not in OPS:
             raise _unsupported(f"{kind} has no reduction {op!r}", "op", op, OPS)
-        self._begin("")
-        self._begin(dtype)
+        self._start_build("")
+        self._start_build(dtype)
 
-    def _begin(self, dtype: str) -> None:
+    def _start_build(self, dtype: str) -> None:
         """Starts to compile the arithmetic of a dtype that an operation will need.
 
         The compile runs concurrently with the work before the operation.
         """
-        if dtype not in self._asked:
-            self._asked.add(dtype)
+        if dtype not in self._requested:
+            self._requested.add(dtype)
             threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
 
     def _build(self, dtype: str) -> None:
-        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # the first use encounters the same error, and reports it
+        # The first use encounters the same error, and reports it.
+        with _BUILD_SLOTS, contextlib.suppress(Refusal, OSError):
             toolchain = self._toolchain()
             if dtype:
                 libraries.reduction(dtype, toolchain)
@@ -125,10 +126,10 @@ class CpuCommunicators:
         return CpuCommunicator(SharedExchange.attach(unique_id, rank, ranks, self._toolchain()))
 
 
-def _unsupported(what: str, field: str, requested: str, allowed: Sequence[str]) -> Refusal:
+def _unsupported(problem: str, field: str, requested: str, allowed: Sequence[str]) -> Refusal:
     return Refusal(
         Reason.UNSUPPORTED,
-        f"{what}; the CPU backend has {', '.join(allowed)}.",
+        f"{problem}; the CPU backend has {', '.join(allowed)}.",
         fix="Use one of these.",
         details={"field": field, "requested": requested, "allowed": ", ".join(allowed)},
     )

@@ -94,23 +94,28 @@ class SharedExchange:
 
         Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this number of ranks supports.
         """
-        for each in operations:
-            size = NUMBERS.get(each.dtype, -1)
-            rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
-            reduction = _OP.get(each.op) if each.kind in REDUCING else 0
-            total = each.count * size * self.ranks
+        for operation in operations:
+            size = NUMBERS.get(operation.dtype, -1)
+            rank = operation.root if operation.kind in ROOTED else operation.peer if operation.kind in PEERED else 0
+            reduction = _OP.get(operation.op) if operation.kind in REDUCING else 0
+            total = operation.count * size * self.ranks
             if (
-                each.kind not in _KIND
+                operation.kind not in _KIND
                 or size < 0
                 or reduction is None
-                or len(each.factor) != (size if each.kind in REDUCING and each.op == PREMUL_SUM else 0)
+                or len(operation.factor) != (size if operation.kind in REDUCING and operation.op == PREMUL_SUM else 0)
                 or not (0 <= rank < self.ranks and 0 <= total < _LIMIT)
             ):
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
-                    f"{_asked(each)} was requested in a group of {self.ranks} ranks.",
+                    f"{_describe(operation)} was requested in a group of {self.ranks} ranks.",
                     fix=f"Operations: {', '.join(KINDS)}. Types: {', '.join(DTYPES)}. Reductions: {', '.join(OPS)}.",
-                    details={"kind": each.kind, "dtype": each.dtype, "op": each.op, "count": each.count},
+                    details={
+                        "kind": operation.kind,
+                        "dtype": operation.dtype,
+                        "op": operation.op,
+                        "count": operation.count,
+                    },
                 )
         return ExchangeCall(operations)
 
@@ -138,7 +143,7 @@ class SharedExchange:
         self._load(call)  # not while busy: an abort must not wait for the compiler
         with self._busy:
             if self._closed:
-                raise self._failed("has been closed")
+                raise self._failure("has been closed")
             status = self._code.hearth_exchange(
                 self._base, self.rank, call.array, len(call.operations), limit, ctypes.byref(report)
             )
@@ -150,7 +155,7 @@ class SharedExchange:
             raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
-        raise self._failed(
+        raise self._failure(
             "was aborted" if status == _ABORTED else "has a different size from the one that this rank expects"
         )
 
@@ -197,8 +202,8 @@ class SharedExchange:
         self.release(self._descriptor)
 
     def _timed_out(self, operation: CollectiveExchange, bits: Iterable[int], timeout_s: float) -> Refusal:
-        late = [64 * i + bit for i, word in enumerate(bits) for bit in range(64) if word >> bit & 1]
-        missing = ", ".join(map(str, late)) or "unknown"
+        missing_ranks = [64 * i + bit for i, word in enumerate(bits) for bit in range(64) if word >> bit & 1]
+        missing = ", ".join(map(str, missing_ranks)) or "unknown"
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
             f"{operation.kind} waited {timeout_s:g} s for rank {missing} of {self.ranks}.",
@@ -206,55 +211,60 @@ class SharedExchange:
             details={"missing": missing, "timeout_s": timeout_s, "rank": self.rank, "ranks": self.ranks},
         )
 
-    def _mismatch(self, mine: CollectiveExchange, report: _Report) -> Refusal:
+    def _mismatch(self, operation: CollectiveExchange, report: _Report) -> Refusal:
         root, op = (report.root if KINDS[report.kind] in ROOTED else 0), OPS[report.op]
-        theirs = CollectiveExchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
+        reported = CollectiveExchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"Rank {self.rank} called {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
+            f"Rank {self.rank} called {_describe(operation)}, rank {report.rank} for {_describe(reported)}.",
             fix="Call the collective with the same kind, count, dtype, reduction and root on every rank.",
-            details={"rank": self.rank, "odd_rank": report.rank, "mine": _asked(mine), "theirs": _asked(theirs)},
+            details={
+                "rank": self.rank,
+                "odd_rank": report.rank,
+                "mine": _describe(operation),
+                "theirs": _describe(reported),
+            },
         )
 
-    def _failed(self, why: str) -> Refusal:
+    def _failure(self, event: str) -> Refusal:
         return Refusal(
             Reason.COMMUNICATOR_FAILED,
-            f"The communicator of rank {self.rank} {why}.",
+            f"The communicator of rank {self.rank} {event}.",
             fix="Initialise it again.",
             details={"rank": self.rank, "ranks": self.ranks},
         )
 
 
-def _operation(each: CollectiveExchange) -> _Operation:
+def _operation(operation: CollectiveExchange) -> _Operation:
     """Returns the C structure of an operation.
 
     Fields that its kind does not use are 0, so that ranks need not agree on them.
     """
-    kind = each.kind
+    kind = operation.kind
     return _Operation(
-        each.source,
-        each.destination,
-        each.count,
+        operation.source,
+        operation.destination,
+        operation.count,
         0,  # this and the next one are set just before the operation runs
         0,
-        int.from_bytes(each.factor, "little"),
+        int.from_bytes(operation.factor, "little"),
         _KIND[kind],
-        _DTYPE[each.dtype],
-        _OP[each.op] if kind in REDUCING else 0,
-        each.root if kind in ROOTED else 0,
-        each.peer if kind in PEERED else 0,
+        _DTYPE[operation.dtype],
+        _OP[operation.op] if kind in REDUCING else 0,
+        operation.root if kind in ROOTED else 0,
+        operation.peer if kind in PEERED else 0,
     )
 
 
-def _asked(each: CollectiveExchange) -> str:
+def _describe(operation: CollectiveExchange) -> str:
     """Returns a description of the operation, such as `reduce of 7 float32 with sum to rank 2`."""
-    words = [each.kind]
-    if each.kind != "barrier":
-        words += ["of", str(each.count), each.dtype]
-    if each.kind in REDUCING:
-        words += ["with", each.op or "no reduction"]
-    if each.kind in ROOTED:
-        words += ["at rank", str(each.root)]
-    elif each.kind in PEERED:
-        words += ["to rank" if each.kind == "send" else "from rank", str(each.peer)]
+    words = [operation.kind]
+    if operation.kind != "barrier":
+        words += ["of", str(operation.count), operation.dtype]
+    if operation.kind in REDUCING:
+        words += ["with", operation.op or "no reduction"]
+    if operation.kind in ROOTED:
+        words += ["at rank", str(operation.root)]
+    elif operation.kind in PEERED:
+        words += ["to rank" if operation.kind == "send" else "from rank", str(operation.peer)]
     return " ".join(words)

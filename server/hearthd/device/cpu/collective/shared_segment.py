@@ -46,7 +46,7 @@ class HandOver(Protocol):
         ...
 
 
-class _Way:
+class _Current:
     """The object with which this process passes segments."""
 
     hand_over: HandOver = SegmentExchange()
@@ -54,7 +54,7 @@ class _Way:
 
 def use(hand_over: HandOver) -> None:
     """Makes this process pass segments with `hand_over` from now on."""
-    _Way.hand_over = hand_over
+    _Current.hand_over = hand_over
 
 
 _created: dict[bytes, int] = {}
@@ -106,7 +106,7 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
             view = ctypes.c_char.from_buffer(memory)
             code.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
             del view
-        _Way.hand_over.keep(nonce, fd)
+        _Current.hand_over.keep(nonce, fd)
     except OSError as error:
         os.close(fd)
         raise Refusal(
@@ -128,8 +128,8 @@ def release(descriptor: bytes) -> None:
     with _created_lock:
         fd = _created.pop(descriptor, None)
     # not in a forked process, where the file descriptor may be a different file
-    if fd is not None and _parsed(descriptor)[1] == os.getpid():
-        _Way.hand_over.drop(_parsed(descriptor)[3])
+    if fd is not None and _parse(descriptor)[1] == os.getpid():
+        _Current.hand_over.drop(_parse(descriptor)[3])
         os.close(fd)
 
 
@@ -140,7 +140,7 @@ def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None)
     descriptor; INVALID_ARGUMENT for an invalid descriptor.
     """
     code = library(toolchain)
-    machine, pid, _, nonce = _parsed(descriptor)
+    machine, pid, _, nonce = _parse(descriptor)
     if machine != _machine():
         raise Refusal(
             Reason.UNSUPPORTED,
@@ -150,7 +150,7 @@ def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None)
             details={"requested": machine, "allowed": _machine()},
         )
     try:
-        fd = _Way.hand_over.fetch(nonce)
+        fd = _Current.hand_over.fetch(nonce)
     except OSError as error:
         raise Refusal(
             Reason.COMMUNICATOR_FAILED,
@@ -160,12 +160,12 @@ def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None)
             details={"errno": error.errno or 0},
         ) from None
     try:
-        return _mapped(code, fd, ranks, nonce)
+        return _map(code, fd, ranks, nonce)
     finally:
         os.close(fd)
 
 
-def _mapped(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
+def _map(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
     expected = int(code.hearth_segment_bytes(ranks))
     actual = os.fstat(fd).st_size
     if actual != expected:
@@ -200,17 +200,17 @@ def _mapped(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
     )
 
 
-def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
+def _parse(descriptor: bytes) -> tuple[str, int, int, bytes]:
     """Splits a descriptor into (machine, process ID, file descriptor, nonce). Raises `Refusal` (INVALID_ARGUMENT)."""
-    machine, _, rest = descriptor.decode(errors="replace").partition(":")
-    parts = rest.split(":")
-    if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
+    machine, _, process = descriptor.decode(errors="replace").partition(":")
+    fields = process.split(":")
+    if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
         try:
-            nonce = bytes.fromhex(parts[2])
+            nonce = bytes.fromhex(fields[2])
         except ValueError:
             nonce = b""
         if len(nonce) == _NONCE_BYTES:
-            return machine, int(parts[0]), int(parts[1]), nonce
+            return machine, int(fields[0]), int(fields[1]), nonce
     raise Refusal(Reason.INVALID_ARGUMENT, f"{descriptor!r} describes no shared segment.")
 
 

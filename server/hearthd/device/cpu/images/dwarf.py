@@ -43,7 +43,7 @@ class Frame(NamedTuple):
 class _Machine(NamedTuple):
     """The fields of a line table's header that its program depends on."""
 
-    step: int
+    instruction_bytes: int
     line_base: int
     line_range: int
     first_special: int
@@ -120,11 +120,11 @@ class Lines:
             if at < 0 or unit.rows[at][1] == 0:
                 continue
             _, file, line = unit.rows[at]
-            found = [Frame(unit.files[file], line)]
+            frames = [Frame(unit.files[file], line)]
             calls = [call for call in unit.inlined if any(low <= address < high for low, high in call.ranges)]
             for call in sorted(calls, key=lambda call: -call.depth):
-                found.append(Frame(unit.files[call.file], call.line))
-            return found
+                frames.append(Frame(unit.files[call.file], call.line))
+            return frames
         return []
 
     # ---- entries ----
@@ -164,7 +164,7 @@ class Lines:
 
     def _read_abbreviations(self, at: int) -> dict[int, _Abbreviation]:
         reader = _Reader(self._abbreviations, at)
-        found: dict[int, _Abbreviation] = {}
+        abbreviations: dict[int, _Abbreviation] = {}
         while code := reader.unsigned():
             tag, has_children = reader.unsigned(), reader.integer(1)
             attributes = []
@@ -173,8 +173,8 @@ class Lines:
                 if name == form == 0:
                     break
                 attributes.append((name, form))
-            found[code] = _Abbreviation(tag, has_children != 0, attributes)
-        return found
+            abbreviations[code] = _Abbreviation(tag, has_children != 0, attributes)
+        return abbreviations
 
     def _value(self, reader: _Reader, form: int) -> int | str:
         while form == _INDIRECT:
@@ -201,7 +201,7 @@ class Lines:
         low = values.get(_LOW_PC)
         if isinstance(low, int):
             return [(low, low + int(values.get(_HIGH_PC, 0)))]
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         at = values.get(_RANGES)
         base = unit.base
         while isinstance(at, int):
@@ -212,8 +212,8 @@ class Lines:
             if start == _BASE_ADDRESS:
                 base = end
             else:
-                found.append((base + start, base + end))
-        return found
+                ranges.append((base + start, base + end))
+        return ranges
 
     # ---- the line table ----
 
@@ -224,7 +224,7 @@ class Lines:
             return
         header_bytes = reader.integer(4)
         program = reader.at + header_bytes
-        step = reader.integer(1)
+        instruction_bytes = reader.integer(1)
         reader.at += 2  # operations of an instruction, and the flag that a row begins a statement
         line_base = struct.unpack("b", bytes([reader.integer(1)]))[0]
         line_range, first_special = reader.integer(1), reader.integer(1)
@@ -238,17 +238,17 @@ class Lines:
             reader.unsigned()  # time of the last change
             reader.unsigned()  # size of the file
         reader.at = program
-        self._run(unit.rows, reader, end, _Machine(step, line_base, line_range, first_special, lengths))
+        self._run(unit.rows, reader, end, _Machine(instruction_bytes, line_base, line_range, first_special, lengths))
         unit.rows.sort(key=lambda row: row[0])
 
     @staticmethod
     def _run(rows: list[tuple[int, int, int]], reader: _Reader, end: int, machine: _Machine) -> None:  # noqa: PLR0912 - one case an operation
-        step, line_base, line_range, first_special, lengths = machine
+        instruction_bytes, line_base, line_range, first_special, lengths = machine
         address, file, line = 0, 1, 1
         while reader.at < end:
             code = reader.integer(1)
             if code >= first_special:
-                address += (code - first_special) // line_range * step
+                address += (code - first_special) // line_range * instruction_bytes
                 line += line_base + (code - first_special) % line_range
                 rows.append((address, file, line))
             elif code == _EXTENDED:
@@ -263,13 +263,13 @@ class Lines:
             elif code == _COPY:
                 rows.append((address, file, line))
             elif code == _ADVANCE_PC:
-                address += reader.unsigned() * step
+                address += reader.unsigned() * instruction_bytes
             elif code == _ADVANCE_LINE:
                 line += reader.signed()
             elif code == _SET_FILE:
                 file = reader.unsigned()
             elif code == _CONST_ADD_PC:
-                address += (255 - first_special) // line_range * step
+                address += (255 - first_special) // line_range * instruction_bytes
             elif code == _FIXED_ADVANCE_PC:
                 address += reader.integer(2)
             else:

@@ -20,7 +20,7 @@ _SHT_RELA = 4
 _STT_SECTION = 3
 _STT_TLS = 6
 _EM_X86_64 = 62
-_TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
+_FIELD_BYTES = {2: 4, 4: 4}
 """Size in bytes of the relocated field, by relocation type: R_X86_64_PC32 and R_X86_64_PLT32 are relative to the
 field's end."""
 
@@ -57,7 +57,7 @@ class _Object:
             raise ValueError("the compiler's output is not a little-endian ELF-64 object")
         self._code = code
         (machine,) = struct.unpack_from("<H", code, 18)
-        self._field_bytes = _TO_THE_END_OF_THE_FIELD if machine == _EM_X86_64 else {}
+        self._field_bytes = _FIELD_BYTES if machine == _EM_X86_64 else {}
         (offset,) = struct.unpack_from("<Q", code, 40)
         size, count = struct.unpack_from("<HH", code, 58)
         self._sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + i * size) for i in range(count)]
@@ -79,13 +79,13 @@ class _Object:
             yield self._runs[offset]
 
     def shared_by(self, function: _Symbol) -> int:
-        seen = {function}
+        visited = {function}
         pending = [function]
         while pending:
-            fresh = self._references.get(pending.pop(), set()) - seen
-            seen |= fresh
-            pending += fresh
-        return sum(symbol.size for symbol in seen if symbol.kind == _STT_TLS and symbol.name not in _OWN_VARIABLES)
+            unvisited = self._references.get(pending.pop(), set()) - visited
+            visited |= unvisited
+            pending += unvisited
+        return sum(symbol.size for symbol in visited if symbol.kind == _STT_TLS and symbol.name not in _OWN_VARIABLES)
 
     def _read_symbols(self, section: tuple[int, ...]) -> Iterator[_Symbol]:
         names = self._sections[section[6]][4]
@@ -96,8 +96,8 @@ class _Object:
 
     def _read_relocations(self, section: tuple[int, ...]) -> None:
         data = self._code[section[4] : section[4] + section[5]]
-        for place, info, addend in struct.iter_unpack("<QQq", data):
-            source = self._owner(section[7], place)
+        for offset, info, addend in struct.iter_unpack("<QQq", data):
+            source = self._owner(section[7], offset)
             target: _Symbol | None = self._symbols[info >> 32]
             assert target is not None
             if target.kind == _STT_SECTION:
@@ -105,8 +105,8 @@ class _Object:
             if source is None or target is None:
                 continue
             self._references.setdefault(source, set()).add(target)
-            if _TABLE in source.name and (place - source.value) % KERNEL_BYTES == RUN_OFFSET:
-                self._runs[place - source.value] = target
+            if _TABLE in source.name and (offset - source.value) % KERNEL_BYTES == RUN_OFFSET:
+                self._runs[offset - source.value] = target
 
     def _owner(self, section: int, offset: int) -> _Symbol | None:
         """Returns the function or variable that contains an offset of a section."""

@@ -81,8 +81,8 @@ class PreludeNames:
     """Headers of the backend that include none of the C library's headers."""
 
     @classmethod
-    def read(cls, expanded: str, own: Path) -> PreludeNames:
-        """Parses the output of `-E -dD` for the prelude; `own` is the directory of the backend's headers."""
+    def read(cls, expanded: str, include_dir: Path) -> PreludeNames:
+        """Parses the output of `-E -dD` for the prelude; `include_dir` is the directory of the backend's headers."""
         macros: set[str] = set()
         file = ""
         for line in expanded.split("\n"):
@@ -91,14 +91,14 @@ class PreludeNames:
             marker = _MARKER.match(line)
             if marker is not None:
                 file = marker[1]
-            elif line.startswith("#define ") and not file.startswith(("<", str(own))):
+            elif line.startswith("#define ") and not file.startswith(("<", str(include_dir))):
                 macros.update(_WORD.findall(line, 8)[:1])
             elif line.startswith("#undef "):
                 macros.discard(line[7:].strip())
         hidden = {name for name in macros if not _NOT_HIDDEN.fullmatch(name)} | _ALWAYS_HIDDEN
-        headers = (path.relative_to(own) for path in own.rglob("*") if path.is_file())
+        headers = (path.relative_to(include_dir) for path in include_dir.rglob("*") if path.is_file())
         plain = frozenset(str(path) for path in headers if path.parts[:2] != ("cuda", "std"))
-        return cls(functions_of(expanded, str(own)), frozenset(hidden), plain)
+        return cls(functions_of(expanded, str(include_dir)), frozenset(hidden), plain)
 
     @classmethod
     def load(cls, text: str) -> PreludeNames:
@@ -111,14 +111,17 @@ class PreludeNames:
         return json.dumps({key: sorted(value) for key, value in vars(self).items()})
 
 
-def functions_of(expanded: str, own: str) -> frozenset[str]:
-    """Returns the functions that the backend's headers (below `own`) declare at global scope in a preprocessed text."""
-    return frozenset(function.name for function, _ in _functions_of(expanded, own))
+def functions_of(expanded: str, include_dir: str) -> frozenset[str]:
+    """Returns the functions that the backend's headers declare at global scope in a preprocessed text.
+
+    `include_dir` is the directory of these headers.
+    """
+    return frozenset(function.name for function, _ in _functions_of(expanded, include_dir))
 
 
-def _functions_of(expanded: str, own: str) -> Iterator[tuple[FunctionDeclaration, int]]:
+def _functions_of(expanded: str, include_dir: str) -> Iterator[tuple[FunctionDeclaration, int]]:
     source = SourceMap(expanded)
-    source.origins = [(line, file, not file.startswith(own)) for line, file, _ in source.origins]
+    source.origins = [(line, file, not file.startswith(include_dir)) for line, file, _ in source.origins]
     tokens = tokenize(source)
     for function in scan(tokens).functions:
         if function.owner is None and not function.scope and function.name not in {"operator", *_NOT_CUDA}:
@@ -147,12 +150,12 @@ def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping
 
     Such a header is one of the C or C++ library.
     """
-    given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
+    provided = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
     included = (name for text in texts for name in _INCLUDE.findall(text))
-    return any(name not in given and name.rsplit("/", 1)[-1] not in given for name in included)
+    return any(name not in provided and name.rsplit("/", 1)[-1] not in provided for name in included)
 
 
-def is_cudas(name: str, functions: frozenset[str]) -> bool:
+def is_cuda_function(name: str, functions: frozenset[str]) -> bool:
     """True if `name` is the name of a CUDA function, which a program's function of the same name overloads."""
     return name in CUDA_LIBRARY_FUNCTIONS or name in functions
 
@@ -164,43 +167,43 @@ class Separation:
         self,
         source: SourceMap,
         tokens: Sequence[Token],
-        found: Declarations,
+        declarations: Declarations,
         functions: frozenset[str],
-        own: str,
+        include_dir: str,
         foreign: bool,
     ) -> None:
         self.source = source
         self.tokens = tokens
-        self.found = found
-        self.own = own
+        self.declarations = declarations
+        self.include_dir = include_dir
         origins = [(file, system) for _, file, system in source.origins]
         begin = origins.index(("<options>", True)) if ("<options>", True) in origins else 0
         files = {file for file, system in origins[begin:] if system and not file.startswith("<")}
-        backends = {file.removeprefix(own).lstrip("/") for file in files if file.startswith(own)}
+        backend_headers = {file.removeprefix(include_dir).lstrip("/") for file in files if file.startswith(include_dir)}
         self.libraries = {
-            name for name, start in _LIBRARIES.items() if start and any(f.startswith(start) for f in backends)
+            name for name, start in _LIBRARIES.items() if start and any(f.startswith(start) for f in backend_headers)
         }
-        if foreign or any(not file.startswith(own) for file in files) or self._declares_language_names():
+        if foreign or any(not file.startswith(include_dir) for file in files) or self._declares_language_names():
             self.libraries.add("std")
-        named = {f.name for f in found.functions if f.owner is None} | set(self._using_names())
-        self.later = self._later_functions(named) if backends else {}
+        names = {f.name for f in declarations.functions if f.owner is None} | set(self._using_names())
+        self.later = self._later_functions(names) if backend_headers else {}
         self.prelude_functions = functions
         self.functions = functions | self.later.keys()
-        self.global_names = {"clock", *found.global_names}
-        self.overloads = {name for name in named if is_cudas(name, self.functions)}
+        self.global_names = {"clock", *declarations.global_names}
+        self.overloads = {name for name in names if is_cuda_function(name, self.functions)}
         self.injected_at = -1
-        self.opens_std = any(scope[:1] == ("std",) for scope, _ in found.scoped_names)
-        self.own_std = False  # True after `_injected` has opened the renamed namespace
+        self.opens_std = any(scope[:1] == ("std",) for scope, _ in declarations.scoped_names)
+        self.renames_std = False  # True after `_injected_declarations` has opened the renamed namespace
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
         """Yields replacements of ranges of the text.
 
         Replacements at the same offset are in the order in which they apply.
         """
-        yield from self._namespaces()
+        yield from self._namespace_edits()
         c_linkage: set[int] = set()
-        has_body = {f.name for f in self.found.functions if f.body is not None and f.owner is None}
-        for function in self.found.functions:
+        has_body = {f.name for f in self.declarations.functions if f.body is not None and f.owner is None}
+        for function in self.declarations.functions:
             if (
                 function.body is not None
                 or function.owner is not None
@@ -210,7 +213,7 @@ class Separation:
                 continue
             first = function.statement[0]
             start, end = self.tokens[first].start, self.tokens[function.statement[1] - 1].end
-            if not function.scope and is_cudas(function.name, self.functions):
+            if not function.scope and is_cuda_function(function.name, self.functions):
                 yield start, start, _IGNORED
                 yield end, end, " }"
             elif function.is_extern_c:  # the function is defined elsewhere: in the C library
@@ -220,8 +223,10 @@ class Separation:
         for start, end in self._language_templates():
             yield start, start, _IGNORED
             yield end, end, " }"
-        own_std = "std" not in self.libraries and self.opens_std
-        renames_hearth = "hearth" in self.global_names or any(s[:1] == ("hearth",) for s, _ in self.found.scoped_names)
+        is_own_std = "std" not in self.libraries and self.opens_std
+        renames_hearth = "hearth" in self.global_names or any(
+            s[:1] == ("hearth",) for s, _ in self.declarations.scoped_names
+        )
         for index, token in enumerate(self.tokens):
             if token.text == '"C"' and index and self.tokens[index - 1].text == "extern" and index - 1 not in c_linkage:
                 yield token.start, token.end, '"C++"'
@@ -230,7 +235,7 @@ class Separation:
             elif token.text == "::" and index + 1 < len(self.tokens) and self._begins_name(index):
                 if self.tokens[index + 1].text in self.global_names:
                     yield token.end, token.end, f"{PROGRAM}::"
-            elif own_std and token.text == "std" and self._is_namespace(index):
+            elif is_own_std and token.text == "std" and self._is_namespace(index):
                 yield token.start, token.end, OWN_STD
 
     def _language_templates(self) -> Iterator[tuple[int, int]]:
@@ -247,14 +252,14 @@ class Separation:
 
     def aliases(self) -> str:
         """Returns the declaration that lets the table of kernels and variables use the program's names."""
-        return f"namespace std = {OWN_STD};" if self.own_std else ""
+        return f"namespace std = {OWN_STD};" if self.renames_std else ""
 
-    def _namespaces(self) -> Iterator[tuple[int, int, str]]:
+    def _namespace_edits(self) -> Iterator[tuple[int, int, str]]:
         """Yields edits that open the program's namespace before its text and close it around text that must be outside.
 
         Such text is that of libraries' headers, and certain statements.
         """
-        outside = dict(self._outside())
+        outside = dict(self._statements_outside())
         depth = 0
         leave_at = -1
         for index, token in enumerate(self.tokens):
@@ -262,7 +267,7 @@ class Separation:
                 if index:
                     end = self.tokens[index - 1].end
                     yield end, end, " }"
-                yield token.start, token.start, OPEN + self._injected(token.start)
+                yield token.start, token.start, OPEN + self._injected_declarations(token.start)
             if index in outside and depth == 0:
                 yield token.start, token.start, "} "
                 leave_at = outside[index]
@@ -273,23 +278,23 @@ class Separation:
         if self.tokens:
             yield self.tokens[-1].end, self.tokens[-1].end, " }"
 
-    def _injected(self, offset: int) -> str:
+    def _injected_declarations(self, offset: int) -> str:
         """Returns `using` declarations for CUDA's functions before `offset` that the program overloads.
 
         For a program with its own `std`, also returns the declarations that NVRTC has in that namespace.
         """
         first = self.injected_at < 0
-        known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
+        names = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
         if first:
-            known |= {name for name in self.overloads if is_cudas(name, self.prelude_functions)}
+            names |= {name for name in self.overloads if is_cuda_function(name, self.prelude_functions)}
         self.injected_at = offset
-        lines = [f"using ::{name}; " for name in sorted(known)]
-        if "std" not in self.libraries and self.opens_std and not self.own_std:
-            self.own_std = True
-            given = {"move", "forward", "initializer_list", "size_t", "nullptr_t"} - {
-                name for scope, name in self.found.scoped_names if scope[:1] == ("std",)
+        lines = [f"using ::{name}; " for name in sorted(names)]
+        if "std" not in self.libraries and self.opens_std and not self.renames_std:
+            self.renames_std = True
+            std_names = {"move", "forward", "initializer_list", "size_t", "nullptr_t"} - {
+                name for scope, name in self.declarations.scoped_names if scope[:1] == ("std",)
             }
-            usings = " ".join(f"using ::std::{name};" for name in sorted(given))
+            usings = " ".join(f"using ::std::{name};" for name in sorted(std_names))
             lines.append(f"namespace {OWN_STD} {{ {usings} }} ")
         return "".join(lines)
 
@@ -304,9 +309,9 @@ class Separation:
                         break
                     at -= 1
 
-    def _outside(self) -> Iterator[tuple[int, int]]:
+    def _statements_outside(self) -> Iterator[tuple[int, int]]:
         """Yields the statements, as (first token, end), that must not be in the program's namespace."""
-        for function in self.found.functions:
+        for function in self.declarations.functions:
             name = function.parameters[0] - 1
             if (
                 function.name == "operator"
@@ -364,7 +369,7 @@ class Separation:
                 return True
         return False
 
-    def _later_functions(self, named: set[str]) -> dict[str, int]:
+    def _later_functions(self, names: set[str]) -> dict[str, int]:
         """Returns the functions of the backend's headers that the program includes, by name.
 
         The values are the offsets of their last declarations. Empty, without a scan, if none of the program's functions
@@ -374,14 +379,14 @@ class Separation:
         regions = (
             self.source.text[starts[index] : starts[index + 1]]
             for index, (_, file, _) in enumerate(self.source.origins)
-            if file.startswith(self.own)
+            if file.startswith(self.include_dir)
         )
-        if all(named.isdisjoint(_WORD.findall(region)) for region in regions):
+        if all(names.isdisjoint(_WORD.findall(region)) for region in regions):
             return {}
-        return {f.name: offset for f, offset in _functions_of(self.source.text, self.own)}
+        return {f.name: offset for f, offset in _functions_of(self.source.text, self.include_dir)}
 
     def _declares_language_names(self) -> bool:
-        return any(scope[:1] == ("std",) and name in _LANGUAGE_NAMES for scope, name in self.found.scoped_names)
+        return any(scope[:1] == ("std",) and name in _LANGUAGE_NAMES for scope, name in self.declarations.scoped_names)
 
     def _is_namespace(self, index: int) -> bool:
         """True if the name at `index` is a namespace, not a variable or a member."""
@@ -418,12 +423,12 @@ class Separation:
         return True
 
 
-def place(name: str) -> str:
+def qualified_name(name: str) -> str:
     """Returns the qualified name that the global variable or kernel `name` has in the rewritten program."""
-    return f"::{PROGRAM}::{local(name)}"
+    return f"::{PROGRAM}::{local_name(name)}"
 
 
-def local(expression: str) -> str:
+def local_name(expression: str) -> str:
     """Returns a name expression in the form that is valid within the program's namespace."""
     return re.sub(r"\bhearth(?= *::)", OWN_HEARTH, expression.removeprefix("::"))
 
@@ -449,4 +454,4 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 def renamed_kernels(kernels: Iterable[FunctionDeclaration], functions: frozenset[str]) -> frozenset[str]:
     """Returns the exported kernels that have names of CUDA functions, so that their address would be ambiguous."""
     plain = (k.name for k in kernels if k.is_extern_c and not k.is_template)
-    return frozenset(name for name in plain if is_cudas(name, functions))
+    return frozenset(name for name in plain if is_cuda_function(name, functions))

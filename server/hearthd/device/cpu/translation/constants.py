@@ -16,7 +16,7 @@ from hearthd.device.cpu.translation.unsupported import refuse
 _QUERIES = frozenset({"__isConstant", "__isGlobal"})
 
 
-def listed(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> str:
+def address_table(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> str:
     """Returns C++ text that defines `hearth_constants`; empty for a program that does not query address spaces.
 
     Raises `Refusal` (UNSUPPORTED) for constant memory whose address cannot be listed: a variable of a template or in a
@@ -25,17 +25,17 @@ def listed(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> s
     if not any(token.kind == "name" and token.text in _QUERIES for token in tokens):
         return ""
     marks = {index for index, token in enumerate(tokens) if token.text == "__constant__"}
-    named: set[int] = set()
+    listed_marks: set[int] = set()
     entries: list[str] = []
-    for variable in {v.qualified: v for v in found.variables}.values():
+    for variable in {v.qualified: v for v in declarations.variables}.values():
         start, end = variable.statement
-        inside = marks.intersection(range(start, end))
-        if inside and tokens[start].text != "template":
-            named |= inside
-            place = collisions.place(variable.qualified)
-            entries.append(f"{{(const void *)&{place}, sizeof({place})}}, ")
-    if marks - named:
-        file, line = source.location(tokens[min(marks - named)].start)
+        marks_inside = marks.intersection(range(start, end))
+        if marks_inside and tokens[start].text != "template":
+            listed_marks |= marks_inside
+            name = collisions.qualified_name(variable.qualified)
+            entries.append(f"{{(const void *)&{name}, sizeof({name})}}, ")
+    if marks - listed_marks:
+        file, line = source.location(tokens[min(marks - listed_marks)].start)
         raise refuse("the address space of a __constant__ variable of a template or a function", file, line)
     return (
         f'\nextern "C" {{ extern const ::hearth::Range hearth_constants[] = {{{"".join(entries)}{{nullptr, 0}}}}; }}\n'

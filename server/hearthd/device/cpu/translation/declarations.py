@@ -77,9 +77,9 @@ class Declarations:
 
 def scan(tokens: Sequence[Token]) -> Declarations:
     """Returns everything that `tokens` declare at namespace and class scope."""
-    found = Declarations()
-    _Scanner(tokens, found).scope(0, len(tokens), (), None, False)
-    return found
+    declarations = Declarations()
+    _Scanner(tokens, declarations).scope(0, len(tokens), (), None, False)
+    return declarations
 
 
 def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:  # noqa: PLR0912 - a case a shape
@@ -127,9 +127,9 @@ def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]
 
 
 class _Scanner:
-    def __init__(self, tokens: Sequence[Token], found: Declarations) -> None:
+    def __init__(self, tokens: Sequence[Token], declarations: Declarations) -> None:
         self.tokens = tokens
-        self.found = found
+        self.declarations = declarations
 
     def scope(self, at: int, end: int, names: tuple[str, ...], owner: str | None, extern_c: bool) -> None:
         """Scans the statements in `[at, end)`, inside the namespaces `names` or the class `owner`."""
@@ -153,7 +153,7 @@ class _Scanner:
                 at = head
                 continue
             if text == ";":
-                self._declared(start, at + 1, function, None, names, owner, extern_c, declarators)
+                self._add_declaration(start, at + 1, function, None, names, owner, extern_c, declarators)
                 return at + 1
             if text == ":" and owner is not None and tokens[at - 1].text in ("public", "private", "protected"):
                 return at + 1
@@ -201,19 +201,21 @@ class _Scanner:
                 if function is not None and not initialised:
                     in_initialisers = any(t.text == ":" for t in tokens[function[1] : at])
                     if not in_initialisers or previous in (")", "}"):
-                        self._declared(start, closing + 1, function, (at, closing + 1), names, owner, extern_c, head)
+                        self._add_declaration(
+                            start, closing + 1, function, (at, closing + 1), names, owner, extern_c, head
+                        )
                         return closing + 1
                 elif is_enum and not initialised:
                     if owner is None:
                         self._enumerators(at, closing, names)
                         name = self._class_name(start, at)
-                        self.found.scoped_names.add((names, name))
+                        self.declarations.scoped_names.add((names, name))
                     class_key = None
                     declarators = closing + 1
                 elif class_key is not None and not initialised:
                     name = self._class_name(class_key, at)
                     if owner is None and not any(t.text == "::" for t in tokens[class_key:at]):
-                        self.found.scoped_names.add((names, name))
+                        self.declarations.scoped_names.add((names, name))
                     self.scope(at + 1, closing, (), name, False)
                     class_key = None
                     declarators = closing + 1
@@ -223,8 +225,8 @@ class _Scanner:
             at += 1
         return end
 
-    def _find(self, at: int, end: int, wanted: tuple[str, ...]) -> int:
-        while at < end and self.tokens[at].text not in wanted:
+    def _find(self, at: int, end: int, texts: tuple[str, ...]) -> int:
+        while at < end and self.tokens[at].text not in texts:
             at += 1
         return at
 
@@ -269,9 +271,9 @@ class _Scanner:
     def _enumerators(self, opening: int, closing: int, names: tuple[str, ...]) -> None:
         for index in range(opening + 1, closing):
             if self.tokens[index].kind == "name" and self.tokens[index - 1].text in ("{", ","):
-                self.found.scoped_names.add((names, self.tokens[index].text))
+                self.declarations.scoped_names.add((names, self.tokens[index].text))
 
-    def _own_words(self, at: int, end: int) -> set[str]:
+    def _words_outside_braces(self, at: int, end: int) -> set[str]:
         """Returns the statement's words outside braces; words inside braces belong to inner declarations."""
         words: set[str] = set()
         while at < end:
@@ -282,7 +284,7 @@ class _Scanner:
             at += 1
         return words
 
-    def _declared(
+    def _add_declaration(
         self,
         start: int,
         end: int,
@@ -294,14 +296,14 @@ class _Scanner:
         declarators: int,
     ) -> None:
         tokens = self.tokens
-        words = self._own_words(self._after_template(start, end), function[1] if function else end)
+        words = self._words_outside_braces(self._after_template(start, end), function[1] if function else end)
         single = tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string"
         linkage = extern_c or single
         if function is not None:
             name, opening = function
             if owner is None and tokens[name - 1].text != "::":
-                self.found.scoped_names.add((names, tokens[name].text))
-            self.found.functions.append(
+                self.declarations.scoped_names.add((names, tokens[name].text))
+            self.declarations.functions.append(
                 FunctionDeclaration(
                     tokens[name].text, names, owner, (start, end), (opening, matching(tokens, opening, end) + 1), body,
                     "__global__" in words, tokens[start].text == "template", linkage,
@@ -309,8 +311,8 @@ class _Scanner:
             )  # fmt: skip
             return
         if owner is None:
-            found = (index for index in declarator_names(tokens, declarators, end) if tokens[index - 1].text != "::")
-            self.found.scoped_names.update((names, tokens[index].text) for index in found)
+            indices = (index for index in declarator_names(tokens, declarators, end) if tokens[index - 1].text != "::")
+            self.declarations.scoped_names.update((names, tokens[index].text) for index in indices)
         # A variable template has no address; a name expression names an instance of it.
         is_variable = (
             words & SPACE_MARKERS and not words & {"__shared__", "typedef"} and tokens[start].text != "template"
@@ -318,4 +320,6 @@ class _Scanner:
         if owner is None and is_variable:
             for index in declarator_names(tokens, declarators, end):
                 if tokens[index].text not in SPACE_MARKERS and tokens[index - 1].text != "::":
-                    self.found.variables.append(VariableDeclaration(tokens[index].text, names, (start, end), linkage))
+                    self.declarations.variables.append(
+                        VariableDeclaration(tokens[index].text, names, (start, end), linkage)
+                    )

@@ -76,8 +76,8 @@ _MISSING = re.compile(
     r"'(\w+)' (?:was not declared|has not been declared|does not name)"
     r"|(?:undeclared identifier|unknown type name) '(\w+)'"
 )
-_ENDS = re.compile(r"expected '\}'( at end of input)?")
-_UNENDED = re.compile(r"expected (?:'[,;]' or )?'[,;]' before '([^']+)'")
+_UNCLOSED_BRACE = re.compile(r"expected '\}'( at end of input)?")
+_MISSING_SEPARATOR = re.compile(r"expected (?:'[,;]' or )?'[,;]' before '([^']+)'")
 _INCLUDES = "includes this"
 
 
@@ -102,7 +102,7 @@ class Message:
     """An error or a warning, with the context lines and notes that belong to it."""
 
     main: Line
-    before: list[Line] = field(default_factory=list)
+    context: list[Line] = field(default_factory=list)
     notes: list[Line] = field(default_factory=list)
 
     @property
@@ -120,33 +120,33 @@ class Message:
 class Messages:
     """The messages of one run of the compiler.
 
-    `texts` maps the user's files to their lines; `room` is the directory in which the compiler ran.
+    `texts` maps the user's files to their lines; `directory` is that in which the compiler ran.
     """
 
-    def __init__(self, log: str, texts: Mapping[str, Sequence[str]], room: str) -> None:
+    def __init__(self, log: str, texts: Mapping[str, Sequence[str]], directory: str) -> None:
         self._texts = texts
         self.raw = [
-            line for line in log.replace(f"{room}/", "").replace("./", "").split("\n") if not _NOISE.match(line)
+            line for line in log.replace(f"{directory}/", "").replace("./", "").split("\n") if not _NOISE.match(line)
         ]
         self.all = list(self._parse())
 
     def _parse(self) -> Iterator[Message]:
-        before: list[Line] = []
+        context: list[Line] = []
         message: Message | None = None
         for raw in self.raw:
-            line = _line(raw)
+            line = _parse_line(raw)
             if line is None:
                 continue
             if line.kind == "note" and message is not None:
                 message.notes.append(line)
             elif line.kind in ("", "note"):
-                before.append(line)
+                context.append(line)
             else:
                 if message is not None:
                     yield message
-                message, before = Message(line, before), []
+                message, context = Message(line, context), []
         if message is not None:
-            message.notes += [line for line in before if line.number]
+            message.notes += [line for line in context if line.number]
             yield message
 
     def errors(self, explained: bool = False) -> list[Message]:
@@ -154,23 +154,27 @@ class Messages:
 
         Returns at most one error for each name expression, and none about the end of the source if `explained` is True.
         """
-        found: list[Message] = []
-        known: set[tuple[str, int]] = set()
+        errors: list[Message] = []
+        locations: set[tuple[str, int]] = set()
         for message in self.all:
-            own = self._own(message)
-            if not message.is_error or own is None or (explained and _ENDS.fullmatch(message.main.text)):
+            user_line = self._user_line(message)
+            if (
+                not message.is_error
+                or user_line is None
+                or (explained and _UNCLOSED_BRACE.fullmatch(message.main.text))
+            ):
                 continue
             # A consequential error: of the same name expression, or inside code that a line of the user's uses.
-            place = (own.file, 0 if own.file.startswith(EXPRESSION) else own.number)
-            if place in known and (own is not message.main or place[1] == 0):
+            location = (user_line.file, 0 if user_line.file.startswith(EXPRESSION) else user_line.number)
+            if location in locations and (user_line is not message.main or location[1] == 0):
                 continue
-            known.add(place)
-            found.append(message)
-        return found
+            locations.add(location)
+            errors.append(message)
+        return errors
 
     def foreign_errors(self) -> list[Message]:
         """Returns the errors that no line of the user's led to."""
-        return [message for message in self.all if message.is_error and self._own(message) is None]
+        return [message for message in self.all if message.is_error and self._user_line(message) is None]
 
     def warnings(self) -> list[Message]:
         """Returns the warnings about the user's own lines."""
@@ -178,70 +182,73 @@ class Messages:
             message
             for message in self.all
             if message.main.kind == "warning"
-            and self.is_own(message.main.file)
+            and self.is_user_file(message.main.file)
             and (not message.warning or message.warning in WARNINGS)
             and not _INTERNAL.search(clean(message.main.text))
         ]
 
-    def is_own(self, file: str) -> bool:
+    def is_user_file(self, file: str) -> bool:
         """True if `file` is one of the user's: the source, a sent header, a name expression, or the options."""
         return file in self._texts or file.startswith(EXPRESSION) or file == OPTIONS_FILE
 
-    def _own(self, message: Message) -> Line | None:
+    def _user_line(self, message: Message) -> Line | None:
         """Returns the user's line that a message is about: the message's own line, or the nearest one that led to it.
 
-        None if there is none.
-
-        gcc prints the lines that required a template before the message, clang after it.
+        Returns None if no such line led to it. gcc prints the lines that required a template before the message,
+        clang after it.
         """
-        if self.is_own(message.main.file):
+        if self.is_user_file(message.main.file):
             return message.main
-        led = [line for line in (*reversed(message.before), *message.notes) if line.number and self.is_own(line.file)]
-        return min(led, key=lambda line: line.text == _INCLUDES, default=None)
+        leading = [
+            line
+            for line in (*reversed(message.context), *message.notes)
+            if line.number and self.is_user_file(line.file)
+        ]
+        return min(leading, key=lambda line: line.text == _INCLUDES, default=None)
 
-    def show(self, message: Message, place: tuple[str, int] | None = None) -> list[str]:
+    def show(self, message: Message, location: tuple[str, int] | None = None) -> list[str]:
         """Returns the lines of a message as the user sees it, with the source line that it is about.
 
-        `place` is used if the message has no line of the user.
+        `location` is used if the message has no line of the user.
         """
         main = message.main
-        own = self._own(message)
+        user_line = self._user_line(message)
         if main.file.startswith(EXPRESSION):
-            return [_of_expression(main)]
-        shown = [
+            return [_expression_error(main)]
+        lines = [
             _located(line)
-            for line in map(_cleaned, message.before)
-            if self.is_own(line.file) and not _INTERNAL.search(line.text) and line.kind == ""
-            if line.text != _INCLUDES or self.is_own(main.file)
+            for line in map(_cleaned, message.context)
+            if self.is_user_file(line.file) and not _INTERNAL.search(line.text) and line.kind == ""
+            if line.text != _INCLUDES or self.is_user_file(main.file)
         ]
         text = clean(main.text)
-        file, number = place or (FILE, 0) if own is None else (own.file, own.number)
+        file, number = location or (FILE, 0) if user_line is None else (user_line.file, user_line.number)
         if message.is_error:
-            number = self._ended(file, number, text)
-        shown.append(f"{file}({number}): {main.kind}: {text}" if number else f"{file}: {main.kind}: {text}")
-        shown += self.quoted(file, number)
-        shown += [f"    include <{HEADERS[name]}> for {name}" for name in _missing(main.text)]
+            number = self._line_without_semicolon(file, number, text)
+        lines.append(f"{file}({number}): {main.kind}: {text}" if number else f"{file}: {main.kind}: {text}")
+        lines += self.quoted(file, number)
+        lines += [f"    include <{HEADERS[name]}> for {name}" for name in _missing_names(main.text)]
         notes = [
             note
-            for note in (_cleaned(line) for line in message.notes if line is not own)
-            if self.is_own(note.file) and not _INTERNAL.search(note.text)
+            for note in (_cleaned(line) for line in message.notes if line is not user_line)
+            if self.is_user_file(note.file) and not _INTERNAL.search(note.text)
         ]
         for note in notes[:_MAX_NOTES]:
             expression = note.file.startswith(EXPRESSION)
-            shown.append(_located(note) if expression else f"{note.file}({note.number}): note: {note.text}")
-            shown += self.quoted(note.file, note.number)
-        return shown
+            lines.append(_located(note) if expression else f"{note.file}({note.number}): note: {note.text}")
+            lines += self.quoted(note.file, note.number)
+        return lines
 
-    def _ended(self, file: str, number: int, text: str) -> int:
+    def _line_without_semicolon(self, file: str, number: int, text: str) -> int:
         """Returns the line that lacks its semicolon if gcc named the next line's first word; otherwise `number`."""
-        match = _UNENDED.search(text)
+        match = _MISSING_SEPARATOR.search(text)
         lines = self._texts.get(file, ())
         if match is None or not 0 < number <= len(lines) or not lines[number - 1].lstrip().startswith(match[1]):
             return number
-        before = next((n for n in range(number - 1, 0, -1) if lines[n - 1].strip()), number)
+        previous = next((n for n in range(number - 1, 0, -1) if lines[n - 1].strip()), number)
         ends = ("#", "//"), (";", "{", "}", "\\", "*/")
-        line = lines[before - 1].strip()
-        return number if line.startswith(ends[0]) or line.endswith(ends[1]) else before
+        line = lines[previous - 1].strip()
+        return number if line.startswith(ends[0]) or line.endswith(ends[1]) else previous
 
     def quoted(self, file: str, number: int) -> list[str]:
         """Returns the user's source line, to be shown below a message; an empty list if it is not known."""
@@ -258,18 +265,18 @@ class Messages:
             return None
         feature = self.raw[at].split(mark)[1].split('"')[0].strip()
         chain = [_INCLUDED.match(raw) for raw in self.raw[: at + 1]]
-        for found in (
+        for matches in (
             [_LOCATION.match(raw) for raw in reversed(self.raw[:at])],
             [_LOCATION.match(raw) for raw in self.raw[at:]],
             chain,
         ):
-            for match in found:
+            for match in matches:
                 if match is not None and match["file"] in self._texts:
                     return feature, match["file"], int(match["line"])
         return feature, FILE, 0
 
 
-def _line(raw: str) -> Line | None:
+def _parse_line(raw: str) -> Line | None:
     match = _LOCATION.match(raw)
     if match is not None:
         kind = _KIND.match(match["rest"])
@@ -290,7 +297,7 @@ def _located(line: Line) -> str:
     return f"{line.file}({line.number}): {line.text}" if line.number else f"{line.file}: {line.text}"
 
 
-def _of_expression(line: Line) -> str:
+def _expression_error(line: Line) -> str:
     """Returns the text of an error in a name expression, which is not about a line of the source."""
     reason = clean(line.text)
     if "const auto" in reason or "'auto'" in reason:
@@ -299,7 +306,7 @@ def _of_expression(line: Line) -> str:
     return f"error: the name expression '{expression}' names no kernel or variable: {reason}"
 
 
-def _missing(text: str) -> list[str]:
+def _missing_names(text: str) -> list[str]:
     names = [first or second for first, second in _MISSING.findall(text)]
     return [name for name in names if name in HEADERS]
 
@@ -308,7 +315,7 @@ def _cleaned(line: Line) -> Line:
     return Line(line.file, line.number, line.kind, clean(line.text))
 
 
-def bounded(messages: Messages) -> list[str]:
+def limited_warnings(messages: Messages) -> list[str]:
     """Returns the warnings of a source that compiles, each once, limited to the size of a log."""
     shown: dict[str, None] = {}
     size = 0

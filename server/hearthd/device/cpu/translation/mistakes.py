@@ -18,15 +18,17 @@ Mistake = tuple[str, int, str]
 """File, line and message."""
 
 _CLASS_KEYS = frozenset({"struct", "class", "union", "enum"})
-_STARTS = frozenset({"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS})
+_DECLARATION_STARTS = frozenset(
+    {"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS}
+)
 """Tokens that begin a declaration and cannot follow a class in the same declaration."""
 
 _QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
 
 
-def check(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
+def check(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> None:
     """Raises `Refusal` (COMPILE_FAILED) for a use of kernels that CUDA does not allow."""
-    for mistake in (*_member_kernels(source, tokens, found), *_kernel_calls(source, tokens, found)):
+    for mistake in (*_member_kernels(source, tokens, declarations), *_kernel_calls(source, tokens, declarations)):
         raise refusal(mistake)
 
 
@@ -49,38 +51,40 @@ def explain(expanded: str) -> list[Mistake]:
     brackets = list(_brackets(source, tokens))
     if brackets:
         return brackets  # other apparent mistakes are consequences
-    found = scan(tokens)
+    declarations = scan(tokens)
     return [
         *_class_ends(source, tokens),
-        *_kernel_types(source, tokens, found),
-        *_references(source, tokens, found),
-        *_c_names(source, tokens, found),
+        *_kernel_types(source, tokens, declarations),
+        *_references(source, tokens, declarations),
+        *_c_names(source, tokens, declarations),
     ]
 
 
-def place(expanded: str, message: str) -> tuple[str, int] | None:
+def first_use(expanded: str, message: str) -> tuple[str, int] | None:
     """Returns the file and line where the user's source first uses a name that the message quotes.
 
     Returns None if there is none.
     """
     source = SourceMap(expanded)
     names = set(_QUOTED.findall(message))
-    token = next((each for each in tokenize(source) if each.text in names), None)
+    token = next((token for token in tokenize(source) if token.text in names), None)
     return None if token is None else source.location(token.start)
 
 
-def _member_kernels(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
-    for kernel in found.kernels:
+def _member_kernels(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> Iterator[Mistake]:
+    for kernel in declarations.kernels:
         words = [token.text for token in tokens[kernel.statement[0] : kernel.parameters[0]]]
         if kernel.owner is not None and "friend" not in words:
             text = f"the kernel '{kernel.name}' is a member of '{kernel.owner}': a kernel is a function of a namespace"
-            yield (*_place(source, tokens, kernel), text)
+            yield (*_location(source, tokens, kernel), text)
 
 
-def _kernel_calls(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+def _kernel_calls(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> Iterator[Mistake]:
     """Yields statements that call a kernel as if it were a device function."""
-    kernels = {kernel.name for kernel in found.kernels} - {f.name for f in found.functions if not f.is_kernel}
-    for function in found.functions:
+    kernels = {kernel.name for kernel in declarations.kernels} - {
+        f.name for f in declarations.functions if not f.is_kernel
+    }
+    for function in declarations.functions:
         if function.body is None or not kernels:
             continue
         first, last = function.body
@@ -109,13 +113,13 @@ def _class_ends(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]
         if opening >= len(tokens) or tokens[opening].text != "{":
             continue
         closing = matching(tokens, opening, len(tokens))
-        if closing + 1 < len(tokens) and tokens[closing + 1].text in _STARTS:
+        if closing + 1 < len(tokens) and tokens[closing + 1].text in _DECLARATION_STARTS:
             text = f"a ';' is missing after this '}}', which ends the {token.text}"
             yield (*source.location(tokens[closing].start), text)
 
 
-def _references(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
-    for kernel in found.kernels:
+def _references(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> Iterator[Mistake]:
+    for kernel in declarations.kernels:
         opening, closing = kernel.parameters
         depth, default = 0, False
         for token in tokens[opening + 1 : closing - 1]:
@@ -149,26 +153,26 @@ def _brackets(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
         yield (*source.location(token.start), f"this '{token.text}' is never closed: a '{missing}' is missing")
 
 
-def _kernel_types(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
-    for kernel in found.kernels:
+def _kernel_types(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> Iterator[Mistake]:
+    for kernel in declarations.kernels:
         head = [token.text for token in tokens[kernel.statement[0] : kernel.parameters[0]]]
         if "void" not in head:
             text = f"the kernel '{kernel.name}' must return void: a kernel gives its results in memory"
-            yield (*_place(source, tokens, kernel), text)
+            yield (*_location(source, tokens, kernel), text)
 
 
-def _c_names(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
+def _c_names(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> Iterator[Mistake]:
     """Yields kernels with C linkage that share a name, which C does not allow."""
-    known: dict[str, str] = {}
-    for kernel in found.kernels:
+    parameters_of: dict[str, str] = {}
+    for kernel in declarations.kernels:
         if not kernel.is_extern_c or kernel.is_template:
             continue
         opening, closing = kernel.parameters
         parameters = " ".join(token.text for token in tokens[opening:closing])
-        if known.setdefault(kernel.qualified, parameters) != parameters:
+        if parameters_of.setdefault(kernel.qualified, parameters) != parameters:
             text = f"a kernel '{kernel.name}' with C linkage is declared before, with other parameters"
-            yield (*_place(source, tokens, kernel), text)
+            yield (*_location(source, tokens, kernel), text)
 
 
-def _place(source: SourceMap, tokens: Sequence[Token], kernel: FunctionDeclaration) -> tuple[str, int]:
+def _location(source: SourceMap, tokens: Sequence[Token], kernel: FunctionDeclaration) -> tuple[str, int]:
     return source.location(tokens[kernel.parameters[0] - 1].start)

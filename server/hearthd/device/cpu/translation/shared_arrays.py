@@ -32,12 +32,12 @@ def meeting_functions(tokens: Sequence[Token], bodies: Sequence[FunctionDeclarat
         mentioned.setdefault(function.name, set()).update(names)
         if function.owner:
             mentioned.setdefault(function.owner, set()).update(names)
-    meeting = {name for name, names in mentioned.items() if any(MEETING.fullmatch(each) for each in names)}
+    meeting = {name for name, names in mentioned.items() if any(MEETING.fullmatch(word) for word in names)}
     grows = True
     while grows:
-        more = {name for name, names in mentioned.items() if name not in meeting and names & meeting}
-        meeting |= more
-        grows = bool(more)
+        callers = {name for name, names in mentioned.items() if name not in meeting and names & meeting}
+        meeting |= callers
+        grows = bool(callers)
     return meeting
 
 
@@ -70,12 +70,12 @@ def shared_names(
                 names.setdefault(inside, {})[tokens[name].text] = is_volatile
     for function in bodies:
         assert function.body is not None
-        own = names.setdefault(function.body, {})
-        _add_pointers(tokens, function.body, own, names[None])
+        pointers = names.setdefault(function.body, {})
+        _add_pointers(tokens, function.body, pointers, names[None])
     return names
 
 
-def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str, bool], outside: Arrays) -> None:
+def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], pointers: dict[str, bool], outside: Arrays) -> None:
     """Adds `T *p = array + 1` as another name of the same memory, and other pointers that are volatile."""
     for index in range(body[0] + 2, body[1] - 1):
         name = tokens[index]
@@ -86,13 +86,13 @@ def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str,
         start, end = _statement_start(tokens, index), statement_end(tokens, index, body[1])
         words = {token.text for token in tokens[start:index]}
         value = [token.text for token in tokens[index + 2 : end] if token.kind == "name"]
-        pointed = any(word in own or word in outside for word in value)
+        pointed = any(word in pointers or word in outside for word in value)
         texts = {token.text for token in tokens[index + 2 : end]}
         loads = "[" in texts and "&" not in texts
         declares = len(words - {"*", "(", ")"}) > 0 and "=" not in words and "return" not in words
         if declares and not loads and (pointed or "volatile" in words):
             is_volatile = "volatile" in words or ("auto" in words and "volatile" in texts)
-            own[name.text] = pointed and is_volatile
+            pointers[name.text] = pointed and is_volatile
 
 
 Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
@@ -101,13 +101,13 @@ Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
 
 def calls(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> Calls:
     """Returns the mentions of the source's own functions in each other's bodies."""
-    found: dict[str, list[tuple[tuple[int, int], int]]] = {function.name: [] for function in bodies}
+    mentions: dict[str, list[tuple[tuple[int, int], int]]] = {function.name: [] for function in bodies}
     for function in bodies:
         assert function.body is not None
         for index in range(*function.body):
-            if tokens[index].text in found:
-                found[tokens[index].text].append((function.body, index))
-    return found
+            if tokens[index].text in mentions:
+                mentions[tokens[index].text].append((function.body, index))
+    return mentions
 
 
 def pointer_parameters(
@@ -121,14 +121,16 @@ def pointer_parameters(
     Only calls within the source are known.
     """
     pointers: dict[int, tuple[str, bool]] = {}
-    for place, (start, end) in enumerate(_parts(tokens, function.parameters[0] + 1, function.parameters[1] - 1)):
+    for position, (start, end) in enumerate(
+        _comma_ranges(tokens, function.parameters[0] + 1, function.parameters[1] - 1)
+    ):
         texts = [token.text for token in tokens[start:end]]
         names = [token.text for token in tokens[start:end] if token.kind == "name"]
         if names and ("*" in texts or "[" in texts):
-            pointers[place] = (names[-1], "volatile" in texts)
-    given = dict.fromkeys((name for name, is_volatile in pointers.values() if is_volatile), False)
+            pointers[position] = (names[-1], "volatile" in texts)
+    parameters = dict.fromkeys((name for name, is_volatile in pointers.values() if is_volatile), False)
     if not pointers or function.is_kernel:
-        return given
+        return parameters
     for body, index in called.get(function.name, ()):
         arrays = {**shared.get(None, {}), **shared.get(body, {})}
         opening = index + 1
@@ -137,24 +139,24 @@ def pointer_parameters(
                 opening += 1
         if tokens[opening].text != "(":
             continue
-        for place, (start, end) in enumerate(_parts(tokens, opening + 1, matching(tokens, opening, body[1]))):
-            if place in pointers and any(token.text in arrays for token in tokens[start:end]):
-                name, is_volatile = pointers[place]
-                given[name] = is_volatile
-    return given
+        for position, (start, end) in enumerate(_comma_ranges(tokens, opening + 1, matching(tokens, opening, body[1]))):
+            if position in pointers and any(token.text in arrays for token in tokens[start:end]):
+                name, is_volatile = pointers[position]
+                parameters[name] = is_volatile
+    return parameters
 
 
-def _parts(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
+def _comma_ranges(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
     """Returns the ranges between the commas of a list of parameters or arguments."""
-    parts: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     begin = at = start
     while at < end:
         if tokens[at].text in OPENING:
             at = matching(tokens, at, end)
         elif tokens[at].text == ",":
-            parts.append((begin, at))
+            ranges.append((begin, at))
             begin = at + 1
         at += 1
     if begin < end:
-        parts.append((begin, end))
-    return parts
+        ranges.append((begin, end))
+    return ranges

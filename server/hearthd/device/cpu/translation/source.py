@@ -46,52 +46,58 @@ def translate(
     preprocessed: str,
     name_expressions: Sequence[str] = (),
     prelude_functions: frozenset[str] = frozenset(),
-    own: str = "/",
+    include_dir: str = "/",
     foreign: bool = False,
 ) -> Translation:
     """Rewrites a preprocessed CUDA source to C++ with its table of kernels and variables.
 
-    `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers;
-    `foreign`: the program is known to include headers of the C or C++ library. Raises `Refusal`: UNSUPPORTED for
-    features that cannot run here, with name and line; COMPILE_FAILED for an invalid kernel.
+    `prelude_functions`: CUDA's functions that the prelude declares; `include_dir`: the directory of the backend's
+    headers; `foreign`: the program is known to include headers of the C or C++ library. Raises `Refusal`: UNSUPPORTED
+    for features that cannot run here, with name and line; COMPILE_FAILED for an invalid kernel.
     """
     source = SourceMap(preprocessed)
     tokens = tokenize(source)
     unsupported.check(source, tokens)
-    found = scan(tokens)
-    mistakes.check(source, tokens, found)
-    separation = collisions.Separation(source, tokens, found, prelude_functions, own, foreign)
-    rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
+    declarations = scan(tokens)
+    mistakes.check(source, tokens, declarations)
+    separation = collisions.Separation(source, tokens, declarations, prelude_functions, include_dir, foreign)
+    rewriter = _Rewriter(
+        source, tokens, declarations, collisions.renamed_kernels(declarations.kernels, separation.functions)
+    )
     rewriter.rewrite()
     if not collisions.is_balanced(tokens):
         return Translation(rewriter.result(), ())  # the compiler reports the place
     rewriter.edits += separation.edits()  # last, because of several edits to one token only the first has an effect
-    table = ModuleTable(tokens, found, rewriter.renamed)
-    listed = constants.listed(source, tokens, found) + table.text(name_expressions)
-    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
-    findings = tuple(warp_synchronous(source, tokens, found))
-    return Translation(text, tuple(k.qualified for k in found.kernels), findings)
+    table = ModuleTable(tokens, declarations, rewriter.renamed)
+    tables = constants.address_table(source, tokens, declarations) + table.text(name_expressions)
+    text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{tables}}}\n"
+    findings = tuple(warp_synchronous(source, tokens, declarations))
+    return Translation(text, tuple(k.qualified for k in declarations.kernels), findings)
 
 
 class _Rewriter:
     def __init__(
-        self, source: SourceMap, tokens: Sequence[Token], found: Declarations, taken: frozenset[str] = frozenset()
+        self,
+        source: SourceMap,
+        tokens: Sequence[Token],
+        declarations: Declarations,
+        colliding: frozenset[str] = frozenset(),
     ) -> None:
         self.source = source
         self.tokens = tokens
-        self.found = found
-        self.taken = taken  # kernels that have names of CUDA functions
+        self.declarations = declarations
+        self.colliding = colliding  # kernels that have names of CUDA functions
         self.edits: list[tuple[int, int, str]] = []
 
     def rewrite(self) -> None:
-        for kernel in self.found.kernels:
-            self._kernel(kernel)
-        for variable in self.found.variables:
+        for kernel in self.declarations.kernels:
+            self._rewrite_kernel(kernel)
+        for variable in self.declarations.variables:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
                 # with `extern`, the variable would be declared but not defined
                 self._drop_extern_c(variable.statement[0])
-        self._shared()
-        self.edits.extend(spin_loops.turns(self.tokens))
+        self._rewrite_shared()
+        self.edits.extend(spin_loops.edits_of_loops(self.tokens))
         for index, token in enumerate(self.tokens):
             if token.kind != "name":
                 continue
@@ -124,12 +130,12 @@ class _Rewriter:
     def _blank(self, first: int, end: int, text: str = "") -> None:
         """Replaces a range of tokens and keeps its line breaks, so that the following text stays on its line."""
         start, stop = self.tokens[first].start, self.tokens[end - 1].end
-        kept = self.source.text[start:stop]
+        replaced = self.source.text[start:stop]
         # a line marker in the range is kept, because the numbers of the following lines depend on it
-        if "\n#" in kept or "\n #" in kept:
-            tail = "\n" + "\n".join(line for line in kept.split("\n")[1:] if line.lstrip().startswith("#")) + "\n"
+        if "\n#" in replaced or "\n #" in replaced:
+            tail = "\n" + "\n".join(line for line in replaced.split("\n")[1:] if line.lstrip().startswith("#")) + "\n"
         else:
-            tail = "\n" * kept.count("\n")
+            tail = "\n" * replaced.count("\n")
         self.edits.append((start, stop, text + tail))
 
     def _drop_extern_c(self, index: int) -> None:
@@ -139,9 +145,9 @@ class _Rewriter:
     def renamed(self, kernel: FunctionDeclaration) -> str:
         """Returns the name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
-        return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
+        return RENAMED + kernel.name if plain and kernel.name in self.colliding else kernel.name
 
-    def _kernel(self, kernel: FunctionDeclaration) -> None:
+    def _rewrite_kernel(self, kernel: FunctionDeclaration) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
         opening, _ = kernel.parameters
@@ -157,8 +163,8 @@ class _Rewriter:
         inline = "" if instantiation or "inline" in head else "inline "
         self._replace(mark, "" if instantiation else f"{inline}__attribute__((always_inline))")
 
-    def _shared(self) -> None:
-        bodies = [(f.body, f.name) for f in self.found.functions if f.body is not None]
+    def _rewrite_shared(self) -> None:
+        bodies = [(f.body, f.name) for f in self.declarations.functions if f.body is not None]
         for index, token in enumerate(self.tokens):
             if token.text != "__shared__":
                 continue
@@ -174,12 +180,12 @@ class _Rewriter:
             words = [t.text for t in self.tokens[start:end]]
             inside = next((name for body, name in bodies if body[0] <= index < body[1]), None)
             if "extern" in words:
-                self._dynamic_shared(start, end, inside)
+                self._rewrite_dynamic_shared(start, end, inside)
             else:
-                self._alignment_first(start, index, end)
+                self._move_alignment(start, index, end)
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
 
-    def _alignment_first(self, start: int, mark: int, end: int) -> None:
+    def _move_alignment(self, start: int, mark: int, end: int) -> None:
         """Moves `alignas` to the start of a declaration: only CUDA's compilers accept it among the specifiers."""
         for index in range(mark + 1, end):
             text = self.tokens[index].text
@@ -187,39 +193,39 @@ class _Rewriter:
                 return
             if text == "alignas" and self.tokens[index + 1].text == "(":
                 close = matching(self.tokens, index + 1, end)
-                whole = self.source.text[self.tokens[index].start : self.tokens[close].end]
-                self.edits.append((self.tokens[start].start, self.tokens[start].start, whole + " "))
+                specifier = self.source.text[self.tokens[index].start : self.tokens[close].end]
+                self.edits.append((self.tokens[start].start, self.tokens[start].start, specifier + " "))
                 self._blank(index, close + 1)
 
-    def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
+    def _rewrite_dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
         """Rewrites `extern __shared__ T name[];`, which has the tokens from `start` to the semicolon at `end`."""
         tokens = self.tokens
-        kept: list[int] = []
+        remaining: list[int] = []
         at = start
         while at < end:
             text = tokens[at].text
             if text in ("__attribute__", "alignas", "__align__"):
                 at = matching(tokens, at + 1, end)
             elif text not in ("extern", "__shared__", "static") and tokens[at].kind != "string":
-                kept.append(at)
+                remaining.append(at)
             at += 1
-        bracket = next((i for i, k in enumerate(kept) if tokens[k].text == "["), len(kept))
-        if bracket == 0 or tokens[kept[bracket - 1]].kind != "name":
+        bracket = next((i for i, k in enumerate(remaining) if tokens[k].text == "["), len(remaining))
+        if bracket == 0 or tokens[remaining[bracket - 1]].kind != "name":
             return
-        name = tokens[kept[bracket - 1]].text
-        kind = " ".join(tokens[k].text for k in kept[: bracket - 1])
-        closing = matching(tokens, kept[bracket], end) if bracket < len(kept) else end
-        inner = "".join(tokens[k].text for k in kept if k > closing)  # all dimensions after the first
+        name = tokens[remaining[bracket - 1]].text
+        kind = " ".join(tokens[k].text for k in remaining[: bracket - 1])
+        closing = matching(tokens, remaining[bracket], end) if bracket < len(remaining) else end
+        inner = "".join(tokens[k].text for k in remaining if k > closing)  # all dimensions after the first
         alias = f"hearth_dynamic_{name}"
         declared = f"typedef {kind} (*{alias}){inner};" if inner else f"typedef {kind} *{alias};"
         value = f"(({alias})hearth_tls.dynamic_shared)"
-        if bracket == len(kept):
+        if bracket == len(remaining):
             value = f"(*{value})"
         if inside is None:
             self._blank(start, end + 1, declared)
             self._replace_uses(name, value, end + 1)
         else:
-            reference = f"auto &{name}" if bracket == len(kept) else f"{alias} const {name}"
+            reference = f"auto &{name}" if bracket == len(remaining) else f"{alias} const {name}"
             self._blank(start, end + 1, f"{declared} {reference} = {value};")
 
     def _replace_uses(self, name: str, value: str, after: int) -> None:
@@ -227,12 +233,12 @@ class _Rewriter:
 
         These are all mentions in a function, unless the function declares the name itself.
         """
-        for function in self.found.functions:
+        for function in self.declarations.functions:
             if function.body is None or function.body[0] < after:
                 continue
-            places = range(function.parameters[0], function.body[1])
-            named = (i for i in places if self.tokens[i].text == name)
-            uses = [i for i in named if self.tokens[i - 1].text not in (".", "->", "::")]
+            indices = range(function.parameters[0], function.body[1])
+            mentions = (i for i in indices if self.tokens[i].text == name)
+            uses = [i for i in mentions if self.tokens[i - 1].text not in (".", "->", "::")]
             if any(self._declares(i) for i in uses):
                 continue
             for index in uses:

@@ -18,7 +18,7 @@ _BEFORE_EQUALS = frozenset("=!<>+-*/%&|^")
 """Operators that end in `=`."""
 
 
-def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
+def edits_of_loops(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
     """Yields edits (start, end, replacement) of the text of `tokens`, for the condition of each loop."""
     if not any(token.text in _POLLING and token.kind == "name" for token in tokens):
         return

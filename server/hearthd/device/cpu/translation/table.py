@@ -20,12 +20,12 @@ class ModuleTable:
     def __init__(
         self,
         tokens: Sequence[Token],
-        found: Declarations,
-        renamed: Callable[[FunctionDeclaration], str],
+        declarations: Declarations,
+        name_of: Callable[[FunctionDeclaration], str],
     ) -> None:
         self.tokens = tokens
-        self.found = found
-        self.renamed = renamed  # returns a kernel's name in the rewritten text
+        self.declarations = declarations
+        self.name_of = name_of  # returns a kernel's name in the rewritten text
 
     def text(self, name_expressions: Iterable[str]) -> str:
         """Returns the table as C++ text, to be appended to the rewritten source.
@@ -33,21 +33,23 @@ class ModuleTable:
         It lists `extern "C"` kernels, device variables, and the kernels and variables of `name_expressions`. Raises
         Refusal(COMPILE_FAILED) for an expression that is not a C++ name.
         """
-        functions = {f.name: f for f in self.found.kernels}
+        functions = {f.name: f for f in self.declarations.kernels}
         kernels: list[str] = []
         variables: list[str] = []
         lines = [f'\n# 1 "{TABLE_FILE}"']
-        for kernel in {k.qualified: k for k in self.found.kernels if k.body is not None}.values():
+        for kernel in {k.qualified: k for k in self.declarations.kernels if k.body is not None}.values():
             if kernel.is_extern_c and not kernel.is_template:
-                place = "::".join((*kernel.scope, self.renamed(kernel)))
-                kernels.append(self._entry(kernel, f"&{collisions.place(place)}", kernel.name))
-        for variable in {v.qualified: v for v in self.found.variables}.values():
-            place = collisions.place(variable.qualified)
+                target = "::".join((*kernel.scope, self.name_of(kernel)))
+                kernels.append(self._entry(kernel, f"&{collisions.qualified_name(target)}", kernel.name))
+        for variable in {v.qualified: v for v in self.declarations.variables}.values():
+            target = collisions.qualified_name(variable.qualified)
             for name in {variable.qualified, f"&{variable.qualified}"}:
-                variables.append(f"{{{_quoted(name)}, (void *)&{place}, sizeof({place})}},")
-        known = {v.qualified for v in self.found.variables} | {f"&{v.qualified}" for v in self.found.variables}
+                variables.append(f"{{{_quoted(name)}, (void *)&{target}, sizeof({target})}},")
+        listed_names = {v.qualified for v in self.declarations.variables} | {
+            f"&{v.qualified}" for v in self.declarations.variables
+        }
         for number, expression in enumerate(dict.fromkeys(name_expressions)):
-            bare = collisions.local(expression.strip().removeprefix("&").strip())
+            bare = collisions.local_name(expression.strip().removeprefix("&").strip())
             if not bare or ";" in bare or "\n" in bare or "#" in bare:
                 raise Refusal(Reason.COMPILE_FAILED, f"The name expression {expression!r} is not a C++ name.")
             base = bare.split("<")[0].split("::")[-1].strip()
@@ -57,10 +59,10 @@ class ModuleTable:
                 lines.append(f"constexpr auto hearth_expression_{number} = &{bare};")
                 lines.append(f'# 1 "{TABLE_FILE}"')
                 kernels.append(self._entry(function, f"hearth_expression_{number}", expression))
-            elif expression not in known:
+            elif expression not in listed_names:
                 lines.append(f"static auto &hearth_expression_{number} = {bare};")
-                place = f"hearth_expression_{number}"
-                variables.append(f"{{{_quoted(expression)}, (void *)&{place}, sizeof({place})}},")
+                target = f"hearth_expression_{number}"
+                variables.append(f"{{{_quoted(expression)}, (void *)&{target}, sizeof({target})}},")
         lines.append(f'# 1 "{TABLE_FILE}"')
         lines.append("static constexpr ::hearth::Kernel hearth_kernels[] = {")
         lines += kernels

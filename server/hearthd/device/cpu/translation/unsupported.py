@@ -58,10 +58,10 @@ MARK = "HEARTH-UNSUPPORTED:"
 
 def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
     """Returns the refusal of `feature`, used at `line` of `file` under the name `name`."""
-    where = f"{file}({line})" if line else file
+    location = f"{file}({line})" if line else file
     return Refusal(
         Reason.UNSUPPORTED,
-        f"{where}: {feature} cannot run on the CPU backend" + (f" ('{name}')." if name else "."),
+        f"{location}: {feature} cannot run on the CPU backend" + (f" ('{name}')." if name else "."),
         fix="Guard this code with #ifndef __HEARTH_CPU__ and give a plain CUDA C++ form, or use a device with a GPU.",
         details={"feature": feature, "file": file, "line": line},
     )
@@ -77,10 +77,10 @@ def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
     words = [token.text for token in tokens[at + 1 : end]]
     colons = sum({":": 1, "::": 2}.get(word, 0) for word in words)
     first = next((number for number, word in enumerate(words) if word in (":", "::")), len(words))
-    instructions, rest = words[:first], [word for word in words[first:] if word not in (":", "::", ",")]
+    instructions, operands = words[:first], [word for word in words[first:] if word not in (":", "::", ",")]
     if colons > _CLOBBERS or not instructions or any(word.strip('" \t') for word in instructions):
         return False
-    return not rest or (colons == _CLOBBERS and set(rest) == {'"memory"'} and words[-1] == '"memory"')
+    return not operands or (colons == _CLOBBERS and set(operands) == {'"memory"'} and words[-1] == '"memory"')
 
 
 def check(source: SourceMap, tokens: Sequence[Token]) -> None:

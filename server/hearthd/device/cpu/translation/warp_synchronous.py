@@ -34,7 +34,7 @@ from hearthd.device.cpu.translation.shared_arrays import (
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
 
 _WITHOUT_SYNC = re.compile(r"__(?:shfl(?:_up|_down|_xor)?|any|all|ballot)")
-_SPREAD = 3
+_REDUCTION_STEPS = 3
 """Number of consecutive statements s[x] += s[x + c], with c halved from each to the next, that are taken to be a
 reduction."""
 
@@ -63,12 +63,12 @@ class Finding:
         return f"{self.file}({self.line}): {'error' if self.name else 'warning'}: {self.text}"
 
 
-def warp_synchronous(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> list[Finding]:
-    """Returns the findings of a source, in the order of its lines; `found` is `declarations.scan(tokens)`."""
-    findings = _without_sync(source, tokens, found)
+def warp_synchronous(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> list[Finding]:
+    """Returns the findings of a source, in the order of its lines; `declarations` is `declarations.scan(tokens)`."""
+    findings = _without_sync(source, tokens, declarations)
     if not any(token.text in ("volatile", "__shared__") for token in tokens):
         return findings
-    bodies = [function for function in found.functions if function.body is not None]
+    bodies = [function for function in declarations.functions if function.body is not None]
     meeting = meeting_functions(tokens, bodies)
     shared = shared_names(tokens, bodies)
     called = calls(tokens, bodies)
@@ -77,7 +77,7 @@ def warp_synchronous(source: SourceMap, tokens: Sequence[Token], found: Declarat
         arrays |= pointer_parameters(tokens, function, called, shared)
         walk = _Walk(tokens, arrays, meeting)
         assert function.body is not None
-        walk.block(function.body[0] + 1, function.body[1] - 1)
+        walk.visit_block(function.body[0] + 1, function.body[1] - 1)
         findings += _races(source, tokens, function.name, walk.races)
     return sorted(findings, key=lambda finding: (finding.file, finding.line))
 
@@ -98,13 +98,13 @@ def check(findings: Iterable[Finding]) -> None:
             )
 
 
-def _without_sync(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> list[Finding]:
-    own = {function.name for function in found.functions}
+def _without_sync(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> list[Finding]:
+    names = {function.name for function in declarations.functions}
     findings: list[Finding] = []
     for index, token in enumerate(tokens[:-1]):
         if token.kind != "name" or tokens[index + 1].text != "(" or not _WITHOUT_SYNC.fullmatch(token.text):
             continue
-        if token.text in own or (index and tokens[index - 1].text in (".", "->")):
+        if token.text in names or (index and tokens[index - 1].text in (".", "->")):
             continue
         file, line = source.location(token.start)
         text = (
@@ -147,7 +147,7 @@ class _Write:
 class _Race:
     write: _Access
     read: _Access
-    in_one: bool = False
+    same_statement: bool = False
     """True if the statement that reads also writes the array."""
 
 
@@ -167,7 +167,7 @@ class _State:
         self.chain.clear()
         self.met = True
 
-    def joined(self, branches: Sequence[_State]) -> None:
+    def join(self, branches: Sequence[_State]) -> None:
         """Merges the states after alternatives.
 
         A meeting point in one of them counts for all, so that correct code is not reported.
@@ -194,52 +194,52 @@ class _Walk:
         self._halved: list[str] = []  # loop variables of the enclosing loops that are halved in each iteration
         self._counted: list[str] = []  # all loop variables of the enclosing loops
 
-    def block(self, at: int, end: int) -> None:
+    def visit_block(self, at: int, end: int) -> None:
         while at < end:
-            at = self._statement(at, end)
+            at = self._visit_statement(at, end)
 
-    def _statement(self, at: int, end: int) -> int:
+    def _visit_statement(self, at: int, end: int) -> int:
         """Visits the statement at `at`; returns the index after it."""
         tokens = self.tokens
         text = tokens[at].text
         if text == "{":
             closing = matching(tokens, at, end)
-            self.block(at + 1, closing)
+            self.visit_block(at + 1, closing)
             return closing + 1
         if text == "if":
-            return self._alternatives(at, end)
+            return self._visit_alternatives(at, end)
         if text in _LOOPS and at + 1 < end and tokens[at + 1].text == "(":
-            return self._loop(at, end)
+            return self._visit_loop(at, end)
         if text in ("else", "do"):
-            return self._statement(at + 1, end) if at + 1 < end else end
+            return self._visit_statement(at + 1, end) if at + 1 < end else end
         if text == "switch" and at + 1 < end and tokens[at + 1].text == "(":
             return matching(tokens, at + 1, end) + 1
         stop = statement_end(tokens, at, end)
-        self._simple(at, stop)
+        self._scan(at, stop)
         return stop + 1
 
-    def _alternatives(self, at: int, end: int) -> int:
+    def _visit_alternatives(self, at: int, end: int) -> int:
         tokens = self.tokens
         opening = at + 2 if at + 1 < end and tokens[at + 1].text == "constexpr" else at + 1
         closing = matching(tokens, opening, end)
-        self._simple(opening + 1, closing)
+        self._scan(opening + 1, closing)
         before, outer = self._state, self._guard
-        self._guard = self._single(opening + 1, closing) or outer
+        self._guard = self._lane_guard(opening + 1, closing) or outer
         self._state = taken = before.copy()
-        at = self._statement(closing + 1, end) if closing + 1 < end else end
+        at = self._visit_statement(closing + 1, end) if closing + 1 < end else end
         self._guard = outer
         self._state = other = before.copy()
         if at < end and tokens[at].text == "else":
-            at = self._statement(at + 1, end) if at + 1 < end else end
+            at = self._visit_statement(at + 1, end) if at + 1 < end else end
         self._state = before
-        before.joined((taken, other))
+        before.join((taken, other))
         return at
 
-    def _loop(self, at: int, end: int) -> int:
+    def _visit_loop(self, at: int, end: int) -> int:
         tokens = self.tokens
         closing = matching(tokens, at + 1, end)
         if closing + 1 < end and tokens[closing + 1].text == ";":  # `do ... while (...);`, or a loop without a body
-            self._simple(at + 2, closing)
+            self._scan(at + 2, closing)
             return closing + 2
         header = tokens[at + 2 : closing]
         counted = [token.text for token, after in itertools.pairwise(header) if after.text == "="]
@@ -250,13 +250,13 @@ class _Walk:
         self._counted += counted
         self._halved += sorted(halved)
         for _ in range(2):
-            self._simple(at + 2, closing)
-            stop = self._statement(closing + 1, end) if closing + 1 < end else end
+            self._scan(at + 2, closing)
+            stop = self._visit_statement(closing + 1, end) if closing + 1 < end else end
         del self._counted[len(self._counted) - len(counted) :]
         del self._halved[len(self._halved) - len(halved) :]
         return stop
 
-    def _single(self, start: int, end: int) -> _Guard | None:
+    def _lane_guard(self, start: int, end: int) -> _Guard | None:
         """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`.
 
         Returns None if there is none.
@@ -264,17 +264,17 @@ class _Walk:
         texts = [token.text for token in self.tokens[start:end]]
         if "|" in texts or not texts:
             return None
-        for place in range(1, len(texts) - 2):
-            number = place + 2 < len(texts) and self.tokens[start + place + 2].kind == "number"
-            if texts[place : place + 2] == ["=", "="] and number:
-                return _Guard(frozenset(texts[:place]), start)
+        for position in range(1, len(texts) - 2):
+            number = position + 2 < len(texts) and self.tokens[start + position + 2].kind == "number"
+            if texts[position : position + 2] == ["=", "="] and number:
+                return _Guard(frozenset(texts[:position]), start)
         if texts[0] == "!" and len(texts) <= 4 and self.tokens[start + 1].kind == "name":
             return _Guard(frozenset(texts[1:]), start)
         return None
 
     # ---- accesses ----
 
-    def _simple(self, start: int, end: int) -> None:
+    def _scan(self, start: int, end: int) -> None:
         """Scans a statement without inner statements, or a condition."""
         accesses: list[_Access] = []
         met = False
@@ -296,7 +296,7 @@ class _Walk:
         for access in accesses:
             if access.reads:
                 self._read(access)
-        self._chained(accesses)
+        self._record_chain(accesses)
         self._state.writes += [_Write(access, self._guard) for access in accesses if access.writes]
 
     def _access(self, at: int, start: int, end: int) -> _Access | None:
@@ -339,15 +339,15 @@ class _Walk:
             if guard is None or guard == self._guard or guard.names & set(read.index.split()):
                 return
             if any(_THREAD.fullmatch(name) for name in guard.names):
-                self._found(last.access, read)  # one lane writes, all read
+                self._record(last.access, read)  # one lane writes, all read
             return
-        self._found(writes[-1].access, read)
+        self._record(writes[-1].access, read)
 
     def _is_volatile(self, access: _Access) -> bool:
         cast = [token.text for token in self.tokens[max(0, access.at - 5) : access.at]]
         return self.arrays[access.array] or (cast[-2:] == ["*", ")"] and "volatile" in cast)
 
-    def _chained(self, accesses: Sequence[_Access]) -> None:
+    def _record_chain(self, accesses: Sequence[_Access]) -> None:
         """Records statements `s[x] += s[x + c]` on shared memory that is not volatile.
 
         They are a race if several follow each other, or if one is in a loop that halves c.
@@ -364,18 +364,18 @@ class _Walk:
             race = _Race(written, read)
             if offset in self._halved:  # found in the second iteration of the loop, unless its body has a meeting point
                 if any(write.access.at == written.at for write in self._state.writes):
-                    self._found(written, read)
+                    self._record(written, read)
             elif offset.isdigit():
                 previous = self._state.chain[-1] if self._state.chain else None
                 halves = previous is not None and previous.read.index == f"{written.index} + {2 * int(offset)}"
                 self._state.chain = [*self._state.chain, race] if halves else [race]
-                if len(self._state.chain) == _SPREAD:
+                if len(self._state.chain) == _REDUCTION_STEPS:
                     for before, after in itertools.pairwise(self._state.chain):
-                        self._found(before.write, after.read)
-                elif len(self._state.chain) > _SPREAD:
-                    self._found(self._state.chain[-2].write, read)
+                        self._record(before.write, after.read)
+                elif len(self._state.chain) > _REDUCTION_STEPS:
+                    self._record(self._state.chain[-2].write, read)
 
-    def _found(self, write: _Access, read: _Access) -> None:
+    def _record(self, write: _Access, read: _Access) -> None:
         self.races.setdefault(read.at, _Race(write, read, read.array in self._written))
 
 
@@ -384,26 +384,26 @@ def _races(source: SourceMap, tokens: Sequence[Token], function: str, races: Map
     arrays: dict[str, list[_Race]] = {}
     for at in sorted(races):
         arrays.setdefault(races[at].read.array, []).append(races[at])
-    for array, found in arrays.items():
-        first = found[0]
+    for array, array_races in arrays.items():
+        first = array_races[0]
         file, line = source.location(tokens[first.read.at].start)
-        write, read = _shown(array, first.write.index), _shown(array, first.read.index)
+        write, read = _format_access(array, first.write.index), _format_access(array, first.read.index)
         text = (
             f"{function} relies on the lanes of a warp running in step: {read}, which another lane writes, is "
             f"read after the write of {write} with no barrier; add __syncwarp() between the write of {write} and the "
             f"read of {read}"
         )
-        if any(race.in_one for race in found):
+        if any(race.same_statement for race in array_races):
             text += (
                 ", and split a statement that reads another lane's slot and writes its own: "
                 f"auto v = {read}; __syncwarp(); then the write; __syncwarp();"
             )
-        lines = sorted({source.location(tokens[race.read.at].start)[1] for race in found[1:]} - {line})
+        lines = sorted({source.location(tokens[race.read.at].start)[1] for race in array_races[1:]} - {line})
         if lines:
             text += f" (also in line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))})"
         yield Finding(file, line, text)
 
 
-def _shown(array: str, index: str) -> str:
+def _format_access(array: str, index: str) -> str:
     tight = _TIGHT.sub(r"\1", index).replace("] [", "][")
     return f"{array}[{tight}]"

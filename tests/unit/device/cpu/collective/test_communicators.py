@@ -46,7 +46,7 @@ def test_operations_run_in_the_order_of_the_stream(pair: tuple[Rank, Rank]) -> N
     pair[0].reached(first[-1])
     pair[1].reached(second[-1])
     assert all(np.all(each == 3 * 2.0**9) for each in arrays)
-    assert [rank.communicator.failed() for rank in pair] == ["", ""]
+    assert [rank.communicator.failure_reason() for rank in pair] == ["", ""]
 
 
 def test_a_group_of_messages_and_a_collective(pair: tuple[Rank, Rank]) -> None:
@@ -73,7 +73,7 @@ def test_abort_lets_the_stream_continue(pair: tuple[Rank, Rank]) -> None:
     aborting = threading.Thread(target=pair[0].communicator.abort)
     aborting.start()
     pair[0].reached(waits)
-    assert "was aborted" in pair[0].communicator.failed()
+    assert "was aborted" in pair[0].communicator.failure_reason()
     pair[0].reached(behind)
     aborting.join(WAIT_S)
     assert not aborting.is_alive()
@@ -93,10 +93,10 @@ def test_abort_affects_only_its_rank(pair: tuple[Rank, Rank]) -> None:
     pair[0].reached(waits[0])
     pair[1].progress.wait(0.3)
     assert not waits[1].done
-    assert pair[1].communicator.failed() == ""
+    assert pair[1].communicator.failure_reason() == ""
     pair[1].communicator.abort()
     pair[1].reached(waits[1])
-    assert pair[1].communicator.failed()
+    assert pair[1].communicator.failure_reason()
 
 
 def test_mismatch_is_reported_before_the_next_event_completes(pair: tuple[Rank, Rank]) -> None:
@@ -105,7 +105,7 @@ def test_mismatch_is_reported_before_the_next_event_completes(pair: tuple[Rank, 
     two = pair[1].enqueue(CollectiveExchange("broadcast", 0, address(x), 16, root=0))
     pair[0].reached(one)
     pair[1].reached(two)
-    reasons = [rank.communicator.failed() for rank in pair]
+    reasons = [rank.communicator.failure_reason() for rank in pair]
     assert all(reasons) and any("broadcast of 16 uint8 at rank 0" in reason for reason in reasons)
 
 
@@ -113,7 +113,7 @@ def test_invalid_operations_are_refused_on_submission(pair: tuple[Rank, Rank]) -
     with pytest.raises(Refusal) as caught:
         pair[0].enqueue(CollectiveExchange("broadcast", 0, 0, 1, root=2))
     assert caught.value.reason is Reason.INVALID_ARGUMENT
-    assert pair[0].communicator.failed() == ""  # it has had no effect
+    assert pair[0].communicator.failure_reason() == ""  # it has had no effect
     events = [rank.enqueue(BARRIER) for rank in pair]
     for rank, event in zip(pair, events, strict=True):
         rank.reached(event)
@@ -123,7 +123,7 @@ def test_abort_of_an_idle_communicator(pair: tuple[Rank, Rank]) -> None:
     communicator: CpuCommunicator = pair[0].communicator
     communicator.abort()
     communicator.abort()
-    assert communicator.failed()
+    assert communicator.failure_reason()
 
 
 def test_supported_operations_are_accepted(communicators: CpuCommunicators) -> None:

@@ -36,14 +36,14 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with communicator(request.param) as made:
-        yield made
+    with communicator(request.param) as group_ranks:
+        yield group_ranks
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ranks]:
-    with communicator(3) as made:
-        yield made
+    with communicator(3) as group_ranks:
+        yield group_ranks
 
 
 class Case:
@@ -67,43 +67,43 @@ class Case:
         dtype = inputs[0].dtype
         block = elements * dtype.itemsize
         for rank in range(n):
-            wanted = expected(kind, inputs, rank, op, root)
+            expected_array = expected(kind, inputs, rank, op, root)
             gives = kind not in {"broadcast", "scatter"} or rank == root
             source = ranks.array(rank, inputs[rank], skew) if gives and not in_place else None
-            since = address(source) if source is not None else 0
+            source_address = address(source) if source is not None else 0
             to = 0
-            if wanted is not None and (not in_place or not gives):
-                into = ranks.array(rank, wanted.nbytes, skew)
+            if expected_array is not None and (not in_place or not gives):
+                into = ranks.array(rank, expected_array.nbytes, skew)
                 to = address(into)
             if in_place and gives:
                 # The larger of both buffers contains the smaller one at the place that NCCL prescribes.
-                if kind in {"all_gather", "gather"} and wanted is not None:
-                    into = ranks.array(rank, wanted.nbytes, skew)
+                if kind in {"all_gather", "gather"} and expected_array is not None:
+                    into = ranks.array(rank, expected_array.nbytes, skew)
                     into[rank * block : (rank + 1) * block] = inputs[rank].view(np.uint8)
-                    to, since = address(into), address(into) + rank * block
+                    to, source_address = address(into), address(into) + rank * block
                 else:
-                    whole = ranks.array(rank, inputs[rank].view(np.uint8), skew)
-                    since = to = address(whole)
-                    into = whole
+                    block_array = ranks.array(rank, inputs[rank].view(np.uint8), skew)
+                    source_address = to = address(block_array)
+                    into = block_array
                     if kind in {"reduce_scatter", "scatter"}:
-                        into = whole[rank * block : (rank + 1) * block]
+                        into = block_array[rank * block : (rank + 1) * block]
                         to = address(into)
-                    if wanted is None:
+                    if expected_array is None:
                         to = 0
             count = elements
             name = dtype.name
             if kind not in REDUCING:
                 count, name = block, "uint8"
             by = factor(rank, dtype).tobytes() if op == "premul_sum" else b""
-            self.operations.append(CollectiveExchange(kind, since, to, count, name, op, root, factor=by))
-            if wanted is not None:
-                self._results.append((into, wanted))
+            self.operations.append(CollectiveExchange(kind, source_address, to, count, name, op, root, factor=by))
+            if expected_array is not None:
+                self._results.append((into, expected_array))
             elif source is not None:
                 self._results.append((source.view(np.uint8), inputs[rank]))  # the source is unchanged
 
     def check(self) -> None:
-        for rank, (got, wanted) in enumerate(self._results):
-            right = same(np.frombuffer(got.tobytes(), wanted.dtype), wanted)
+        for rank, (result, expected_array) in enumerate(self._results):
+            right = same(np.frombuffer(result.tobytes(), expected_array.dtype), expected_array)
             assert right, f"rank {rank}: {self.operations[rank]}"
 
 

@@ -43,7 +43,7 @@ def summing(ranks: Ranks, rank: int, **changes: Any) -> CollectiveExchange:
 
 
 @pytest.mark.parametrize(
-    ("change", "theirs"),
+    ("change", "other_call"),
     [
         ({"count": 101}, "reduce of 101 int32 with sum at rank 0"),
         ({"dtype": "float32"}, "reduce of 100 float32 with sum at rank 0"),
@@ -54,7 +54,7 @@ def summing(ranks: Ranks, rank: int, **changes: Any) -> CollectiveExchange:
         ({"count": 1_000_000, "kind": "broadcast", "root": 1}, "broadcast of 1000000 int32 at rank 1"),
     ],
 )
-def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, Any], theirs: str) -> None:
+def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, Any], other_call: str) -> None:
     if change.get("count", 0) > 1000:
         change = {**change, "source": address(three.array(1, 4_000_000))}
     lists = [[BARRIER, summing(three, 0)], [BARRIER, summing(three, 1, **change)], [BARRIER, summing(three, 2)]]
@@ -63,7 +63,7 @@ def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, An
     mismatches = [text for reason, text in outcomes if reason is Reason.COLLECTIVE_MISMATCH]
     assert mismatches
     for text in mismatches:
-        assert "reduce of 100 int32 with sum at rank 0" in text and theirs in text and re.search("[Rr]ank 1", text)
+        assert "reduce of 100 int32 with sum at rank 0" in text and other_call in text and re.search("[Rr]ank 1", text)
     for rank in range(3):  # the communicator stays failed
         three.start(rank, [BARRIER])
         assert three.outcome(rank)[0] is Reason.COMMUNICATOR_FAILED
@@ -110,11 +110,11 @@ def endless(three: Ranks, rank: int, kind: str) -> list[CollectiveExchange]:
     one, two = address(three.array(rank, MANY)), address(three.array(rank, 3 * MANY))
     if kind == "messages":
         peers = [peer for peer in range(3) if peer != rank]
-        each = [CollectiveExchange("send", one, 0, MANY, peer=peer) for peer in peers]
-        each += [CollectiveExchange("recv", 0, two + peer * MANY, MANY, peer=peer) for peer in peers]
+        operations = [CollectiveExchange("send", one, 0, MANY, peer=peer) for peer in peers]
+        operations += [CollectiveExchange("recv", 0, two + peer * MANY, MANY, peer=peer) for peer in peers]
     else:
-        each = [CollectiveExchange(kind, one, two, MANY // 12, "float32", "sum")]
-    return [*each * 100, never_sent(rank)]
+        operations = [CollectiveExchange(kind, one, two, MANY // 12, "float32", "sum")]
+    return [*operations * 100, never_sent(rank)]
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "messages"])
@@ -142,15 +142,15 @@ def test_a_killed_rank_and_an_abort(kind: str) -> None:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(who=st.integers(0, 2), coming=st.sets(st.integers(0, 2), max_size=2), big=st.booleans())
-def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big: bool) -> None:
+@given(aborting_rank=st.integers(0, 2), coming=st.sets(st.integers(0, 2), max_size=2), big=st.booleans())
+def test_an_abort_at_any_time(processes: Ranks, aborting_rank: int, coming: set[int], big: bool) -> None:
     """Checks that an abort ends ranks that wait, ranks that are busy, and ranks that join later."""
     processes.clear()
     processes.join()
     lists = [[*[summing(processes, rank, count=1000 if big else 1)] * 50, never_sent(rank)] for rank in range(3)]
     for rank in coming:
         processes.start(rank, lists[rank])
-    processes.pipes[who].send(("abort",))
+    processes.pipes[aborting_rank].send(("abort",))
     for rank in {0, 1, 2} - coming:
         processes.start(rank, lists[rank])
     reasons = {processes.outcome(rank)[0] for rank in range(3)}
@@ -182,7 +182,7 @@ def test_abort_from_another_thread_ends_a_wait(
     end: Callable[[], None] = getattr(alone, ending)
     end()
     waiting.join(20.0)
-    assert [each.reason for each in outcomes] == [Reason.COMMUNICATOR_FAILED]
+    assert [outcome.reason for outcome in outcomes] == [Reason.COMMUNICATOR_FAILED]
     end()  # a second call has no effect
     with pytest.raises(Refusal, match="closed" if ending == "close" else "aborted"):
         alone.exchange([BARRIER], 60.0)

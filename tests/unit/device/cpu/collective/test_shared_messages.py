@@ -98,7 +98,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     four.clear()
     size = 5 * RING
     sums = [four.array(rank, np.full(10, rank, np.int32)) for rank in range(RANKS)]
-    total = [CollectiveExchange("all_reduce", address(each), address(each), 10, "int32", "sum") for each in sums]
+    total = [CollectiveExchange("all_reduce", address(array), address(array), 10, "int32", "sum") for array in sums]
     receive, into = received(four, 1, 0, size)
     four.start(0, [total[0], sent(four, 0, 1, message(0, size))])
     four.start(2, [total[2]])
@@ -108,7 +108,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     four.start(1, [total[1]])
     assert [four.outcome(rank) for rank in range(RANKS)] == [(None, "")] * RANKS
     np.testing.assert_array_equal(into, message(0, size))
-    assert all(np.all(each == 6) for each in sums)
+    assert all(np.all(array == 6) for array in sums)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -133,24 +133,24 @@ def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collective
     results: list[tuple[Array, Array]] = []
     floats = [np.random.default_rng(rank).uniform(-1, 1, 50_000).astype(np.float32) for rank in range(RANKS)]
     for rank in range(RANKS):
-        parts = [("send", to) for since, to, _ in messages if since == rank]
-        parts += [("recv", since) for since, to, _ in messages if to == rank]
+        parts = [("send", to) for source, to, _ in messages if source == rank]
+        parts += [("recv", source) for source, to, _ in messages if to == rank]
         parts += [("all_reduce", 0)] * collectives
         shuffle(parts)
         counts: dict[tuple[str, int], int] = {}
         operations = []
-        for what, peer in parts:
-            k = counts[what, peer] = counts.get((what, peer), -1) + 1
-            if what == "all_reduce":
+        for direction, peer in parts:
+            k = counts[direction, peer] = counts.get((direction, peer), -1) + 1
+            if direction == "all_reduce":
                 both = four.array(rank, floats[rank])
                 operations.append(
                     CollectiveExchange("all_reduce", address(both), address(both), 50_000, "float32", "sum")
                 )
                 results.append((both, reduced(floats, "sum")))
                 continue
-            pair = (rank, peer) if what == "send" else (peer, rank)
-            i = [j for j, each in enumerate(messages) if each[:2] == pair][k]
-            if what == "send":
+            pair = (rank, peer) if direction == "send" else (peer, rank)
+            i = [j for j, entry in enumerate(messages) if entry[:2] == pair][k]
+            if direction == "send":
                 operations.append(sent(four, rank, peer, message(i, messages[i][2])))
             else:
                 receive, into = received(four, rank, peer, messages[i][2])
@@ -158,5 +158,5 @@ def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collective
                 results.append((into, message(i, messages[i][2])))
         lists.append(operations)
     four.succeed(lists)
-    for got, wanted in results:
-        np.testing.assert_array_equal(got, wanted)
+    for result, expected_result in results:
+        np.testing.assert_array_equal(result, expected_result)

@@ -88,8 +88,8 @@ def test_a_segment_that_is_gone_is_refused() -> None:
     descriptor = SharedExchange.create(2)
     SharedExchange.release(descriptor)
     SharedExchange.release(descriptor)
-    gone = refusal(descriptor)
-    assert gone.reason is Reason.COMMUNICATOR_FAILED and "cannot be opened" in gone.message
+    missing = refusal(descriptor)
+    assert missing.reason is Reason.COMMUNICATOR_FAILED and "cannot be opened" in missing.message
     number = int(descriptor.split(b":")[2])
     later = SharedExchange.create(2)  # gets the same descriptor number, and has the same size
     assert int(later.split(b":")[2]) == number
@@ -100,10 +100,10 @@ def test_a_segment_that_is_gone_is_refused() -> None:
     nonce = bytes.fromhex(descriptor.split(b":")[3].decode())
     hand_over = SegmentExchange()
     hand_over.keep(nonce, plain)
-    taken = refusal(descriptor)
+    replaced = refusal(descriptor)
     hand_over.drop(nonce)
     os.close(plain)
-    assert taken.reason is Reason.COMMUNICATOR_FAILED and "another file" in taken.message
+    assert replaced.reason is Reason.COMMUNICATOR_FAILED and "another file" in replaced.message
     assert "cannot be opened" in refusal(descriptor).message
 
 

@@ -65,19 +65,19 @@ def kernels() -> Kernels:
 @pytest.mark.parametrize("meet", [0, 1])
 @pytest.mark.parametrize("grid", [1, 40])
 def test_pointer_belongs_to_one_space(kernels: Kernels, meet: int, grid: int) -> None:
-    given, out, pointers = (
+    inputs, out, pointers = (
         np.zeros(64, np.int32),
         np.zeros((96 * grid, 16), np.uint32),
         np.zeros((96 * grid, 16), np.uint64),
     )
-    kernels("spaces", grid, 96, given, out, pointers, np.int32(meet), shared=64)
+    kernels("spaces", grid, 96, inputs, out, pointers, np.int32(meet), shared=64)
     np.testing.assert_array_equal(out, np.tile(KINDS, (96 * grid, 1)))
 
 
 def test_address_within_a_space_leads_back(kernels: Kernels) -> None:
-    out, given = np.zeros((64, 6), np.int32), np.arange(64, dtype=np.float32) + 7
+    out, inputs = np.zeros((64, 6), np.int32), np.arange(64, dtype=np.float32) + 7
     kernels("fill", 1, 1, np.float32(9))
-    kernels("windows", 1, 64, out, given, shared=256)
+    kernels("windows", 1, 64, out, inputs, shared=256)
     i = np.arange(64)
     np.testing.assert_array_equal(out, np.stack([i, 100 + i, 7 + i, 0 * i + 3, 0 * i + 9, 0 * i + 3], 1))
 

@@ -230,17 +230,17 @@ def test_a_barrier_separates_rounds(barriers: Kernels, threads: int) -> None:
 @pytest.mark.parametrize("warps", [2, 5])
 def test_warps_with_roles_exchange_by_full_and_empty_barriers(barriers: Kernels, warps: int) -> None:
     count = 17
-    given = np.random.default_rng(0).integers(-99, 99, (count, 32)).astype(np.int32)
+    inputs = np.random.default_rng(0).integers(-99, 99, (count, 32)).astype(np.int32)
     out = np.zeros((warps - 1, 32), np.int32)
-    barriers("specialised", 1, 32 * warps, given, out, np.int32(count))
-    weighted = (given * np.arange(1, count + 1)[:, None]).sum(axis=0)
+    barriers("specialised", 1, 32 * warps, inputs, out, np.int32(count))
+    weighted = (inputs * np.arange(1, count + 1)[:, None]).sum(axis=0)
     np.testing.assert_array_equal(out, [np.roll(weighted, -w) for w in range(1, warps)])
 
 
 def test_counts_drops_and_completions(barriers: Kernels) -> None:
-    seen = np.zeros((40, 40), np.int32)
-    barriers("dropping", 1, 40, seen)
-    np.testing.assert_array_equal(seen, np.tril(np.broadcast_to(40 - np.arange(40), (40, 40)), -1))
+    visits = np.zeros((40, 40), np.int32)
+    barriers("dropping", 1, 40, visits)
+    np.testing.assert_array_equal(visits, np.tril(np.broadcast_to(40 - np.arange(40), (40, 40)), -1))
     out = np.zeros(64, np.int32)
     barriers("completing", 1, 64, out)
     np.testing.assert_array_equal(out, 1)
@@ -440,52 +440,52 @@ def copies() -> Kernels:
 
 
 def test_copies_of_groups_and_threads_are_there_after_the_barrier(copies: Kernels) -> None:
-    given = np.random.default_rng(1).integers(-(2**31), 2**31, 384).astype(np.int32)
+    inputs = np.random.default_rng(1).integers(-(2**31), 2**31, 384).astype(np.int32)
     out = np.zeros(448, np.int32)
-    copies("barrier_copies", 1, 64, given, out)
-    np.testing.assert_array_equal(out[:384].reshape(6, 64), given.reshape(6, 64)[:, ::-1])
-    np.testing.assert_array_equal(out[384:447], given.view(np.int8)[:63][::-1])
+    copies("barrier_copies", 1, 64, inputs, out)
+    np.testing.assert_array_equal(out[:384].reshape(6, 64), inputs.reshape(6, 64)[:, ::-1])
+    np.testing.assert_array_equal(out[384:447], inputs.view(np.int8)[:63][::-1])
 
 
 @pytest.mark.parametrize("stages, threads", [(1, 96), (3, 33), (3, 256)])
 def test_a_pipeline_of_all_threads(copies: Kernels, stages: int, threads: int) -> None:
     batches, t = 11, np.arange(threads)
-    given = np.random.default_rng(2).integers(0, 1000, (batches, threads)).astype(np.int32)
+    inputs = np.random.default_rng(2).integers(0, 1000, (batches, threads)).astype(np.int32)
     out = np.zeros(threads, np.int32)
-    copies(f"unified{stages}", 1, threads, given, out, np.int32(batches))
-    np.testing.assert_array_equal(out, sum(given[i][(t + i + 1) % threads] * (i + 1) for i in range(batches)))
+    copies(f"unified{stages}", 1, threads, inputs, out, np.int32(batches))
+    np.testing.assert_array_equal(out, sum(inputs[i][(t + i + 1) % threads] * (i + 1) for i in range(batches)))
 
 
 @pytest.mark.parametrize("warps, every", [(2, 2), (8, 4), (5, 2), (7, 5)])
 def test_a_pipeline_between_warps_with_roles(copies: Kernels, warps: int, every: int) -> None:
     batches, t, j = 13, np.arange(warps * 32), np.arange(256)
-    given = np.random.default_rng(3).integers(0, 1000, (batches, 256)).astype(np.int32)
+    inputs = np.random.default_rng(3).integers(0, 1000, (batches, 256)).astype(np.int32)
     out = np.zeros(warps * 32, np.int32)
-    copies("roles", 1, warps * 32, given, out, np.int32(batches), np.int32(every))
-    expected = sum((given[i] * ((i + j + t[:, None]) % 7)).sum(axis=1) for i in range(batches))
+    copies("roles", 1, warps * 32, inputs, out, np.int32(batches), np.int32(every))
+    expected = sum((inputs[i] * ((i + j + t[:, None]) % 7)).sum(axis=1) for i in range(batches))
     np.testing.assert_array_equal(out, np.where(t // 32 % every == 0, 0, expected))
 
 
 def test_one_producer_by_count_and_the_threads_own_pipeline(copies: Kernels) -> None:
-    given = np.random.default_rng(4).integers(0, 100, 256).astype(np.int32)
+    inputs = np.random.default_rng(4).integers(0, 100, 256).astype(np.int32)
     out = np.zeros(50, np.int32)
-    copies("counted", 1, 50, given, out, np.int32(9))
+    copies("counted", 1, 50, inputs, out, np.int32(9))
     expected = 0
-    for value in given[:9]:
+    for value in inputs[:9]:
         expected = expected * 3 + int(value)
     np.testing.assert_array_equal(out, np.where(np.arange(50) == 40, 0, expected))
     out = np.zeros((3, 64), np.int32)
-    copies("own", 1, 64, given, out)
-    rows = given[:192].reshape(3, 64)
+    copies("own", 1, 64, inputs, out)
+    rows = inputs[:192].reshape(3, 64)
     np.testing.assert_array_equal(out[0], rows[0] + 2 * rows[1] + 3 * rows[2])
-    np.testing.assert_array_equal(out[1], given[63::-1])
-    wide = given.view(np.int8).reshape(64, 16).copy()
+    np.testing.assert_array_equal(out[1], inputs[63::-1])
+    wide = inputs.view(np.int8).reshape(64, 16).copy()
     for row in range(64):
         wide[row, 16 - row % 17 :] = 0
     np.testing.assert_array_equal(out[2], np.roll((wide * np.arange(1, 17)).sum(axis=1), -1))
-    copies("forerunner", 1, 64, given, out)
-    pairs = np.roll(given[:128].reshape(64, 2), -5, axis=0)
-    np.testing.assert_array_equal(out[0], given[63::-1] + 10 * pairs[:, 0] + 100 * pairs[:, 1])
+    copies("forerunner", 1, 64, inputs, out)
+    pairs = np.roll(inputs[:128].reshape(64, 2), -5, axis=0)
+    np.testing.assert_array_equal(out[0], inputs[63::-1] + 10 * pairs[:, 0] + 100 * pairs[:, 1])
 
 
 @pytest.mark.parametrize(

@@ -148,52 +148,52 @@ def _ints(count: int, seed: int = 0) -> np.ndarray:
 
 def _products(values: np.ndarray, start: int | None = None) -> np.ndarray:
     """Returns the running products of the matrices {v, 1, 1, 0}, modulo 2**32; with `start`, the exclusive ones."""
-    running, found = np.eye(2, dtype=np.uint32), []
+    running, results = np.eye(2, dtype=np.uint32), []
     for value in [start, *values[:-1]] if start is not None else values:
         running = running @ np.array([[value, 1], [1, 0]]).astype(np.int64).astype(np.uint32)
-        found.append(running.ravel())
-    return np.array(found)
+        results.append(running.ravel())
+    return np.array(results)
 
 
 @pytest.mark.parametrize("valid", [1, 50, 96])
 def test_block_reductions_of_all_algorithms(reductions: Kernels, valid: int) -> None:
-    given = _ints(288)
+    inputs = _ints(288)
     out, product = np.zeros((3, 5), np.int32), np.zeros((3, 4), np.uint32)
-    reductions("reduces", 1, 96, given, np.int32(valid), out, product)
-    expected = [given[:96].sum(), given.sum(), given[:valid].sum(), given[:96].max(), given.max()]
+    reductions("reduces", 1, 96, inputs, np.int32(valid), out, product)
+    expected = [inputs[:96].sum(), inputs.sum(), inputs[:valid].sum(), inputs[:96].max(), inputs.max()]
     np.testing.assert_array_equal(out, [expected] * 3)
-    np.testing.assert_array_equal(product, [_products(given[:96])[-1]] * 3)
+    np.testing.assert_array_equal(product, [_products(inputs[:96])[-1]] * 3)
     sums, values = np.zeros(3), np.random.default_rng(1).random((3, 120))
     reductions("reduce3", 3, (4, 6, 5), values, sums)
     np.testing.assert_allclose(sums, values.sum(axis=1))
 
 
 def test_block_scans_of_all_algorithms(reductions: Kernels) -> None:
-    given = _ints(128, 2)
-    single, total = given[::2], given.sum()
-    most, most1 = np.maximum.accumulate(given), np.maximum.accumulate(single)
+    inputs = _ints(128, 2)
+    single, total = inputs[::2], inputs.sum()
+    maxima, most1 = np.maximum.accumulate(inputs), np.maximum.accumulate(single)
     expected = [
-        given.cumsum(), given.cumsum() - given, np.full(64, total), single.cumsum(), single.cumsum() - single,
-        np.maximum(np.r_[-1000, most[:-1]], -1000), np.maximum(np.r_[7, most1[:-1]], 7), np.full(64, single.max()),
-        most, np.maximum.accumulate(given[1::2]), given.cumsum(),
+        inputs.cumsum(), inputs.cumsum() - inputs, np.full(64, total), single.cumsum(), single.cumsum() - single,
+        np.maximum(np.r_[-1000, maxima[:-1]], -1000), np.maximum(np.r_[7, most1[:-1]], 7), np.full(64, single.max()),
+        maxima, np.maximum.accumulate(inputs[1::2]), inputs.cumsum(),
     ]  # fmt: skip
     for carried in (5, 5 + total + single.sum(), 5 + 2 * (total + single.sum())):
-        expected += [given.cumsum() - given + carried, single.cumsum() + carried + total]
+        expected += [inputs.cumsum() - inputs + carried, single.cumsum() + carried + total]
     flat = np.concatenate(expected)
     out, products = np.zeros((3, flat.size), np.int32), np.zeros((3, 2, 64, 4), np.uint32)
-    reductions("scans", 1, 64, given, out, products, np.int32(flat.size))
+    reductions("scans", 1, 64, inputs, out, products, np.int32(flat.size))
     np.testing.assert_array_equal(out, [flat] * 3)
     np.testing.assert_array_equal(products, [[_products(single), _products(single, 3)]] * 3)
 
 
 @pytest.mark.parametrize("size", [1, 8, 32])
 def test_warp_reductions_and_scans(reductions: Kernels, size: int) -> None:
-    given = _ints(128, 3)
+    inputs = _ints(128, 3)
     out = np.zeros((14, 128), np.int32)
-    reductions(f"warps{size}", 1, 128, given, out)
-    rows, found = given.reshape(-1, size), out.reshape(14, -1, size)
-    np.testing.assert_array_equal(found[:3, :, 0], [rows.sum(1), rows.max(1), rows[:, : (size + 1) // 2].sum(1)])
-    for row, heads, tails in zip(rows, found[3], found[4], strict=True):
+    reductions(f"warps{size}", 1, 128, inputs, out)
+    rows, results = inputs.reshape(-1, size), out.reshape(14, -1, size)
+    np.testing.assert_array_equal(results[:3, :, 0], [rows.sum(1), rows.max(1), rows[:, : (size + 1) // 2].sum(1)])
+    for row, heads, tails in zip(rows, results[3], results[4], strict=True):
         flags = row % 3 == 0
         starts = [0, *(i for i in range(1, size) if flags[i])]
         for start, end in zip(starts, [*starts[1:], size], strict=True):
@@ -201,24 +201,24 @@ def test_warp_reductions_and_scans(reductions: Kernels, size: int) -> None:
         starts = [0, *(i for i in range(1, size) if flags[i - 1])]
         for start, end in zip(starts, [*starts[1:], size], strict=True):
             assert tails[start] == row[start:end].max()
-    most, everywhere = np.maximum.accumulate(rows, axis=1), np.ones_like(rows)
-    before = np.c_[np.full(len(rows), -(2**31)), most[:, :-1]]
+    maxima, everywhere = np.maximum.accumulate(rows, axis=1), np.ones_like(rows)
+    before = np.c_[np.full(len(rows), -(2**31)), maxima[:, :-1]]
     expected = [
-        rows.cumsum(1), everywhere * rows.sum(1)[:, None], np.maximum(before, 9), np.maximum(most, 4),
-        np.maximum(before, 4), everywhere * rows[:, -1:], rows.cumsum(1) - rows, np.maximum(most, 50),
+        rows.cumsum(1), everywhere * rows.sum(1)[:, None], np.maximum(before, 9), np.maximum(maxima, 4),
+        np.maximum(before, 4), everywhere * rows[:, -1:], rows.cumsum(1) - rows, np.maximum(maxima, 50),
         everywhere * rows.max(1)[:, None],
     ]  # fmt: skip
-    np.testing.assert_array_equal(found[5:], expected)
+    np.testing.assert_array_equal(results[5:], expected)
 
 
 def test_shuffles_of_wide_types(reductions: Kernels) -> None:
-    given, t = _ints(64, 4), np.arange(64)
+    inputs, t = _ints(64, 4), np.arange(64)
     out = np.zeros((4, 64), np.int32)
-    reductions("shuffles", 1, 64, given, out)
-    np.testing.assert_array_equal(out[0], given[np.where(t % 32 >= 3, t - 3, t)] + 4)
-    np.testing.assert_array_equal(out[1], given[np.where(t % 16 + 5 <= 15, t + 5, t)] + 2)
-    np.testing.assert_array_equal(out[2], given[t // 8 * 8 + 6])
-    low = given.reshape(2, 1, 32) & 3
+    reductions("shuffles", 1, 64, inputs, out)
+    np.testing.assert_array_equal(out[0], inputs[np.where(t % 32 >= 3, t - 3, t)] + 4)
+    np.testing.assert_array_equal(out[1], inputs[np.where(t % 16 + 5 <= 15, t + 5, t)] + 2)
+    np.testing.assert_array_equal(out[2], inputs[t // 8 * 8 + 6])
+    low = inputs.reshape(2, 1, 32) & 3
     np.testing.assert_array_equal(
         out[3].view(np.uint32), ((low == low.transpose(0, 2, 1)) << np.arange(32, dtype=np.uint64)).sum(2).ravel()
     )
@@ -405,29 +405,29 @@ def _unstriped(values: np.ndarray, threads: int = 64) -> np.ndarray:
 
 @pytest.mark.parametrize("valid", [0, 100, 191])
 def test_loads_and_stores_of_all_algorithms(arrangements: Kernels, valid: int) -> None:
-    given = _ints(192, 5)
+    inputs = _ints(192, 5)
     out = np.full((6, 2, 192), -3, np.int32)
-    arrangements("copies", 1, 64, given, out, np.int32(valid))
+    arrangements("copies", 1, 64, inputs, out, np.int32(valid))
     place = np.arange(192)
-    guarded = np.where(place < valid, given, np.where(place == valid, -1, -3))
-    np.testing.assert_array_equal(out[:4], [[given * 64 + place // 3, guarded]] * 4)
-    np.testing.assert_array_equal(out[4], [given * 64 + place % 64, guarded])
-    mixed = np.where(place < valid, given, -1)
+    guarded = np.where(place < valid, inputs, np.where(place == valid, -1, -3))
+    np.testing.assert_array_equal(out[:4], [[inputs * 64 + place // 3, guarded]] * 4)
+    np.testing.assert_array_equal(out[4], [inputs * 64 + place % 64, guarded])
+    mixed = np.where(place < valid, inputs, -1)
     turned = np.where(place <= valid, _striped(mixed), -3)
-    np.testing.assert_array_equal(out[5], [_striped(given * 64 + place % 64), turned])
+    np.testing.assert_array_equal(out[5], [_striped(inputs * 64 + place % 64), turned])
 
 
 def test_exchanges(arrangements: Kernels) -> None:
-    given, ranks = _ints(192, 6), np.random.default_rng(7).permutation(192).astype(np.int32)
+    inputs, ranks = _ints(192, 6), np.random.default_rng(7).permutation(192).astype(np.int32)
     out = np.zeros((9, 192), np.int32)
-    arrangements("exchanges", 1, 64, given, ranks, out)
+    arrangements("exchanges", 1, 64, inputs, ranks, out)
     scattered = np.zeros(192, np.int32)
-    scattered[ranks] = given
-    warps = given.reshape(2, 96)
+    scattered[ranks] = inputs
+    warps = inputs.reshape(2, 96)
     place = np.arange(192)
     expected = [
-        _unstriped(given), _striped(given), np.ravel([_unstriped(w, 32) for w in warps]),
-        np.ravel([_striped(w, 32) for w in warps]), scattered, _striped(scattered), given,
+        _unstriped(inputs), _striped(inputs), np.ravel([_unstriped(w, 32) for w in warps]),
+        np.ravel([_striped(w, 32) for w in warps]), scattered, _striped(scattered), inputs,
         _striped(np.where(place % 5 == 0, -7, scattered)), _striped(np.where(place % 7 == 0, -7, scattered)),
     ]  # fmt: skip
     np.testing.assert_array_equal(out, expected)
@@ -462,17 +462,17 @@ def test_radix_sorts_are_stable_and_use_the_requested_bits(
 
 @pytest.mark.parametrize("valid", [1, 100, 192])
 def test_merge_sorts_are_stable(arrangements: Kernels, valid: int) -> None:
-    given = np.abs(_ints(192, 9))
+    inputs = np.abs(_ints(192, 9))
     out, order = np.zeros((4, 192), np.int32), np.zeros((4, 192), np.int32)
-    arrangements("merges", 1, 64, given, np.int32(valid), out, order)
-    np.testing.assert_array_equal(order[0], np.argsort(given // 100, kind="stable"))
-    np.testing.assert_array_equal(order[1, :valid], np.argsort(given[:valid] // 100, kind="stable"))
-    np.testing.assert_array_equal(out[:2, :valid], [given[order[0, :valid]], given[order[1, :valid]]])
+    arrangements("merges", 1, 64, inputs, np.int32(valid), out, order)
+    np.testing.assert_array_equal(order[0], np.argsort(inputs // 100, kind="stable"))
+    np.testing.assert_array_equal(order[1, :valid], np.argsort(inputs[:valid] // 100, kind="stable"))
+    np.testing.assert_array_equal(out[:2, :valid], [inputs[order[0, :valid]], inputs[order[1, :valid]]])
     np.testing.assert_array_equal(out[1, valid:], 100000)
     np.testing.assert_array_equal(
-        order[2].reshape(4, 48), np.argsort(given.reshape(4, 48) // 100, axis=1, kind="stable") + 48 * np.c_[:4]
+        order[2].reshape(4, 48), np.argsort(inputs.reshape(4, 48) // 100, axis=1, kind="stable") + 48 * np.c_[:4]
     )
-    np.testing.assert_array_equal(out[2:], [given[order[2]]] * 2)
+    np.testing.assert_array_equal(out[2:], [inputs[order[2]]] * 2)
 
 
 def test_histograms_neighbours_and_warp_arrangements(arrangements: Kernels) -> None:

@@ -31,7 +31,7 @@ def test_a_gpu_gives_the_results_of_the_list() -> None:
         cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
         pytest.skip(f"CUDA cannot be used: {error}")
-    wrong: list[str] = []
+    failures: list[str] = []
     for row in RUNS:  # pending features as well
         options = [option for option in row.options if not option.startswith("-arch")]
         options += [] if any(option.startswith("-std") for option in options) else ["-std=c++17"]
@@ -46,14 +46,14 @@ def test_a_gpu_gives_the_results_of_the_list() -> None:
             kernel = module.get_function(row.expression or "feature_0")
         except Exception as error:
             if "cannot open source file" not in str(error):  # otherwise a header is missing on this machine
-                wrong.append(f"{row.name}: {error}")
+                failures.append(f"{row.name}: {error}")
             continue
         out = cupy.full(SLOTS, cupy.nan)
         kernel((row.grid,), (row.block,), (out,), shared_mem=row.shared)
-        came = out.get()[: len(row.expected)]
-        if not np.allclose(came, row.expected, rtol=1e-6, atol=0):
-            wrong.append(f"{row.name}: {came.tolist()} instead of {list(row.expected)}")
-    assert wrong == []
+        result = out.get()[: len(row.expected)]
+        if not np.allclose(result, row.expected, rtol=1e-6, atol=0):
+            failures.append(f"{row.name}: {result.tolist()} instead of {list(row.expected)}")
+    assert failures == []
 
 
 def test_the_page_has_the_tables_of_the_lists() -> None:

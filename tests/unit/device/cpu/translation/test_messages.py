@@ -8,7 +8,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.compiler import compile_image, find_toolchain
-from hearthd.device.cpu.translation.messages import MAX_WARNINGS, Messages, bounded
+from hearthd.device.cpu.translation.messages import MAX_WARNINGS, Messages, limited_warnings
 
 K = 'extern "C" __global__ void k(int* p) {\n'
 INTERNAL = re.compile(r"hearth|<kernels>|always_inline|/tmp|/usr|thread_local|\./")
@@ -127,11 +127,11 @@ def test_warnings_name_the_users_lines() -> None:
 
 def test_warnings_are_bounded_and_each_shown_once() -> None:
     lines = [f"kernel.cu:{n}:1: warning: unused variable 'x{n}' [-Wunused-variable]" for n in range(1, 200)]
-    shown = bounded(Messages("\n".join([*lines[:3], *lines]), {"kernel.cu": ["x"] * 300}, "/room"))
+    shown = limited_warnings(Messages("\n".join([*lines[:3], *lines]), {"kernel.cu": ["x"] * 300}, "/room"))
     assert len(shown) == MAX_WARNINGS + 1 and "left out" in shown[-1]
     assert shown[0] == "kernel.cu(1): warning: unused variable 'x1' [-Wunused-variable]\n    x"
     long = [line.replace("x", "x" * 2000) for line in lines]
-    assert sum(map(len, bounded(Messages("\n".join(long), {"kernel.cu": []}, "/room")))) < 20_000
+    assert sum(map(len, limited_warnings(Messages("\n".join(long), {"kernel.cu": []}, "/room")))) < 20_000
 
 
 CLANG = """\
@@ -158,7 +158,7 @@ def test_log_of_clang() -> None:
         "kernel.cu(2): error: cannot assign to variable 'threadIdx' with const-qualified type 'const uint3'\n"
         "    threadIdx = 1;",
     ]
-    assert bounded(messages) == ["mine.h(1): warning: unused variable 'a' [-Wunused-variable]\n    int a;"]
+    assert limited_warnings(messages) == ["mine.h(1): warning: unused variable 'a' [-Wunused-variable]\n    int a;"]
 
 
 def test_a_mistake_ahead_of_a_function_without_sync_is_named_first() -> None:

@@ -9,14 +9,14 @@ import os
 from hearthd.shared import crash_record
 
 
-class CrashKeeping:
+class CrashRecorder:
     """Crash record of one process. Records nothing until a file is given and a kernel is loaded."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._runtime: ctypes.CDLL | None = None
-        self._begun = False
-        self._output: tuple[int, int] | None = None
+        self._is_recording = False
+        self._output_pipes: tuple[int, int] | None = None
 
     def output_pipes(self) -> tuple[int, int]:
         """Returns the ends of two pipes for the reader of standard output.
@@ -24,12 +24,12 @@ class CrashKeeping:
         A byte arrives on the first before a kernel's fault ends the process; the fault handler waits, for a limited
         time, until a byte is written to the second.
         """
-        ask, asking = os.pipe2(os.O_CLOEXEC)
-        answer, answering = os.pipe2(os.O_CLOEXEC)
-        self._output = asking, answer
+        request_reader, request_writer = os.pipe2(os.O_CLOEXEC)
+        reply_reader, reply_writer = os.pipe2(os.O_CLOEXEC)
+        self._output_pipes = request_writer, reply_reader
         if self._runtime is not None:
-            self._runtime.hearth_output(*self._output)
-        return ask, answering
+            self._runtime.hearth_output(*self._output_pipes)
+        return request_reader, reply_writer
 
     def start(self, file: int) -> None:
         """Starts to write to this file, which the front created with `crash_record.make`; closes the descriptor.
@@ -42,25 +42,25 @@ class CrashKeeping:
             os.close(file)
         if self._memory is None:
             self._memory = memory
-            self._begin()
+            self._start_recording()
 
     def set_runtime(self, runtime: ctypes.CDLL) -> None:
         """Sets the library that launches kernels. Only the first call has an effect."""
         if self._runtime is None:
             self._runtime = runtime
-            if self._output is not None:
-                runtime.hearth_output(*self._output)
-            self._begin()
+            if self._output_pipes is not None:
+                runtime.hearth_output(*self._output_pipes)
+            self._start_recording()
 
     def set_session(self, session: str) -> None:
         """Attributes all later launches of the calling thread to this session, given by its id."""
-        if self._begun and self._runtime is not None:
+        if self._is_recording and self._runtime is not None:
             self._runtime.hearth_whose(session.encode())
 
-    def _begin(self) -> None:
+    def _start_recording(self) -> None:
         if self._memory is not None and self._runtime is not None:
             self._runtime.hearth_record(_address(self._memory), crash_record.SLOTS)
-            self._begun = True
+            self._is_recording = True
 
 
 def _address(memory: mmap.mmap) -> int:
