@@ -43,7 +43,7 @@ def refusal_in(send: DeviceMessage) -> Refusal:
 
 def ops(sends: list[DeviceMessage]) -> list[tuple[int, str]]:
     """Returns the device and `op` of each message."""
-    return [(send.place.device, send.body["op"]) for send in sends]
+    return [(send.location.device, send.body["op"]) for send in sends]
 
 
 def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float = 5, **more: Any) -> dict[str, Any]:

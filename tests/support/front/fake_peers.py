@@ -17,7 +17,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.peer_targets import AUTO, LOOPBACK
 from hearthd.front.peers.connect import PeerConnector
-from hearthd.front.peers.follower import VERDICT_S
+from hearthd.front.peers.follower import ANSWER_MARGIN_S
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.port import PeerPort
@@ -111,11 +111,11 @@ class FakeFront:
         self.router = CollectiveRouter(range(devices), 5.0)
         targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
         reach = PeerConnector(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
-        self.groups = PeerGroups(self.router, reach, verdict=port.pop("verdict", VERDICT_S))
+        self.groups = PeerGroups(self.router, reach, answer_margin=port.pop("answer_margin", ANSWER_MARGIN_S))
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
-        self.router.relay, self.router.remote = self.groups, self.groups.send
-        port["make"] = port.pop("accept", PeerLink)
+        self.router.relay, self.router.send_to_peer = self.groups, self.groups.send
+        port["link_factory"] = port.pop("accept", PeerLink)
         self.groups.port = PeerPort(listen, port.pop("advertise", ()), "localhost", self.groups.admit, **port)
         self.name = name
         self.links = [FakeLink(self, ordinal) for ordinal in range(devices)]
@@ -189,9 +189,9 @@ async def fronts(*made: FakeFront) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def pair(verdict: float = VERDICT_S, **port: Any) -> AsyncIterator[Pair]:
-    """A group that is formed; `verdict`: of the follower, see `PeerGroups`."""
-    first, second = FakeFront("a", **port), FakeFront("b", verdict=verdict)
+async def pair(answer_margin: float = ANSWER_MARGIN_S, **port: Any) -> AsyncIterator[Pair]:
+    """A group that is formed; `answer_margin`: of the follower, see `PeerGroups`."""
+    first, second = FakeFront("a", **port), FakeFront("b", answer_margin=answer_margin)
     async with fronts(first, second):
         both = Pair(first, second)
         await both.form()

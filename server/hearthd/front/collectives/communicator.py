@@ -23,7 +23,7 @@ class Communicator:
     """Unique across daemons."""
     key: MatchKey
     """The key of the operation for which the communicator was created."""
-    places: tuple[RankLocation, ...]
+    locations: tuple[RankLocation, ...]
     deadline: float
     """Time by which all ranks must have joined."""
     unique_id: str = ""
@@ -41,20 +41,20 @@ class Communicator:
     """Owner and members of each group that has used the communicator."""
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if all ranks have joined."""
-        return len(self.joined) == len(self.places)
+        return len(self.joined) == len(self.locations)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if all ranks have joined, and have finished all operations that they were told to run."""
-        return self.ready and min(self.done) == self.launched
+        return self.is_ready and min(self.done) == self.launched
 
     @property
     def identity(self) -> Identity:
         """The owner and the locations, which together identify at most one communicator."""
-        return self.key.scope, self.places
+        return self.key.scope, self.locations
 
-    def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:
+    def frame(self, op: str, rank: int, /, **fields: Any) -> DeviceMessage:
         """Returns the message `op` to a rank about this communicator, with the fields `more` added."""
-        return DeviceMessage(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})
+        return DeviceMessage(self.locations[rank], {"op": op, "comm": self.id, "group": self.key.group, **fields})

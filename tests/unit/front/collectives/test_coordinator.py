@@ -129,7 +129,7 @@ class Ranks(RuleBasedStateMachine):
             assert asked["unique_id"] == "u"
             body |= {"op": "joined"}
         owner = f"group:{asked['group']}" if asked["group"] else ""
-        self.take(self.coordinator.message(where, body, owner))
+        self.take(self.coordinator.on_message(where, body, owner))
 
     @rule()
     def settle(self) -> None:
@@ -148,7 +148,7 @@ class Ranks(RuleBasedStateMachine):
             "failed": {"op": "failed", "reason": "boom", "sequence": key.sequence},
             "timed out": {"op": "failed", "reason": "slow", "timed_out": True, "sequence": key.sequence},
         }[how]
-        self.take(self.coordinator.message(where, {"comm": comm, **body}, key.scope))
+        self.take(self.coordinator.on_message(where, {"comm": comm, **body}, key.scope))
         assert how == "progress" or (comm, where) not in self.running, "a rank that failed receives the abort too"
 
     @rule(

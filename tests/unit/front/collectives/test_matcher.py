@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.errors import impossible_reason
+from hearthd.front.collectives.errors import invalid_group
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
@@ -29,8 +29,8 @@ def test_complete_when_all_have_presented() -> None:
     assert present(matcher, key(2, 0), 0, part(9)) == ([], None), "another order is another group"
     sends, match = present(matcher, key(0, 2), 0, part(7))
     assert sends == [] and match is not None
-    assert match.key == MatchKey("s", (0, 2), 1) and match.places == (place(0), place(2))
-    assert {rank: each.channel for rank, each in match.parts.items()} == {0: 7, 1: 22}
+    assert match.key == MatchKey("s", (0, 2), 1) and match.locations == (place(0), place(2))
+    assert {rank: each.channel for rank, each in match.presentations.items()} == {0: 7, 1: 22}
     assert len(matcher) == 3
 
 
@@ -47,7 +47,7 @@ def test_rank_without_a_part_still_presents() -> None:
     for device, signature in ((2, nothing), (0, [send])):
         assert present(matcher, key(0, 1, 2), device, {**part(), "signature": signature}) == ([], None)
     sends, match = present(matcher, key(0, 1, 2), 1, {**part(), "signature": [recv]})
-    assert sends == [] and match is not None and match.parts[2].operations == []
+    assert sends == [] and match is not None and match.presentations[2].operations == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_mismatch_names_the_odd_rank_and_both_values(field: str, value: object
     present(matcher, group, 1, part(11, **{field: value}))
     sends, match = present(matcher, group, 3, part(13))
     assert match is None
-    assert [(send.place.device, send.body["channel"]) for send in sends] == [(3, 13), (1, 11), (0, 10)]
+    assert [(send.location.device, send.body["channel"]) for send in sends] == [(3, 13), (1, 11), (0, 10)]
     for send in sends:
         refusal = refusal_in(send)
         assert refusal.reason == Reason.COLLECTIVE_MISMATCH
@@ -103,7 +103,7 @@ def test_missing_ranks_at_the_timeout() -> None:
     assert matcher.deadline == 103.0
     assert matcher.expire(102.9) == []
     sends = matcher.expire(103.0)
-    assert [send.place.device for send in sends] == [0, 2]
+    assert [send.location.device for send in sends] == [0, 2]
     refusal = refusal_in(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and refusal.details["presented"] == "0, 2"
@@ -132,14 +132,14 @@ def test_the_default_timeout() -> None:
     [([0, 7], Reason.DEVICE_NOT_FOUND), ([0, 0], Reason.INVALID_ARGUMENT), ([1], Reason.INVALID_ARGUMENT)],
 )
 def test_impossible_groups(devices: list[int], reason: Reason) -> None:
-    refusal = impossible_reason(devices, 0, {0, 1})
+    refusal = invalid_group(devices, 0, {0, 1})
     assert refusal is not None and refusal.reason == reason
-    assert impossible_reason([1, 0], 0, {0, 1}) is None
+    assert invalid_group([1, 0], 0, {0, 1}) is None
 
 
 def test_a_long_list_of_devices_is_not_repeated() -> None:
     for devices in (range(100_000), [0] * 100_000):
-        refusal = impossible_reason(devices, 0, {0, 1})
+        refusal = invalid_group(devices, 0, {0, 1})
         assert refusal is not None and len(str(refusal.details)) + len(refusal.message) < 2000
 
 
@@ -184,7 +184,7 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
     present(matcher, key(0, 1), 0, part(10), process=1)
     present(matcher, key(0, 1, owner="t"), 0, part(20), process=2)
     sends = matcher.on_loss(place(1, 7), "it was killed by SIGSEGV", {"s"})
-    assert [(send.place, send.body["channel"]) for send in sends] == [(place(0, 1), 10)]
+    assert [(send.location, send.body["channel"]) for send in sends] == [(place(0, 1), 10)]
     assert len(matcher) == 1
     assert matcher.on_loss(place(0, 2), "it was killed by SIGSEGV", {"t"}) == [], (
         "the part that had come is gone with it"
@@ -202,7 +202,7 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     next(matcher.present_run(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
     assert matcher.on_loss(1, "its connection broke") == []
     sends = matcher.on_loss(1, "its connection broke", {"group:aa"})
-    assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [
+    assert [(send.location, send.body["group"], send.body["devices"]) for send in sends] == [
         (RankLocation(0, 0, 3), "aa", [])
     ]
     assert "Node 1 of group aa of 2 ranks" in refusal_in(sends[0]).message
@@ -216,7 +216,7 @@ def test_operations_of_a_cancelled_owner_fail_and_are_forgotten() -> None:
     present(matcher, key(0, 1, sequence=2), 0, part())
     present(matcher, key(0, 1, owner="t"), 0, part())
     sends = matcher.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
-    assert [(send.place.device, send.body["sequence"]) for send in sends] == [(0, 2)]
+    assert [(send.location.device, send.body["sequence"]) for send in sends] == [(0, 2)]
     assert refusal_in(sends[0]).reason == Reason.SESSION_EXPIRED
     assert len(matcher) == 1 and not matcher.inspect().failures
 

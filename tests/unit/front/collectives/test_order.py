@@ -47,9 +47,9 @@ class Ranks:
             answers = {"create_id": {"op": "id", "unique_id": "u"}, "join": {"op": "joined"}}
             if body["op"] in answers:
                 answer = {**answers[body["op"]], "comm": body["comm"]}
-                heard += self.hear(self.coordinator.message(send.place, answer))
+                heard += self.hear(self.coordinator.on_message(send.location, answer))
             elif body["op"] in ("go", "fail"):
-                self.told.append((send.place.device, body["op"], body["sequence"], tuple(body["devices"])))
+                self.told.append((send.location.device, body["op"], body["sequence"], tuple(body["devices"])))
                 heard.append(send)
         return heard
 
@@ -85,7 +85,7 @@ def test_held_operation_fails_at_its_own_timeout() -> None:
     ranks.present(1, x, c, timeout=2)
     ranks.present(0, x)
     first, second = ranks.hear(ranks.coordinator.expire(2.0))
-    assert {first.place.device, second.place.device} == {0, 1}
+    assert {first.location.device, second.location.device} == {0, 1}
     refusal = refusal_in(first)
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "behind operation 1 of group [1, 2]" in refusal.message
     assert ops(ranks.present(2, c)) == [(1, "go"), (2, "go")]
@@ -125,7 +125,7 @@ def test_withdrawal_of_a_rank_fails_the_others_whenever_they_present() -> None:
     ranks.present(0, key(0, 1, 2))
     (told,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
     refusal = refusal_in(told)
-    assert told.place.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
+    assert told.location.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
     assert "device 1 cannot take part in it: bytes [0..68)" in refusal.message
     assert refusal.details["failed"] == "1" and refusal.details["cause"] == "OUT_OF_BOUNDS"
     assert reason_of(ranks.present(2, key(0, 1, 2))[0].body) == Reason.COMMUNICATOR_FAILED
@@ -200,7 +200,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
         for send in ranks.present(device, operation, *held_by):
             assert send.body["op"] == "go"
             told = key(*send.body["devices"], sequence=send.body["sequence"])
-            where = send.place.device
+            where = send.location.device
             first = before.get((where, told))
             assert first is None or (where, first) in gone, "it could not start there"
             gone.add((where, told))

@@ -152,10 +152,10 @@ class Relay:
         self.router.present(key, 0, RankLocation(0, link.ordinal, link.generation), body)
         return True
 
-    def device_lost(self, link: Any, why: str) -> None:
+    def on_device_lost(self, link: Any, why: str) -> None:
         self.heard.append((link.ordinal, why))
 
-    def session_closed(self, session: str) -> None:
+    def on_session_closed(self, session: str) -> None:
         self.heard.append(session)
 
 
@@ -164,7 +164,7 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         router, zero = CollectiveRouter([0], 30), Link(0)
         relay = router.relay = Relay(router)
         far: list[tuple[RankLocation, dict[str, Any]]] = []
-        router.remote = lambda where, body: far.append((where, body))
+        router.send_to_peer = lambda where, body: far.append((where, body))
         there = place(0, 4, node=1)
         key = MatchKey("group:aa", (0, 1), 1)
         said(router, zero, present((), group="aa"))
@@ -173,9 +173,9 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         assert zero.sent[0] == {"op": "create_id", "comm": comm, "group": "aa", "ranks": 2}
         said(router, zero, {"op": "id", "comm": comm, "unique_id": "u"})
         said(router, zero, {"op": "joined", "comm": comm})
-        router.message(there, {"op": "joined", "comm": comm}, "group:bb")
+        router.on_message(there, {"op": "joined", "comm": comm}, "group:bb")
         assert [body["op"] for _, body in far] == ["join"]
-        router.message(there, {"op": "joined", "comm": comm}, "group:aa")
+        router.on_message(there, {"op": "joined", "comm": comm}, "group:aa")
         assert (far[-1][0], far[-1][1]["op"], far[-1][1]["channel"]) == (there, "go", 77)
         assert zero.sent[-1]["op"] == "go" and zero.sent[-1]["group"] == "aa"
         assert router.link(place(0, 1)) is zero and router.link(there) is None  # type: ignore[comparison-overlap]

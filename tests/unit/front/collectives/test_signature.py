@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.collectives.signature import mismatch
+from hearthd.front.collectives.signature import find_mismatch
 
 Lists = dict[int, list[dict[str, Any]]]
 
@@ -53,9 +53,9 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
 @settings(deadline=None)
 @given(agreeing())
 def test_matching_lists_are_accepted(lists: Lists) -> None:
-    assert mismatch(lists, len(lists)) is None
+    assert find_mismatch(lists, len(lists)) is None
     for rank in lists:  # nor is there a mismatch while the lists of other ranks are missing
-        assert mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None
+        assert find_mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None
 
 
 def meaningful(one: dict[str, Any]) -> list[str]:
@@ -97,34 +97,34 @@ def test_any_single_change_is_found_and_names_a_rank_that_differs(data: st.DataO
     else:
         field = "dropped"
         del lists[rank][at]
-    found = mismatch(lists, size)
+    found = find_mismatch(lists, size)
     assert found is not None
-    assert set(found.odd) <= set(found.values) and found.odd
+    assert set(found.odd_ranks) <= set(found.values) and found.odd_ranks
     assert len(set(map(repr, found.values.values()))) > 1 or found.field == "peer" or len(found.values) == 1
     shared = changed["kind"] not in ("send", "recv") or found.pair is None
     if shared and found.field != "peer" and size > 2:
-        assert found.odd == [rank], "the others agree"
+        assert found.odd_ranks == [rank], "the others agree"
     else:
-        assert rank in found.odd or size == 2
+        assert rank in found.odd_ranks or size == 2
 
 
 def test_positions_are_those_in_the_odd_ranks_list() -> None:
     first, second = operation("all_gather"), operation("broadcast")
     lists = {0: [first, second], 1: [first, second], 2: [operation("send", peer=2), first, {**second, "root": 1}]}
-    found = mismatch(lists, 3)
-    assert found is not None and (found.field, found.odd, found.position) == ("root", [2], 3)
+    found = find_mismatch(lists, 3)
+    assert found is not None and (found.field, found.odd_ranks, found.position) == ("root", [2], 3)
     assert found.majority == [0, 1] and found.values == {0: 0, 1: 0, 2: 1}
 
 
 def test_mismatch_of_single_operations() -> None:
-    found = mismatch({0: [operation("barrier")], 1: [operation("all_gather")]}, 2)
-    assert found is not None and (found.field, found.odd, found.position) == ("kind", [1], 0)
+    found = find_mismatch({0: [operation("barrier")], 1: [operation("all_gather")]}, 2)
+    assert found is not None and (found.field, found.odd_ranks, found.position) == ("kind", [1], 0)
 
 
 def test_a_rank_that_has_less_is_named_with_how_many() -> None:
     both = [operation("all_gather")] * 3
-    found = mismatch({0: both, 1: both, 2: both[:2]}, 3)
-    assert found is not None and (found.field, found.odd, found.values) == ("operations", [2], {0: 3, 1: 3, 2: 2})
+    found = find_mismatch({0: both, 1: both, 2: both[:2]}, 3)
+    assert found is not None and (found.field, found.odd_ranks, found.values) == ("operations", [2], {0: 3, 1: 3, 2: 2})
 
 
 def test_order_matters_within_a_pair_only() -> None:
@@ -135,34 +135,34 @@ def test_order_matters_within_a_pair_only() -> None:
         1: [operation("recv", peer=0, **small)],
         2: [operation("recv", peer=0, **large)],
     }
-    assert mismatch(lists, 3) is None
+    assert find_mismatch(lists, 3) is None
     lists = {
         0: [operation("send", peer=1, **large), operation("send", peer=1, **small)],
         1: [operation("recv", peer=0, **small), operation("recv", peer=0, **large)],
     }
-    found = mismatch(lists, 2)
-    assert found is not None and (found.field, found.odd, found.pair) == ("count", [0, 1], (0, 1, 2, 1))
+    found = find_mismatch(lists, 2)
+    assert found is not None and (found.field, found.odd_ranks, found.pair) == ("count", [0, 1], (0, 1, 2, 1))
     assert found.position == 1
 
 
 def test_exchange_of_a_rank_with_itself() -> None:
     lists = {0: [operation("send", peer=0), operation("recv", peer=0, count=5)]}
-    found = mismatch(lists, 1)
+    found = find_mismatch(lists, 1)
     assert found is not None and found.pair == (0, 0, 4, 5)
     lists[0][1]["count"] = 4
-    assert mismatch(lists, 1) is None
+    assert find_mismatch(lists, 1) is None
 
 
 @pytest.mark.parametrize("peer", [2, -1, None, "0", 0.5, True])
 def test_invalid_peer_is_a_mismatch(peer: object) -> None:
-    found = mismatch({0: [operation("send", peer=peer)], 1: []}, 2)
-    assert found is not None and found.odd[0] == 0
+    found = find_mismatch({0: [operation("send", peer=peer)], 1: []}, 2)
+    assert found is not None and found.odd_ranks[0] == 0
 
 
 def test_fields_without_a_meaning_are_not_compared() -> None:
     for kind in ("all_gather", "barrier", "all_to_all"):
-        assert mismatch({0: [operation(kind, root=1, reduce="sum")], 1: [operation(kind)]}, 2) is None
-    found = mismatch({0: [operation("unheard_of", root=1)], 1: [operation("unheard_of")]}, 2)
+        assert find_mismatch({0: [operation(kind, root=1, reduce="sum")], 1: [operation(kind)]}, 2) is None
+    found = find_mismatch({0: [operation("unheard_of", root=1)], 1: [operation("unheard_of")]}, 2)
     assert found is not None and found.field == "root"
 
 
@@ -178,5 +178,5 @@ kinds = st.sampled_from([*KINDS, "send", "recv", "barrier"])
     )
 )
 def test_random_lists_raise_no_error(lists: Lists) -> None:
-    found = mismatch(lists, 4)
-    assert found is None or set(found.odd) <= set(lists)
+    found = find_mismatch(lists, 4)
+    assert found is None or set(found.odd_ranks) <= set(lists)

@@ -332,14 +332,14 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
             writer.write(encode(hello(b"g" * 16, 1, b"s" * 16, (GroupMember(0, 0), GroupMember(1, 0)))))
             (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             assert b"refused" in await reader.readexactly(size)
-            assert port.strangers == 1, "it has not hung up"
+            assert port.unauthenticated == 1, "it has not hung up"
             begin = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             assert asyncio.get_running_loop().time() - begin < CLOSE_TIMEOUT + LATE
             writer.close()
             async with asyncio.timeout(PATIENCE):
-                while port.strangers:  # noqa: ASYNC110 - there is no notification
+                while port.unauthenticated:  # noqa: ASYNC110 - there is no notification
                     await asyncio.sleep(0.001)
 
     run(work())
@@ -357,7 +357,7 @@ def test_two_sessions_of_one_daemon() -> None:
             both.present(1)
             gos = [await front.links[0].hears("go", rank=rank) for rank in (0, 1)]
             assert gos[0]["channel"] != gos[1]["channel"] and gos[0]["comm"] != gos[1]["comm"]
-            front.groups.session_closed(both.sessions[1].id)
+            front.groups.on_session_closed(both.sessions[1].id)
             front.links[0].present(both.sessions[0], both.group, 2)
             over(await front.links[0].hears("fail", sequence=2), "ode 1 ")
 
@@ -411,7 +411,7 @@ def test_leaving_rank_ends_group_for_all(who: int, how: str) -> None:
             if how == "leave":
                 front.groups.leave(session, both.group)
             else:
-                front.groups.session_closed(session.id)
+                front.groups.on_session_closed(session.id)
             await goes.hears("ungroup", group=both.group.hex())
             assert refusal_in(await goes.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
             assert refusal_in(await stays.hears("abort")).reason == Reason.COMMUNICATOR_FAILED

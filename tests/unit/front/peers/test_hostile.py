@@ -56,13 +56,13 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     assert both.first.groups.port is not None
     link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
     link.send(tickets.hello(group, 1, secret, members))
-    assert (await link.first())["t"] == "welcome"
+    assert (await link.receive_first())["t"] == "welcome"
     made = Insider(both.first, link, group, session)
     try:
         yield made
     finally:
         link.close()
-        await link.gone
+        await link.closed
 
 
 async def unharmed(both: Pair, sequence: int, comm: str) -> None:
@@ -294,7 +294,7 @@ async def coordinator() -> AsyncIterator[Coordinator]:
             await made.port.close()
             assert made.link is not None
             made.link.close()
-            await made.link.gone
+            await made.link.closed
 
 
 JOIN = {"op": "join", "comm": "c-1", "unique_id": STATUS, "rank": 1, "ranks": 2}

@@ -20,7 +20,7 @@ from hearthd.front.peers import link as peer_link
 from hearthd.front.peers import port as peer_port
 from hearthd.front.peers.frames import Body, encode
 from hearthd.front.peers.link import MAX_UNSENT, PeerLink, PeerLost
-from hearthd.front.peers.port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
+from hearthd.front.peers.port import MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_OF_HOST, PeerPort
 from tests.support.front.fake_peers import PATIENCE, quick, run
 from tests.support.timing import LATE
 
@@ -77,13 +77,13 @@ async def echo(**port: Any) -> AsyncIterator[Echo]:
         await made.port.close()
         for link in made.links:
             link.close()
-            await link.gone
+            await link.closed
 
 
-async def greet(made: Echo, pin: bytes = b"", make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    link = await peer_port.connect(made.address, pin, PATIENCE, make)
+async def greet(made: Echo, pin: bytes = b"", link_factory: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+    link = await peer_port.connect(made.address, pin, PATIENCE, link_factory)
     link.send({"name": "me"})
-    assert await link.first() == {"welcome": "me"}
+    assert await link.receive_first() == {"welcome": "me"}
     return link
 
 
@@ -95,7 +95,7 @@ async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio
 
 async def strangers(made: Echo, count: int) -> None:
     async with asyncio.timeout(PATIENCE):
-        while made.port.strangers != count:  # noqa: ASYNC110 - there is no notification of them
+        while made.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
 
 
@@ -120,8 +120,8 @@ def test_messages_arrive_in_order(loop: str) -> None:
 @both_loops
 def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
     async def work() -> None:
-        async with echo(make=quick(0.05, 0.3)) as made:
-            idle = await greet(made, make=quick(0.05, 0.3))
+        async with echo(link_factory=quick(0.05, 0.3)) as made:
+            idle = await greet(made, link_factory=quick(0.05, 0.3))
             lost: list[str] = []
             idle.start(lambda body: None, lost.append)
             reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
@@ -141,8 +141,8 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
 
 def test_front_that_slept_does_not_cut_its_peers() -> None:
     async def work() -> None:
-        async with echo(make=quick(0.05, 0.3)) as made:
-            link = await greet(made, make=quick(0.05, 0.3))
+        async with echo(link_factory=quick(0.05, 0.3)) as made:
+            link = await greet(made, link_factory=quick(0.05, 0.3))
             link.start(lambda body: None, lambda why: None)
             import time
 
@@ -218,19 +218,19 @@ def test_connection_without_a_hello_is_closed(loop: str) -> None:
 def teststrangers_are_few() -> None:
     async def work() -> None:
         async with echo() as made:
-            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_STRANGERS)]
-            await strangers(made, MAX_STRANGERS)
+            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
+            await strangers(made, MAX_UNAUTHENTICATED)
             reader, writer = await stranger(made, 9)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more is hung up on"
             writer.close()
             waiting[0][1].close()
-            await strangers(made, MAX_STRANGERS - 1)
+            await strangers(made, MAX_UNAUTHENTICATED - 1)
             link = await greet(made)
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-        assert not made.port.strangers
+        assert not made.port.unauthenticated
 
     run(work())
 
@@ -238,8 +238,8 @@ def teststrangers_are_few() -> None:
 def test_connections_of_one_host_do_not_exclude_others() -> None:
     async def work() -> None:
         async with echo() as made:
-            waiting = [await stranger(made, 2) for _ in range(MAX_STRANGERS_OF_ONE)]
-            await strangers(made, MAX_STRANGERS_OF_ONE)
+            waiting = [await stranger(made, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
+            await strangers(made, MAX_UNAUTHENTICATED_OF_HOST)
             reader, writer = await stranger(made, 2)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more of this host is hung up on"
@@ -249,7 +249,7 @@ def test_connections_of_one_host_do_not_exclude_others() -> None:
             for _, open_writer in waiting:
                 open_writer.close()
             await strangers(made, 0)
-            assert not made.port.inspect().strangers
+            assert not made.port.inspect().unauthenticated
 
     run(work())
 
@@ -257,7 +257,7 @@ def test_connections_of_one_host_do_not_exclude_others() -> None:
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
 def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
-    context, pin, make = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
+    context, pin, link_factory = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
     trusting = None
     if tls:
         context, pin = certificates.peers, certificates.fingerprint()
@@ -265,8 +265,8 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
     async def work() -> None:
-        async with echo(make=make, context=context) as made:
-            calm = await greet(made, pin, make=make)
+        async with echo(link_factory=link_factory, context=context) as made:
+            calm = await greet(made, pin, link_factory=link_factory)
             answers: asyncio.Queue[Body] = asyncio.Queue()
             calm.start(answers.put_nowait, lambda why: None)
             _, writer = await asyncio.open_connection(made.address.host, made.address.port, ssl=trusting)
@@ -346,7 +346,7 @@ def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certifi
             plain = await peer_port.connect(made.address, b"", PATIENCE)
             plain.send({"name": "me", "secret": "in clear"})
             with pytest.raises(PeerLost):
-                await plain.first()
+                await plain.receive_first()
             assert not made.links
         async with echo() as made:
             with pytest.raises(PeerLost, match=r"TLS|closed|reset"):

@@ -100,7 +100,7 @@ def test_attempts_are_limited_by_address_and_in_all() -> None:
 
 
 def test_forbidden_addresses_are_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
+    monkeypatch.setattr(targets, "_resolve_host", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
 
     async def work() -> None:
         touched: list[Any] = []
@@ -145,7 +145,7 @@ def test_connection_goes_to_the_checked_address_of_a_name(monkeypatch: pytest.Mo
     """The name resolves to another address at each lookup. The connection goes to the address of the first lookup,
     which was checked."""
     answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]
-    monkeypatch.setattr(targets, "_resolved", lambda host: answers.pop(0))
+    monkeypatch.setattr(targets, "_resolve_host", lambda host: answers.pop(0))
 
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b", peers=("127.0.0.1",), window=WINDOW)

@@ -142,14 +142,14 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
 def test_record_is_bounded() -> None:
     record = PeerRecord("ab", 2, 1, FlightRecorder(clock=lambda: 5))
     for sequence in range(1, 10 * OPERATIONS):
-        record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.launched("c", (0, 1), 1, sequence, sequence)
+        record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
+        record.record_launch("c", (0, 1), 1, sequence, sequence)
     ring = record.ring
     assert ring is not None and len(ring.operations) == OPERATIONS
     assert record.inspect().in_flight == {("c", (0, 1)): OPERATIONS}
-    record.progress("c", (0, 1), 10 * OPERATIONS)
+    record.record_progress("c", (0, 1), 10 * OPERATIONS)
     assert {entry.state for entry in ring.operations.values()} == {"done"} and not record.inspect().unfinished
-    record.aborted("c", (0, 1), "the end")
+    record.record_abort("c", (0, 1), "the end")
     assert not record.inspect().in_flight and ring.aborts == 1
     assert {entry.state for entry in ring.operations.values()} == {"done"}
 
@@ -157,7 +157,7 @@ def test_record_is_bounded() -> None:
 def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:
     record = PeerRecord("ab", 3, 2)
     for sequence in range(1, 10 * OPERATIONS):
-        record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.launched("c", (0, 1), 1, sequence, sequence)
-        record.progress("c", (0, 1), sequence)
+        record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
+        record.record_launch("c", (0, 1), 1, sequence, sequence)
+        record.record_progress("c", (0, 1), sequence)
     assert 0 < record.inspect().unfinished <= OPERATIONS

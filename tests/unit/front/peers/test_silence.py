@@ -16,7 +16,7 @@ from tests.support.timing import LATE
 
 def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with pair(verdict=0.1) as both:
+        async with pair(answer_margin=0.1) as both:
             await both.run(1)
             with monkeypatch.context() as silent:
                 heard: list[Any] = []
@@ -34,7 +34,7 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_answer_in_time_is_the_only_one() -> None:
     async def work() -> None:
-        async with pair(verdict=0.05) as both:
+        async with pair(answer_margin=0.05) as both:
             await both.run(1)
             both.present(2, timeout=0.1)
             for link in both.ranks:
