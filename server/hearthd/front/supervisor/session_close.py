@@ -44,7 +44,7 @@ class SessionClose:
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
         self._over = False
-        link.on_leave, link.on_gone = self._on_leave, self._on_gone
+        link.on_channel_closing, link.on_channel_closed = self._on_leave, self._on_gone
 
     @property
     def must_drain(self) -> bool:

@@ -294,7 +294,7 @@ class Worker:
             either.cancel()
             if cause is not None or self.ending:
                 return cause
-        process.link.emptied = self._start_idle_timeout
+        process.link.on_last_channel_closed = self._start_idle_timeout
         preparing = asyncio.ensure_future(self._host.prepare(process, self))
         cause = await process.until(preparing)
         if cause is not None:

@@ -233,7 +233,7 @@ def test_chunk_memory_of_an_unused_front_takes_no_memory() -> None:
         async with linked() as end:
             assert resident() == 0
             channel, gone = opened(end.link), asyncio.Event()
-            end.link.emptied = gone.set
+            end.link.on_last_channel_closed = gone.set
             flow = channel.transfers.download(7)
             end.chunk(channel.number, 7, 0, CHUNK)
             await flow.receive()
