@@ -54,21 +54,21 @@ class LanePort(TicketPort):
         if len(os.fsencode(path)) > MAX_PATH:
             log.warning("no_lanes", path=path, why=f"a Unix socket's path has at most {MAX_PATH} bytes")
             return
-        place = UnixSocket(path, public=public, setting="lanes.path")
-        place.claim()
+        unix_socket = UnixSocket(path, public=public, setting="lanes.path")
+        unix_socket.claim()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.setblocking(False)
-        before = os.umask(0o111 if public else 0o177)
+        previous_umask = os.umask(0o111 if public else 0o177)
         try:
             listener.bind(path)
             listener.listen(128)
         except OSError as error:
             listener.close()
-            place.release()
-            raise place.unusable(error) from None
+            unix_socket.release()
+            raise unix_socket.unusable(error) from None
         finally:
-            os.umask(before)
-        self._socket = place
+            os.umask(previous_umask)
+        self._socket = unix_socket
         self._listen(listener)
 
     async def close(self) -> None:
