@@ -21,19 +21,19 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
     return {"op": op, "comm": comm, **more}
 
 
-def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
+def create_communicator(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
     """Submits the first operation of new ranks and has them join. Returns the messages that the last join causes."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
         {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.locations)}
     ]
     joins = communicators.on_message(match.locations[0], message("id", comm, unique_id="u"))
     assert [(send.location, send.body["rank"]) for send in joins] == [
-        (where, rank) for rank, where in enumerate(match.locations)
+        (location, rank) for rank, location in enumerate(match.locations)
     ]
     sends: list[DeviceMessage] = []
-    for where in match.locations:
+    for location in match.locations:
         assert not sends
-        sends = communicators.on_message(where, message("joined", comm))
+        sends = communicators.on_message(location, message("joined", comm))
     return sends
 
 
@@ -41,15 +41,15 @@ def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicator
     communicators = Communicators(recorder, "nonce")
     match = complete(*members)
     if recorder is not None:
-        for rank, each in match.presentations.items():
-            recorder.record_presentation(match.key, rank, each.operations)
-    made(communicators, match)
+        for rank, presentation in match.presentations.items():
+            recorder.record_presentation(match.key, rank, presentation.operations)
+    create_communicator(communicators, match)
     return communicators
 
 
 def test_release_message_has_rank_and_index() -> None:
     communicators = Communicators(nonce="nonce")
-    sends = made(communicators, complete(2, 0, 1))
+    sends = create_communicator(communicators, complete(2, 0, 1))
     assert [send.location for send in sends] == [place(2), place(0), place(1)]
     assert [send.body for send in sends] == [
         {
@@ -79,12 +79,12 @@ def over_daemons(group: str, sequence: int = 1) -> Match:
 
 def test_groups_over_daemons_have_communicators_of_their_own() -> None:
     communicators = Communicators(nonce="nonce")
-    sends = made(communicators, over_daemons("aa"))
+    sends = create_communicator(communicators, over_daemons("aa"))
     assert [(send.location.node, send.body["group"], send.body["devices"]) for send in sends] == [
         (0, "aa", []),
         (1, "aa", []),
     ]
-    made(communicators, over_daemons("bb"), "nonce-2")
+    create_communicator(communicators, over_daemons("bb"), "nonce-2")
     progress = message("progress", done=1)
     assert communicators.on_message(RankLocation(1, 0, 0), message("failed"), owner="group:bb") == [], (
         "not its communicator"
@@ -214,10 +214,10 @@ def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> 
 def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
-    theirs = complete(owner="t", sequence=77)
-    for rank, each in theirs.presentations.items():
-        recorder.record_presentation(theirs.key, rank, each.operations)
-    communicators.submit(theirs)
+    other_match = complete(owner="t", sequence=77)
+    for rank, presentation in other_match.presentations.items():
+        recorder.record_presentation(other_match.key, rank, presentation.operations)
+    communicators.submit(other_match)
     refusal = status_of(communicators.on_message(place(1), message("failed", timed_out=True, sequence=77))[0])
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert "recorder" not in refusal.details and "sequence" not in refusal.details and "77" not in refusal.message

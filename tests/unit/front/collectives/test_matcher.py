@@ -30,7 +30,7 @@ def test_complete_when_all_have_presented() -> None:
     sends, match = present(matcher, key(0, 2), 0, part(7))
     assert sends == [] and match is not None
     assert match.key == MatchKey("s", (0, 2), 1) and match.locations == (place(0), place(2))
-    assert {rank: each.channel for rank, each in match.presentations.items()} == {0: 7, 1: 22}
+    assert {rank: presentation.channel for rank, presentation in match.presentations.items()} == {0: 7, 1: 22}
     assert len(matcher) == 3
 
 
@@ -195,8 +195,8 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
 def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     """Each group numbers its nodes independently."""
     matcher = Matcher()
-    ours, other = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
-    for group in (ours, other):
+    lost, kept = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
+    for group in (lost, kept):
         next(matcher.present_run(group, 1, RankLocation(1, 0, 3), part(), 0.0))
     local = MatchKey("group:aa", (0, 1), 2)
     next(matcher.present_run(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
@@ -239,4 +239,4 @@ def test_timeout_includes_the_last_recorded_operations() -> None:
     for sequence in range(1, 12):
         present(matcher, key(0, 1, sequence=sequence), 0, part(timeout=sequence))
     lines = refusal_in(matcher.expire(1.0)[0]).details["recorder"].splitlines()
-    assert [line.split()[0] for line in lines] == [str(each) for each in range(4, 12)]
+    assert [line.split()[0] for line in lines] == [str(sequence) for sequence in range(4, 12)]

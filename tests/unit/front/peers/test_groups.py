@@ -100,8 +100,8 @@ def test_operation_behind_another_is_launched_after_it() -> None:
         async with pair() as both:
             for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
                 link, session = both.ranks[number], both.sessions[number]
-                for sequence, behind in rows:
-                    link.present(session, both.group, sequence, behind=behind)
+                for sequence, predecessors in rows:
+                    link.present(session, both.group, sequence, behind=predecessors)
             both.ranks[1].present(both.sessions[1], both.group, 1)
             for link in both.ranks:
                 first, second = [await link.hears("go", sequence=sequence) for sequence in (1, 2)]
@@ -114,11 +114,11 @@ def test_operation_behind_another_is_launched_after_it() -> None:
 def test_rank_that_never_presents(late: int) -> None:
     async def work() -> None:
         async with pair() as both:
-            there = both.ranks[1 - late]
-            begin = asyncio.get_running_loop().time()
-            there.present(both.sessions[1 - late], both.group, timeout=0.2)
-            refusal = refusal_in(await there.hears("fail"))
-            assert 0.15 < asyncio.get_running_loop().time() - begin < 0.2 + LATE
+            survivor = both.ranks[1 - late]
+            started_at = asyncio.get_running_loop().time()
+            survivor.present(both.sessions[1 - late], both.group, timeout=0.2)
+            refusal = refusal_in(await survivor.hears("fail"))
+            assert 0.15 < asyncio.get_running_loop().time() - started_at < 0.2 + LATE
             assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == str(late)
             both.ranks[late].present(both.sessions[late], both.group)
             assert refusal_in(await both.ranks[late].hears("fail")).reason == Reason.COLLECTIVE_TIMEOUT
@@ -137,14 +137,14 @@ def test_a_process_that_is_lost_is_replaced(lost: int) -> None:
             if lost == 0:
                 await settled(both)
             front = (both.first, both.second)[lost]
-            fresh = front.replace(0)
+            replacement = front.replace(0)
             aborted = await survivor.hears("abort")
             assert aborted["comm"] == first[1 - lost]["comm"] and "SIGKILL" in aborted["reason"]
             assert refusal_in(aborted).reason == Reason.COMMUNICATOR_FAILED
             failed = refusal_in(await survivor.hears("fail", sequence=2))
             assert failed.reason == Reason.COMMUNICATOR_FAILED and "SIGKILL" in failed.message
-            fresh.open(both.sessions[lost])
-            heard = await fresh.hears("group")
+            replacement.open(both.sessions[lost])
+            heard = await replacement.hears("group")
             assert heard["rank"] == lost
             again = await both.run(3)
             assert again[0]["comm"] != first[0]["comm"] and again[0]["index"] == 1
@@ -171,7 +171,7 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             survivor.present(session, both.group, 2)
             if dead == 0:
                 await settled(both)
-            begin = asyncio.get_running_loop().time()
+            lost_at = asyncio.get_running_loop().time()
             links = (both.first, both.second)[dead].groups.inspect().links
             assert links
             for link in links:
@@ -180,11 +180,11 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             assert over_refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in over_refusal.message.lower()
             aborted = refusal_in(await survivor.hears("abort"))
             assert aborted.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in aborted.message.lower()
-            assert asyncio.get_running_loop().time() - begin < LATE
+            assert asyncio.get_running_loop().time() - lost_at < LATE
             survivor.present(session, both.group, 3)
             over(survivor.ops("fail")[0], "over", f"node {dead}")  # at once, because the front knows of the loss
-            (part,) = (both.first, both.second)[1 - dead].groups
-            assert part.state == "failed" and f"node {dead}" in part.info().detail
+            (membership,) = (both.first, both.second)[1 - dead].groups
+            assert membership.state == "failed" and f"node {dead}" in membership.info().detail
             again = Pair(both.first, both.second)
             await again.form()
             await again.run(1)
@@ -212,14 +212,14 @@ def test_invalid_tickets_are_refused() -> None:
     async def work() -> None:
         async with pair() as both:
             session = both.second.session(1)
-            told = []
+            errors = []
             for group, secret in ((both.group, b"x" * 16), (b"g" * 16, both.secret), (b"g" * 16, bytes(16))):
                 with pytest.raises(Refusal) as error:
                     ticket = both.first.ticket(secret)
                     await both.second.groups.join(session, group, 1, both.members, ticket, 5.0)
-                told.append(str(error.value))
+                errors.append(str(error.value))
                 assert error.value.reason == Reason.UNAUTHENTICATED
-            assert len(set(told)) == 1, "nothing says whether it was the group or the secret"
+            assert len(set(errors)) == 1, "nothing says whether it was the group or the secret"
             await both.run(1)
 
     run(work())
@@ -236,12 +236,12 @@ def test_join_that_contradicts_the_group_is_refused() -> None:
                 await second.groups.join(second.session(0), group, 1, members[:1] + members[:0:-1], ticket, 5.0)
             assert error.value.reason == Reason.COLLECTIVE_MISMATCH
             await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
-            assert [part.state for part in first.groups] == ["forming"]
+            assert [membership.state for membership in first.groups] == ["forming"]
             with pytest.raises(Refusal, match="has joined the group already") as error:
                 await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
             assert error.value.reason == Reason.HANDLE_IN_USE
             await second.groups.join(second.session(1), group, 2, members, ticket, 5.0)
-            assert [part.state for part in first.groups] == ["ready"]
+            assert [membership.state for membership in first.groups] == ["ready"]
 
     run(work())
 
@@ -258,10 +258,10 @@ def test_incomplete_group_times_out() -> None:
             refusal = refusal_in(await second.links[0].hears("fail"))
             assert refusal.reason in (Reason.COLLECTIVE_TIMEOUT, Reason.COMMUNICATOR_FAILED)
             assert "nodes 2 did not join" in refusal.message
-            for front, theirs in ((first, session), (second, other)):
-                front.links[0].present(theirs, group, 2)
-                told = refusal_in(await front.links[0].hears("fail", sequence=2))
-                assert told.reason == Reason.COLLECTIVE_TIMEOUT and told.details["missing"] == "2"
+            for front, of_front in ((first, session), (second, other)):
+                front.links[0].present(of_front, group, 2)
+                refusal = refusal_in(await front.links[0].hears("fail", sequence=2))
+                assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "2"
             with pytest.raises(Refusal) as error:
                 await second.groups.join(second.session(1), group, 2, members, first.ticket(secret), 5.0)
             assert error.value.reason == Reason.UNAUTHENTICATED
@@ -397,34 +397,34 @@ def test_group_of_another_session_is_reported_as_absent() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("how", ["leave", "session"])
-def test_leaving_rank_ends_group_for_all(who: int, how: str) -> None:
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("way", ["leave", "session"])
+def test_leaving_rank_ends_group_for_all(node: int, way: str) -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)
-            stays, goes = both.ranks[1 - who], both.ranks[who]
-            stays.present(both.sessions[1 - who], both.group, 2)
-            if who == 0:
+            remaining, leaving = both.ranks[1 - node], both.ranks[node]
+            remaining.present(both.sessions[1 - node], both.group, 2)
+            if node == 0:
                 await settled(both)
-            front, session = (both.first, both.second)[who], both.sessions[who]
-            if how == "leave":
+            front, session = (both.first, both.second)[node], both.sessions[node]
+            if way == "leave":
                 front.groups.leave(session, both.group)
             else:
                 front.groups.on_session_closed(session.id)
-            await goes.hears("ungroup", group=both.group.hex())
-            assert refusal_in(await goes.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
-            assert refusal_in(await stays.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
-            assert f"node {who}" in refusal_in(await stays.hears("fail", sequence=2)).message.lower()
-            stays.present(both.sessions[1 - who], both.group, 3)
-            over(await stays.hears("fail", sequence=3), f"node {who} has left it")
-            goes.present(session, both.group, 2)
-            assert refusal_in(await goes.hears("fail", sequence=2)).reason == Reason.INVALID_HANDLE
+            await leaving.hears("ungroup", group=both.group.hex())
+            assert refusal_in(await leaving.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
+            assert refusal_in(await remaining.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
+            assert f"node {node}" in refusal_in(await remaining.hears("fail", sequence=2)).message.lower()
+            remaining.present(both.sessions[1 - node], both.group, 3)
+            over(await remaining.hears("fail", sequence=3), f"node {node} has left it")
+            leaving.present(session, both.group, 2)
+            assert refusal_in(await leaving.hears("fail", sequence=2)).reason == Reason.INVALID_HANDLE
             assert front.groups.of(session) == [] and not both.first.groups.inspect().leaders
-            (both.first, both.second)[1 - who].groups.leave(both.sessions[1 - who], both.group)
+            (both.first, both.second)[1 - node].groups.leave(both.sessions[1 - node], both.group)
             assert not list(both.first.groups) and not list(both.second.groups)
-            left = both.second.groups.inspect()
-            assert not left.followers and not left.sessions
+            state = both.second.groups.inspect()
+            assert not state.followers and not state.sessions
 
     run(work())
 

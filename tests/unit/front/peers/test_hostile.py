@@ -30,14 +30,19 @@ class Insider:
         self.heard: list[Any] = []
         link.start(self.heard.append, self.lost.set_result)
 
-    def say(self, body: dict[str, Any], device: Any = 0, process: Any = 1, what: str = "rank") -> None:
-        self.link.send({"t": what, "device": device, "process": process, "body": body})
+    def say(self, body: dict[str, Any], device: Any = 0, process: Any = 1, kind: str = "rank") -> None:
+        self.link.send({"t": kind, "device": device, "process": process, "body": body})
 
     async def settled(self) -> None:
         """Waits until all earlier messages were handled: a message sent after them has been answered."""
-        part = {"op": "present", "sequence": 10**6 + len(self.heard), "signature": [{"kind": "?"}], "timeout": 0.001}
+        presentation = {
+            "op": "present",
+            "sequence": 10**6 + len(self.heard),
+            "signature": [{"kind": "?"}],
+            "timeout": 0.001,
+        }
         self.heard.clear()
-        self.say(part)
+        self.say(presentation)
         async with asyncio.timeout(PATIENCE):
             while not self.heard and not self.lost.done():  # noqa: ASYNC110 - there is no other notification
                 await asyncio.sleep(0.001)
@@ -57,9 +62,9 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
     link.send(tickets.hello(group, 1, secret, members))
     assert (await link.receive_first())["t"] == "welcome"
-    made = Insider(both.first, link, group, session)
+    member = Insider(both.first, link, group, session)
     try:
-        yield made
+        yield member
     finally:
         link.close()
         await link.closed
@@ -78,8 +83,8 @@ def test_other_groups_are_out_of_reach() -> None:
         async with pair() as both, insider(both) as peer:
             comm = (await both.run(1))[0]["comm"]
             both.ranks[0].present(both.sessions[0], both.group, 2)
-            theirs = {"op": "present", "group": both.group.hex(), "sequence": 2, "timeout": 5.0}
-            peer.say({**theirs, "signature": [{"kind": "all_reduce", "count": 9}], "channel": 1})
+            message = {"op": "present", "group": both.group.hex(), "sequence": 2, "timeout": 5.0}
+            peer.say({**message, "signature": [{"kind": "all_reduce", "count": 9}], "channel": 1})
             for op in ("failed", "joined", "progress", "join_failed", "id"):
                 peer.say({"op": op, "comm": comm, "done": 99, "status": STATUS, "reason": "!", "unique_id": STATUS})
             peer.link.send({"t": "lost", "device": 0, "process": 1, "why": "!"})
@@ -286,15 +291,15 @@ class Coordinator:
 async def coordinator() -> AsyncIterator[Coordinator]:
     front = FakeFront("b")
     async with fronts(front):
-        made = Coordinator(front)
-        await made.joined()
+        peer = Coordinator(front)
+        await peer.joined()
         try:
-            yield made
+            yield peer
         finally:
-            await made.port.close()
-            assert made.link is not None
-            made.link.close()
-            await made.link.closed
+            await peer.port.close()
+            assert peer.link is not None
+            peer.link.close()
+            await peer.link.closed
 
 
 JOIN = {"op": "join", "comm": "c-1", "unique_id": STATUS, "rank": 1, "ranks": 2}

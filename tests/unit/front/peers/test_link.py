@@ -52,8 +52,8 @@ class Echo:
         link.send({"echo": body})
         self.news.set()
 
-    def on_lost(self, why: str) -> None:
-        self.lost.append(why)
+    def on_lost(self, reason: str) -> None:
+        self.lost.append(reason)
         self.news.set()
 
     @property
@@ -69,41 +69,41 @@ class Echo:
 
 @contextlib.asynccontextmanager
 async def echo(**port: Any) -> AsyncIterator[Echo]:
-    made = Echo(**port)
-    await made.port.open()
+    server = Echo(**port)
+    await server.port.open()
     try:
-        yield made
+        yield server
     finally:
-        await made.port.close()
-        for link in made.links:
+        await server.port.close()
+        for link in server.links:
             link.close()
             await link.closed
 
 
-async def greet(made: Echo, pin: bytes = b"", link_factory: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    link = await peer_port.connect(made.address, pin, PATIENCE, link_factory)
+async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+    link = await peer_port.connect(server.address, pin, PATIENCE, link_factory)
     link.send({"name": "me"})
     assert await link.receive_first() == {"welcome": "me"}
     return link
 
 
-async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def stranger(server: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects from 127.0.0.`host`."""
-    where = (f"127.0.0.{host}", 0)
-    return await asyncio.open_connection(made.address.host, made.address.port, local_addr=where)
+    local_address = (f"127.0.0.{host}", 0)
+    return await asyncio.open_connection(server.address.host, server.address.port, local_addr=local_address)
 
 
-async def strangers(made: Echo, count: int) -> None:
+async def strangers(server: Echo, count: int) -> None:
     async with asyncio.timeout(PATIENCE):
-        while made.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
+        while server.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
 
 
 @both_loops
 def test_messages_arrive_in_order(loop: str) -> None:
     async def work() -> None:
-        async with echo() as made:
-            link = await greet(made)
+        async with echo() as server:
+            link = await greet(server)
             answers: asyncio.Queue[Body] = asyncio.Queue()
             link.start(answers.put_nowait, lambda why: None)
             for number in range(200):
@@ -111,8 +111,8 @@ def test_messages_arrive_in_order(loop: str) -> None:
             for number in range(200):
                 assert (await answers.get())["echo"]["n"] == number
             link.close({"last": True})
-            await made.until(lambda: made.lost)
-            assert made.heard[-1] == {"last": True} and made.lost == ["it closed the connection"]
+            await server.until(lambda: server.lost)
+            assert server.heard[-1] == {"last": True} and server.lost == ["it closed the connection"]
 
     run(work(), loop)
 
@@ -120,16 +120,16 @@ def test_messages_arrive_in_order(loop: str) -> None:
 @both_loops
 def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
     async def work() -> None:
-        async with echo(link_factory=quick(0.05, 0.3)) as made:
-            idle = await greet(made, link_factory=quick(0.05, 0.3))
+        async with echo(link_factory=quick(0.05, 0.3)) as server:
+            idle = await greet(server, link_factory=quick(0.05, 0.3))
             lost: list[str] = []
             idle.start(lambda body: None, lost.append)
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "silent"}))
             begin = asyncio.get_running_loop().time()
-            await made.until(lambda: made.lost)
+            await server.until(lambda: server.lost)
             assert 0.25 < asyncio.get_running_loop().time() - begin < LATE
-            assert "no message arrived" in made.lost[0] and len(made.lost) == 1
+            assert "no message arrived" in server.lost[0] and len(server.lost) == 1
             assert not lost and not idle.end_reason, "the other one says that it is alive"
             with contextlib.suppress(ConnectionError):
                 await reader.read()
@@ -141,15 +141,15 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
 
 def test_front_that_slept_does_not_cut_its_peers() -> None:
     async def work() -> None:
-        async with echo(link_factory=quick(0.05, 0.3)) as made:
-            link = await greet(made, link_factory=quick(0.05, 0.3))
+        async with echo(link_factory=quick(0.05, 0.3)) as server:
+            link = await greet(server, link_factory=quick(0.05, 0.3))
             link.start(lambda body: None, lambda why: None)
             import time
 
             time.sleep(0.8)  # noqa: ASYNC251 - the loop, and both ends with it, is held up
             for _ in range(3):
                 await asyncio.sleep(0.1)
-            assert not link.end_reason and not made.lost
+            assert not link.end_reason and not server.lost
             link.close()
 
     run(work())
@@ -158,12 +158,12 @@ def test_front_that_slept_does_not_cut_its_peers() -> None:
 @both_loops
 def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
     async def work() -> None:
-        async with echo() as made:
-            _, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo() as server:
+            _, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.transport.pause_reading()
             writer.write(encode({"name": "deaf"}))
-            await made.until(lambda: made.links)
-            link = made.links[0]
+            await server.until(lambda: server.links)
+            link = server.links[0]
             sent = 0
             while not link.end_reason:
                 link.send({"x": "y" * 500_000})
@@ -171,7 +171,7 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
                 assert sent < 100 << 20
                 await asyncio.sleep(0)
             assert "has stopped reading" in link.end_reason and sent > MAX_UNSENT
-            assert made.lost == [link.end_reason]
+            assert server.lost == [link.end_reason]
             link.send({"after": "all"})
             writer.close()
 
@@ -186,14 +186,14 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
 )  # fmt: skip
 def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
     async def work() -> None:
-        async with echo() as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo() as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(garbage)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "nothing is answered"
             writer.close()
-            assert not made.links
-            link = await greet(made)
+            assert not server.links
+            link = await greet(server)
             link.close()
 
     run(work())
@@ -202,14 +202,14 @@ def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
 @both_loops
 def test_connection_without_a_hello_is_closed(loop: str) -> None:
     async def work() -> None:
-        async with echo(handshake=0.2) as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo(handshake=0.2) as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "x"})[:3])
             async with asyncio.timeout(PATIENCE):
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
-            link = await greet(made)
+            link = await greet(server)
             link.close()
 
     run(work(), loop)
@@ -217,39 +217,39 @@ def test_connection_without_a_hello_is_closed(loop: str) -> None:
 
 def teststrangers_are_few() -> None:
     async def work() -> None:
-        async with echo() as made:
-            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
-            await strangers(made, MAX_UNAUTHENTICATED)
-            reader, writer = await stranger(made, 9)
+        async with echo() as server:
+            waiting = [await stranger(server, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
+            await strangers(server, MAX_UNAUTHENTICATED)
+            reader, writer = await stranger(server, 9)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more is hung up on"
             writer.close()
             waiting[0][1].close()
-            await strangers(made, MAX_UNAUTHENTICATED - 1)
-            link = await greet(made)
+            await strangers(server, MAX_UNAUTHENTICATED - 1)
+            link = await greet(server)
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-        assert not made.port.unauthenticated
+        assert not server.port.unauthenticated
 
     run(work())
 
 
 def test_connections_of_one_host_do_not_exclude_others() -> None:
     async def work() -> None:
-        async with echo() as made:
-            waiting = [await stranger(made, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
-            await strangers(made, MAX_UNAUTHENTICATED_OF_HOST)
-            reader, writer = await stranger(made, 2)
+        async with echo() as server:
+            waiting = [await stranger(server, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
+            await strangers(server, MAX_UNAUTHENTICATED_OF_HOST)
+            reader, writer = await stranger(server, 2)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more of this host is hung up on"
             writer.close()
-            link = await greet(made)
+            link = await greet(server)
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-            await strangers(made, 0)
-            assert not made.port.inspect().unauthenticated
+            await strangers(server, 0)
+            assert not server.port.inspect().unauthenticated
 
     run(work())
 
@@ -265,24 +265,24 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
     async def work() -> None:
-        async with echo(link_factory=link_factory, context=context) as made:
-            calm = await greet(made, pin, link_factory=link_factory)
+        async with echo(link_factory=link_factory, context=context) as server:
+            calm = await greet(server, pin, link_factory=link_factory)
             answers: asyncio.Queue[Body] = asyncio.Queue()
             calm.start(answers.put_nowait, lambda why: None)
-            _, writer = await asyncio.open_connection(made.address.host, made.address.port, ssl=trusting)
+            _, writer = await asyncio.open_connection(server.address.host, server.address.port, ssl=trusting)
             writer.write(encode({"name": "flood"}))
-            await made.until(lambda: len(made.links) == 2)
+            await server.until(lambda: len(server.links) == 2)
             begin = asyncio.get_running_loop().time()
             writer.write(b"".join(encode({"n": number, "x": "y" * 80}) for number in range(20_000)))
             asked = 0
-            while len(made.heard) < 20_000 + asked:
+            while len(server.heard) < 20_000 + asked:
                 calm.send({"calm": True})
                 asked += 1
                 await asyncio.wait_for(answers.get(), 1.0)
-                assert not made.lost, "it waits; it is not cut"
+                assert not server.lost, "it waits; it is not cut"
             assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE
-            assert sum(link.pauses for link in made.links) >= 4
-            heard = [body["n"] for body in made.heard if "n" in body]
+            assert sum(link.pauses for link in server.links) >= 4
+            heard = [body["n"] for body in server.heard if "n" in body]
             assert heard == list(range(20_000)), "and nothing of it is lost"
             writer.close()
             calm.close()
@@ -292,13 +292,13 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
 
 def test_malformed_message_ends_the_link() -> None:
     async def work() -> None:
-        async with echo() as made:
-            link = await greet(made)
+        async with echo() as server:
+            link = await greet(server)
             lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             link.start(lambda body: None, lost.set_result)
             link.send({"raise": 1})
             assert await lost
-            assert "sent an invalid message" in made.lost[0]
+            assert "sent an invalid message" in server.lost[0]
 
     run(work())
 
@@ -309,30 +309,30 @@ def test_malformed_message_ends_the_link() -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServerCertificates:
     folder = tmp_path_factory.mktemp("tls")
-    return ServerCertificates(*issued(folder, trustme.CA()))
+    return ServerCertificates(*issue(folder, trustme.CA()))
 
 
-def issued(folder: Path, authority: trustme.CA) -> tuple[str, str]:
-    made = authority.issue_cert("some.other.name")
+def issue(folder: Path, authority: trustme.CA) -> tuple[str, str]:
+    credentials = authority.issue_cert("some.other.name")
     certificate, key = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    certificate.write_bytes(b"".join(blob.bytes() for blob in credentials.cert_chain_pems))
     key.touch(mode=0o600)
-    key.write_bytes(made.private_key_pem.bytes())
+    key.write_bytes(credentials.private_key_pem.bytes())
     return str(certificate), str(key)
 
 
 @both_loops
 def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers) as made:
-            link = await greet(made, certificates.fingerprint())
+        async with echo(context=certificates.peers) as server:
+            link = await greet(server, certificates.fingerprint())
             answers: asyncio.Queue[Body] = asyncio.Queue()
             link.start(answers.put_nowait, lambda why: None)
             link.send({"n": 1})
             assert await answers.get() == {"echo": {"n": 1}}
             assert hashlib.sha256(link.certificate()).digest() == certificates.fingerprint()
             link.close()
-            await made.until(lambda: made.lost)
+            await server.until(lambda: server.lost)
 
     run(work(), loop)
 
@@ -340,40 +340,40 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
 @both_loops
 def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.5) as made:
+        async with echo(context=certificates.peers, handshake=0.5) as server:
             with pytest.raises(PeerLost, match="certificate is not the one"):
-                await peer_port.connect(made.address, b"x" * 32, PATIENCE)
-            plain = await peer_port.connect(made.address, b"", PATIENCE)
+                await peer_port.connect(server.address, b"x" * 32, PATIENCE)
+            plain = await peer_port.connect(server.address, b"", PATIENCE)
             plain.send({"name": "me", "secret": "in clear"})
             with pytest.raises(PeerLost):
                 await plain.receive_first()
-            assert not made.links
-        async with echo() as made:
+            assert not server.links
+        async with echo() as server:
             with pytest.raises(PeerLost, match=r"TLS|closed|reset"):
-                await peer_port.connect(made.address, certificates.fingerprint(), PATIENCE)
-            assert not made.links
+                await peer_port.connect(server.address, certificates.fingerprint(), PATIENCE)
+            assert not server.links
 
     run(work(), loop)
 
 
 def test_the_pin_is_that_of_the_leaf(tmp_path: Path) -> None:
     authority = trustme.CA()
-    made = ServerCertificates(*issued(tmp_path, authority))
+    certificates = ServerCertificates(*issue(tmp_path, authority))
     leaf = (tmp_path / "cert.pem").read_text().split("-----END")[0] + ssl.PEM_FOOTER
-    assert made.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
+    assert certificates.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
 
 
 def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.2) as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo(context=certificates.peers, handshake=0.2) as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(b"\x16\x03\x01")
             async with asyncio.timeout(PATIENCE):
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
-            await strangers(made, 0)
-            link = await greet(made, certificates.fingerprint())
+            await strangers(server, 0)
+            link = await greet(server, certificates.fingerprint())
             link.close()
 
     run(work())
@@ -384,14 +384,14 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
 
 def test_port_opens_once_and_reports_its_address() -> None:
     async def work() -> None:
-        async with echo() as made:
-            first = made.port.addresses
-            await asyncio.gather(*(made.port.open() for _ in range(5)))
-            assert made.port.addresses == first and made.address.port
-        async with echo(listen="0.0.0.0:0") as made:
-            assert made.address.host == "myself"
-        async with echo(advertise=("gpu1:7424", "[::1]:5")) as made:
-            assert made.port.addresses == ("gpu1:7424", "[::1]:5")
+        async with echo() as server:
+            first = server.port.addresses
+            await asyncio.gather(*(server.port.open() for _ in range(5)))
+            assert server.port.addresses == first and server.address.port
+        async with echo(listen="0.0.0.0:0") as server:
+            assert server.address.host == "myself"
+        async with echo(advertise=("gpu1:7424", "[::1]:5")) as server:
+            assert server.port.addresses == ("gpu1:7424", "[::1]:5")
 
     run(work())
 
@@ -401,9 +401,9 @@ def test_ports_that_cannot_be_opened() -> None:
         with pytest.raises(Refusal, match=r"collectives\.listen") as error:
             await Echo(listen="").port.open()
         assert error.value.reason == Reason.UNSUPPORTED
-        async with echo() as made:
+        async with echo() as server:
             with pytest.raises(Refusal, match="in use") as error:
-                await Echo(listen=str(made.address)).port.open()
+                await Echo(listen=str(server.address)).port.open()
             assert error.value.reason == Reason.COMMUNICATOR_FAILED
             assert error.value.details["setting"] == "collectives.listen"
 
@@ -412,8 +412,8 @@ def test_ports_that_cannot_be_opened() -> None:
 
 def test_absent_peer() -> None:
     async def work() -> None:
-        async with echo() as made:
-            address = made.address
+        async with echo() as server:
+            address = server.address
         with pytest.raises(PeerLost, match="nothing listens there"):
             await peer_port.connect(address, b"", PATIENCE)
         with pytest.raises(PeerLost):

@@ -36,21 +36,21 @@ async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", time_li
 
 
 @contextlib.asynccontextmanager
-async def answering(how: str) -> AsyncIterator[str]:
+async def answering(behaviour: str) -> AsyncIterator[str]:
     """Yields an address at which something other than a coordinator listens, or nothing."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if how == "speaks":
+        if behaviour == "speaks":
             writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        elif how == "speaks frames":
+        elif behaviour == "speaks frames":
             writer.write(encode({"t": "hello"}))
-        elif how == "refuses in nonsense":
+        elif behaviour == "refuses in nonsense":
             writer.write(encode({"t": "refused", "status": "////"}))
-        if how != "hangs up":
+        if behaviour != "hangs up":
             await reader.read()
         writer.close()
 
-    if how == "closed":
+    if behaviour == "closed":
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             yield f"127.0.0.1:{unused.getsockname()[1]}"
@@ -69,17 +69,17 @@ KINDS = ["closed", "silent", "hangs up", "speaks", "speaks frames", "refuses in 
 def test_all_unreachable_targets_give_the_same_error(pin: bytes) -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
-        told, times, logged = set(), [], []
+        errors, times, logged = set(), [], []
         async with fronts(front):
             for kind in KINDS:
                 with structlog.testing.capture_logs() as logs:
                     async with answering(kind) as address:
                         refusal, seconds = await join(front, [address], pin)
                 assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["addresses"] == address
-                told.add((str(refusal).replace(address, "?"), str(refusal.details).replace(address, "?")))
+                errors.add((str(refusal).replace(address, "?"), str(refusal.details).replace(address, "?")))
                 times.append(seconds)
                 logged += [entry["why"] for entry in logs if entry["event"] == "peer_unreachable"]
-        assert len(told) == 1, told
+        assert len(errors) == 1, errors
         assert min(times) >= WINDOW * 0.99 and max(times) < WINDOW + LATE, times
         assert len(logged) == len(KINDS) and len(set(logged)) > 1, "the log says which it was"
 

@@ -72,7 +72,7 @@ def test_why_an_operation_did_not_run() -> None:
             late = await becomes(both.second, session, 2, "failed")
             assert late.error and late.finished_unix_ns and not late.launched_unix_ns
             await both.run(3)
-            assert [each.state for each in (await described(both.second, session)).operations] == [
+            assert [operation.state for operation in (await described(both.second, session)).operations] == [
                 "failed", "failed", "launched",
             ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_two_sessions_of_one_daemon_have_a_record_each() -> None:
             for rank in (0, 1):
                 await front.links[0].hears("go", rank=rank)
             first, second = [(await described(front, session)).operations for session in both.sessions]
-            assert [list(each.presented) for each in (*first, *second)] == [[0, 1], [1]]
+            assert [list(operation.presented) for operation in (*first, *second)] == [[0, 1], [1]]
             front.groups.leave(both.sessions[1], both.group)
             assert not front.groups.of(both.sessions[1])
 
