@@ -32,9 +32,9 @@ class Communicator:
     queue: deque[Match] = field(default_factory=deque)
     """Complete operations that wait until all ranks have joined."""
     launched: int = 0
-    """Number of operations that all ranks were told to run."""
+    """Number of operations for which `go` was sent to all ranks."""
     done: list[int] = field(default_factory=list)
-    """Number of those operations that each rank has finished."""
+    """Number of launched operations that each rank has finished."""
     in_flight: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Index and key of the operations that at least one rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
@@ -47,7 +47,7 @@ class Communicator:
 
     @property
     def is_idle(self) -> bool:
-        """True if all ranks have joined, and have finished all operations that they were told to run."""
+        """True if all ranks have joined, and have finished all operations that were launched."""
         return self.is_ready and min(self.done) == self.launched
 
     @property
@@ -56,5 +56,5 @@ class Communicator:
         return self.key.scope, self.locations
 
     def frame(self, op: str, rank: int, /, **fields: Any) -> DeviceMessage:
-        """Returns the message `op` to a rank about this communicator, with the fields `more` added."""
+        """Returns the message `op` to a rank about this communicator, with `fields` added."""
         return DeviceMessage(self.locations[rank], {"op": op, "comm": self.id, "group": self.key.group, **fields})

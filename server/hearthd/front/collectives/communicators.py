@@ -29,7 +29,7 @@ MAX_IDLE = 64
 class Communicators:
     """The live communicators that this front coordinates.
 
-    `nonce` makes their names different from those of other daemons.
+    `nonce`: the prefix of the communicators' names, which differs between daemons. Random by default.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Communicators:
         return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
 
     def submit(self, match: Match) -> list[DeviceMessage]:
-        """Runs an operation that all ranks have presented, or first has its communicator created."""
+        """Launches an operation that all ranks have presented.
+
+        If its communicator is not ready, the operation waits for it; if there is none, one is created.
+        """
         locations = match.locations
         comm = self._by_identity.get((match.key.scope, locations))
         messages: list[DeviceMessage] = []
@@ -120,7 +123,7 @@ class Communicators:
         return []
 
     def on_message(self, location: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """Handles a message of a rank's process about a communicator.
+        """Handles a message of a rank's process about a communicator, and returns the messages to send.
 
         Messages about an unknown communicator are ignored.
 

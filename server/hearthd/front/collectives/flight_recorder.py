@@ -75,7 +75,7 @@ class GroupHistory:
         return self._description
 
     def lines(self, count: int = LINES) -> list[str]:
-        """Returns the last operations, oldest first, one line each."""
+        """Returns one line for each of the last `count` operations, oldest first."""
         return [_line(entry) for entry in list(self.operations.values())[-count:]]
 
 
@@ -113,7 +113,7 @@ class FlightRecorder:
         entry.presented[rank] = self._clock()
 
     def record_launch(self, key: MatchKey) -> None:
-        """Notes that the ranks were told to run the operation. Ignored if the operation is no longer recorded."""
+        """Notes that `go` was sent to the ranks. Ignored if the operation is no longer recorded."""
         entry = self._entry(key)
         if entry is not None:
             entry.launched = self._clock()
@@ -171,7 +171,7 @@ class FlightRecorder:
 def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
     """Describes operations as text, for example `all_reduce 1024 float32 sum`.
 
-    Those of a batch are separated by commas. Empty if the rank has no part in the operation.
+    The operations of a batch are separated by commas. Returns an empty string for an empty batch.
     """
     texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)

@@ -1,6 +1,6 @@
 """Tickets that let a client's connection become a lane, or a bulk data connection.
 
-A ticket is valid once, for seconds.
+A ticket can be used once, within `LIFETIME` seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hearthd.front.sessions.session import Session
 
 TICKET_BYTES = 32
 LIFETIME = 5.0
+"""Time, in seconds, for which a ticket is valid."""
 _MAX_ISSUED = 4096
 """Maximum number of tickets that are not redeemed. A further ticket replaces the oldest, whose client continues without
 a lane."""

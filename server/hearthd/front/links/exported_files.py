@@ -1,6 +1,6 @@
 """Open files that device processes send over the socket beside their link.
 
-Each is sent together with the answer that announces it.
+Each file is sent together with the answer that announces it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from hearth_proto import descriptors
 log = structlog.get_logger("hearthd.link")
 
 Receiver = Callable[[dict[str, Any], list[int]], None]
-"""Handles a message. It owns the descriptors that it is given."""
+"""Handles the body and the descriptors of a message. The receiver owns the descriptors."""
 
 
 class Descriptors:
@@ -31,7 +31,7 @@ class Descriptors:
         self._open = True
 
     def on(self, kind: str, receiver: Receiver) -> None:
-        """Sets the receiver of messages of this kind. It owns their descriptors."""
+        """Sets the receiver of messages of this kind."""
         self._receivers[kind] = receiver
 
     def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:

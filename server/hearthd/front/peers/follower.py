@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
@@ -32,7 +32,6 @@ from hearthd.front.peers.membership import (
     parse_refusal,
     parse_withdraw,
     send_collective,
-    status_of,
 )
 from hearthd.front.peers.record import PeerRecord, ProcessKey
 from hearthd.front.peers.tickets import Members, parse_unsigned
@@ -311,7 +310,7 @@ class Follower(GroupMembership):
             for process, link in links.items():
                 self._record.record_abort(name, process, refusal.message)
                 send_collective(
-                    link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)}
+                    link, {"op": "abort", "comm": name, "reason": refusal.message, "status": to_text(refusal)}
                 )
 
 

@@ -15,10 +15,11 @@ from weakref import WeakSet
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front import errors
 from hearthd.front.addresses import Address
+from hearthd.front.collectives.errors import unknown_group
 from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerConnector
@@ -26,7 +27,7 @@ from hearthd.front.peers.follower import ANSWER_MARGIN_S, Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
 from hearthd.front.peers.link import CLOSE_TIMEOUT, PeerLink
-from hearthd.front.peers.membership import GroupMembership, status_of
+from hearthd.front.peers.membership import GroupMembership
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
 
@@ -157,12 +158,7 @@ class PeerGroups:
         """Ends a group, on all its daemons. Raises `INVALID_HANDLE` if the session has no such group."""
         membership = self._memberships.get(session.id, {}).get(group.hex())
         if membership is None:
-            raise Refusal(
-                Reason.INVALID_HANDLE,
-                f"There is no group {group.hex()[:64]} of this session.",
-                fix="Use a group that CreateGroup or JoinGroup made on this session and that has not been left.",
-                details={"group": group.hex()[:64]},
-            )
+            raise unknown_group(group.hex())
         membership.announce_leave()
         self._remove(membership, "its client left it")
 
@@ -186,12 +182,12 @@ class PeerGroups:
         leader = self._leaders.get(hello.group.hex())
         try:
             if not tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
-                raise tickets.unknown_group()
+                raise tickets.invalid_ticket()
             assert leader is not None
             leader.admit(hello, link)
         except Refusal as refusal:
             log.warning("peer_refused", peer=link.peer, group=hello.group.hex()[:32], why=refusal.message)
-            link.close({"t": "refused", "status": status_of(refusal)})
+            link.close({"t": "refused", "status": to_text(refusal)})
 
     # ---- messages of the router and of device processes ----
 

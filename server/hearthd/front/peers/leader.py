@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.match import GROUP, MatchKey, RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
@@ -29,7 +29,6 @@ from hearthd.front.peers.membership import (
     parse_communicator_message,
     parse_present,
     parse_withdraw,
-    status_of,
 )
 from hearthd.front.peers.tickets import GroupMember, Members, PeerHello, nodes_of
 
@@ -271,5 +270,5 @@ class Leader(GroupMembership):
         log.info("group_over", group=self.id, why=refusal.message)
         links, self._links = self._links, {}
         for link in links.values():
-            link.close({"t": "over", "status": status_of(refusal)})
+            link.close({"t": "over", "status": to_text(refusal)})
         self._on_end(self)

@@ -72,7 +72,7 @@ class GroupMembership(ABC):
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
         """Tells a device process that an operation of the session fails."""
         body = {"op": "fail", "channel": channel, "group": self.id, "devices": [], "sequence": sequence}
-        send_collective(link, {**body, "status": status_of(refusal)})
+        send_collective(link, {**body, "status": to_text(refusal)})
 
     # ---- state and events ----
 
@@ -117,11 +117,6 @@ class GroupMembership(ABC):
 def send_collective(link: Any, body: Body) -> None:
     """Sends a COLLECTIVE frame to a device process of this daemon."""
     link.send_json(Kind.COLLECTIVE, body)
-
-
-def status_of(refusal: Refusal) -> str:
-    """Returns a refusal as the base64 text that `status` has in COLLECTIVE frames."""
-    return to_text(refusal)
 
 
 def group_ended(group: str, cause: str) -> Refusal:
@@ -187,7 +182,7 @@ def parse_present(group: str, body: Mapping[str, Any]) -> Body:
 
 def parse_withdraw(group: str, body: Mapping[str, Any]) -> Body:
     """Checks and returns a rank's `withdraw` message."""
-    status = status_of(parse_refusal(check_base64(body["status"])))
+    status = to_text(parse_refusal(check_base64(body["status"])))
     sequence = parse_unsigned(body["sequence"])
     return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
 

@@ -215,7 +215,7 @@ def same_secret(candidate: bytes, secret: bytes | None) -> bool:
     return hmac.compare_digest(candidate, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
-def unknown_group() -> Refusal:
+def invalid_ticket() -> Refusal:
     """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,

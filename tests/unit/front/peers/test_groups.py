@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.peers.frames import HEADER, encode
 from hearthd.front.peers.groups import MAX_GROUPS
 from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import CLOSE_TIMEOUT
-from hearthd.front.peers.membership import status_of
 from hearthd.front.peers.tickets import GroupMember, hello
 from tests.support.front.fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, refusal_in, run
 from tests.support.timing import LATE
@@ -80,7 +79,7 @@ def test_a_rank_that_withdraws(odd: int) -> None:
         async with pair() as both:
             other, link, session = both.ranks[1 - odd], both.ranks[odd], both.sessions[odd]
             other.present(both.sessions[1 - odd], both.group, timeout=60)
-            status = status_of(Refusal(Reason.OUT_OF_BOUNDS, "out\nof bounds"))
+            status = to_text(Refusal(Reason.OUT_OF_BOUNDS, "out\nof bounds"))
             channel = session.channels[link.ordinal].number
             body = {"op": "withdraw", "channel": channel, "group": both.group.hex(), "devices": [], "sequence": 1}
             link.say({**body, "status": status})
