@@ -39,30 +39,30 @@ class FakeLink:
         self.ordinal = ordinal
         self.generation = generation
         self.channels: dict[int, Any] = {}
-        self.heard: list[dict[str, Any]] = []
-        self.news = asyncio.Event()
-        self.obedient = True
+        self.received: list[dict[str, Any]] = []
+        self.changed = asyncio.Event()
+        self.is_responsive = True
         self.abandoned = ""
         self.on_open: Callable[..., None] = lambda link, channel, session: None
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
         assert kind == Kind.COLLECTIVE
-        self.heard.append(body)
-        self.news.set()
-        if self.obedient and body["op"] == "create_id":
+        self.received.append(body)
+        self.changed.set()
+        if self.is_responsive and body["op"] == "create_id":
             unique_id = base64.b64encode(body["comm"].encode()).decode()
-            self.later({"op": "id", "comm": body["comm"], "unique_id": unique_id})
-        elif self.obedient and body["op"] == "join":
-            self.later({"op": "joined", "comm": body["comm"]})
+            self.send_soon({"op": "id", "comm": body["comm"], "unique_id": unique_id})
+        elif self.is_responsive and body["op"] == "join":
+            self.send_soon({"op": "joined", "comm": body["comm"]})
 
-    def later(self, body: dict[str, Any]) -> None:
-        asyncio.get_running_loop().call_soon(self.say, body)
+    def send_soon(self, body: dict[str, Any]) -> None:
+        asyncio.get_running_loop().call_soon(self.send_to_front, body)
 
-    def say(self, body: dict[str, Any]) -> None:
+    def send_to_front(self, body: dict[str, Any]) -> None:
         self.front.router.on_frame(self.ordinal, self, body)  # type: ignore[arg-type]
 
-    def abandon(self, why: str) -> None:
-        self.abandoned = why
+    def abandon(self, reason: str) -> None:
+        self.abandoned = reason
 
     def open(self, session: Any) -> Any:
         number = 10 * self.ordinal + len(self.channels) + 1
@@ -72,29 +72,29 @@ class FakeLink:
         return channel
 
     def present(
-        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, behind: Any = (), **change: Any
+        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, predecessors: Any = (), **change: Any
     ) -> None:
         signature = [{**SIGNATURE[0], **change}]
-        self.say(
+        self.send_to_front(
             {
                 "op": "present", "channel": session.channels[self.ordinal].number, "group": group.hex(), "devices": [],
-                "sequence": sequence, "signature": signature, "timeout": timeout, "behind": list(behind),
+                "sequence": sequence, "signature": signature, "timeout": timeout, "behind": list(predecessors),
             }
         )  # fmt: skip
 
     def ops(self, *names: str) -> list[dict[str, Any]]:
-        return [body for body in self.heard if body["op"] in names]
+        return [body for body in self.received if body["op"] in names]
 
-    async def hears(self, op: str, **fields: Any) -> dict[str, Any]:
+    async def wait_for(self, op: str, **fields: Any) -> dict[str, Any]:
         """Waits for a matching frame, removes it from `heard` and returns it."""
         async with asyncio.timeout(PATIENCE):
             while True:
-                for body in self.heard:
+                for body in self.received:
                     if body["op"] == op and all(body.get(name) == value for name, value in fields.items()):
-                        self.heard.remove(body)
+                        self.received.remove(body)
                         return body
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 class FakeChannel(SimpleNamespace):
@@ -175,16 +175,16 @@ class Pair:
     async def run(self, sequence: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Presents an operation on both ranks and waits for its launch; returns the two `go` messages."""
         self.present(sequence)
-        first, second = [await link.hears("go", sequence=sequence) for link in self.ranks]
+        first, second = [await link.wait_for("go", sequence=sequence) for link in self.ranks]
         return first, second
 
 
 @contextlib.asynccontextmanager
-async def fronts(*made: FakeFront) -> AsyncIterator[None]:
+async def fronts(*daemons: FakeFront) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for front in made:
+        for front in daemons:
             await front.stop()
 
 

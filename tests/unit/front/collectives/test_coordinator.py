@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
 from hearthd.front.collectives.match import DeviceMessage, MatchKey, RankLocation
-from tests.support.front.collective_parts import part
+from tests.support.front.collective_parts import present_body
 
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
@@ -110,7 +110,7 @@ class Ranks(RuleBasedStateMachine):
             location = self.location(owner, members, rank)
             self.waiting[self.channels] = (key, rank), location
             self.counts[key, rank] = counts[rank]
-            body = part(self.channels, timeout, count=counts[rank])
+            body = present_body(self.channels, timeout, count=counts[rank])
             self.take(self.coordinator.present(key, rank, location, body, self.now))
 
     @precondition(lambda self: self.requests)

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
 from hearthd.front.collectives.match import DeviceMessage, MatchKey
 from hearthd.front.collectives.order import CollectiveOrder
-from tests.support.front.collective_parts import key, ops, part, place, reason_of, refusal_in
+from tests.support.front.collective_parts import key, location, ops, present_body, reason_of, refusal_in
 
 
 def encode_predecessors(*keys: MatchKey) -> list[list[Any]]:
@@ -31,9 +31,9 @@ class Ranks:
     def present(
         self, device: int, operation: MatchKey, *predecessors: MatchKey, now: float = 0.0, **changes: Any
     ) -> list[DeviceMessage]:
-        body = {**part(**changes), "behind": encode_predecessors(*predecessors)}
+        body = {**present_body(**changes), "behind": encode_predecessors(*predecessors)}
         rank = operation.members.index(device)
-        return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
+        return self.hear(self.coordinator.present(operation, rank, location(device), body, now))
 
     def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[DeviceMessage]:
         rank = operation.members.index(device)
@@ -111,7 +111,7 @@ def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
 def test_invalid_lists_of_operations_are_refused(nonsense: object) -> None:
     coordinator = Coordinator(nonce="n")
     with pytest.raises((TypeError, ValueError)):
-        coordinator.present(key(0, 1), 0, place(0), {**part(), "behind": nonsense}, 0.0)
+        coordinator.present(key(0, 1), 0, location(0), {**present_body(), "behind": nonsense}, 0.0)
     assert len(coordinator.matcher) == 0
 
 
@@ -154,7 +154,7 @@ def test_rank_that_presents_after_its_withdrawal() -> None:
 def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
     coordinator = Coordinator(nonce="n")
     for device in (0, 1):
-        coordinator.present(key(0, 1), device, place(device), part(), 0.0)
+        coordinator.present(key(0, 1), device, location(device), present_body(), 0.0)
     sends = coordinator.withdraw(key(0, 1), 0, {"status": to_text(REFUSED)})
     assert ops(sends) == [(1, "fail")]
 

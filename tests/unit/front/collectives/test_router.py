@@ -10,7 +10,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
 from hearthd.front.collectives.match import MatchKey, RankLocation
 from hearthd.front.collectives.router import CollectiveRouter
-from tests.support.front.collective_parts import place, present, reason_of
+from tests.support.front.collective_parts import location, present, reason_of
 from tests.support.front.fixture import run, until
 
 
@@ -165,7 +165,7 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         relay = router.relay = Relay(router)
         sent: list[tuple[RankLocation, dict[str, Any]]] = []
         router.send_to_peer = lambda location, body: sent.append((location, body))
-        remote = place(0, 4, node=1)
+        remote = location(0, 4, node=1)
         key = MatchKey("group:aa", (0, 1), 1)
         receive(router, zero, present((), group="aa"))
         router.present(key, 1, remote, present((), channel=77, group="aa"))
@@ -178,12 +178,12 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         router.on_message(remote, {"op": "joined", "comm": comm}, "group:aa")
         assert (sent[-1][0], sent[-1][1]["op"], sent[-1][1]["channel"]) == (remote, "go", 77)
         assert zero.sent[-1]["op"] == "go" and zero.sent[-1]["group"] == "aa"
-        assert router.link(place(0, 1)) is zero and router.link(remote) is None  # type: ignore[comparison-overlap]
+        assert router.link(location(0, 1)) is zero and router.link(remote) is None  # type: ignore[comparison-overlap]
         router.on_loss(1, "its connection broke", {"group:aa"})
         assert zero.sent[-1]["op"] == "abort"
         router.on_session_closed("s")
         router.on_device_lost(zero, "boom")  # type: ignore[arg-type]
-        assert relay.heard == ["s", (0, "boom")] and router.link(place(0, 1)) is None
+        assert relay.heard == ["s", (0, "boom")] and router.link(location(0, 1)) is None
         router.end_owner("group:aa", "It was left.")
         assert state_sizes(router) == (0, 0)
         router.stop()

@@ -33,8 +33,8 @@ class Echo:
     def __init__(self, **port: Any) -> None:
         self.links: list[PeerLink] = []
         self.lost: list[str] = []
-        self.heard: list[Body] = []
-        self.news = asyncio.Event()
+        self.received: list[Body] = []
+        self.changed = asyncio.Event()
         self.port = PeerPort(port.pop("listen", "127.0.0.1:0"), port.pop("advertise", ()), "myself", self.admit, **port)
 
     def admit(self, body: Body, link: PeerLink) -> None:
@@ -42,19 +42,19 @@ class Echo:
             raise ValueError("it has no name")
         self.links.append(link)
         link.send({"welcome": body["name"]})
-        link.start(lambda said: self.hear(link, said), self.on_lost)
-        self.news.set()
+        link.start(lambda body: self.on_message(link, body), self.on_lost)
+        self.changed.set()
 
-    def hear(self, link: PeerLink, body: Body) -> None:
-        self.heard.append(body)
+    def on_message(self, link: PeerLink, body: Body) -> None:
+        self.received.append(body)
         if "raise" in body:
             raise KeyError("x")
         link.send({"echo": body})
-        self.news.set()
+        self.changed.set()
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)
-        self.news.set()
+        self.changed.set()
 
     @property
     def address(self) -> Address:
@@ -63,8 +63,8 @@ class Echo:
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(PATIENCE):
             while not condition():
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 @contextlib.asynccontextmanager
@@ -87,13 +87,13 @@ async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerL
     return link
 
 
-async def stranger(server: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect_from(server: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects from 127.0.0.`host`."""
     local_address = (f"127.0.0.{host}", 0)
     return await asyncio.open_connection(server.address.host, server.address.port, local_addr=local_address)
 
 
-async def strangers(server: Echo, count: int) -> None:
+async def wait_for_unauthenticated(server: Echo, count: int) -> None:
     async with asyncio.timeout(PATIENCE):
         while server.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
@@ -105,14 +105,14 @@ def test_messages_arrive_in_order(loop: str) -> None:
         async with echo() as server:
             link = await greet(server)
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            link.start(answers.put_nowait, lambda why: None)
+            link.start(answers.put_nowait, lambda reason: None)
             for number in range(200):
                 link.send({"n": number, "x": "y" * number * 50})
             for number in range(200):
                 assert (await answers.get())["echo"]["n"] == number
             link.close({"last": True})
             await server.until(lambda: server.lost)
-            assert server.heard[-1] == {"last": True} and server.lost == ["it closed the connection"]
+            assert server.received[-1] == {"last": True} and server.lost == ["it closed the connection"]
 
     run(work(), loop)
 
@@ -143,7 +143,7 @@ def test_front_that_slept_does_not_cut_its_peers() -> None:
     async def work() -> None:
         async with echo(link_factory=quick(0.05, 0.3)) as server:
             link = await greet(server, link_factory=quick(0.05, 0.3))
-            link.start(lambda body: None, lambda why: None)
+            link.start(lambda body: None, lambda reason: None)
             import time
 
             time.sleep(0.8)  # noqa: ASYNC251 - the loop, and both ends with it, is held up
@@ -184,7 +184,7 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
      b"\0\0\0\2[]", b"\0\0\0\2{x", encode({"name": 1})[:-1] + b"\xff", b"\0\x02\0\0" + b"x" * 70_000],
     ids=lambda data: repr(data[:8]),
 )  # fmt: skip
-def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
+def test_unauthenticated_peer_that_sends_garbage_is_disconnected(garbage: bytes) -> None:
     async def work() -> None:
         async with echo() as server:
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
@@ -215,17 +215,17 @@ def test_connection_without_a_hello_is_closed(loop: str) -> None:
     run(work(), loop)
 
 
-def teststrangers_are_few() -> None:
+def test_unauthenticated_connections_are_bounded() -> None:
     async def work() -> None:
         async with echo() as server:
-            waiting = [await stranger(server, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
-            await strangers(server, MAX_UNAUTHENTICATED)
-            reader, writer = await stranger(server, 9)
+            waiting = [await connect_from(server, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED)
+            reader, writer = await connect_from(server, 9)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more is hung up on"
             writer.close()
             waiting[0][1].close()
-            await strangers(server, MAX_UNAUTHENTICATED - 1)
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED - 1)
             link = await greet(server)
             link.close()
             for _, open_writer in waiting:
@@ -238,9 +238,9 @@ def teststrangers_are_few() -> None:
 def test_connections_of_one_host_do_not_exclude_others() -> None:
     async def work() -> None:
         async with echo() as server:
-            waiting = [await stranger(server, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
-            await strangers(server, MAX_UNAUTHENTICATED_OF_HOST)
-            reader, writer = await stranger(server, 2)
+            waiting = [await connect_from(server, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED_OF_HOST)
+            reader, writer = await connect_from(server, 2)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more of this host is hung up on"
             writer.close()
@@ -248,7 +248,7 @@ def test_connections_of_one_host_do_not_exclude_others() -> None:
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-            await strangers(server, 0)
+            await wait_for_unauthenticated(server, 0)
             assert not server.port.inspect().unauthenticated
 
     run(work())
@@ -268,22 +268,22 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
         async with echo(link_factory=link_factory, context=context) as server:
             calm = await greet(server, pin, link_factory=link_factory)
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            calm.start(answers.put_nowait, lambda why: None)
+            calm.start(answers.put_nowait, lambda reason: None)
             _, writer = await asyncio.open_connection(server.address.host, server.address.port, ssl=trusting)
             writer.write(encode({"name": "flood"}))
             await server.until(lambda: len(server.links) == 2)
             begin = asyncio.get_running_loop().time()
             writer.write(b"".join(encode({"n": number, "x": "y" * 80}) for number in range(20_000)))
-            asked = 0
-            while len(server.heard) < 20_000 + asked:
+            requests = 0
+            while len(server.received) < 20_000 + requests:
                 calm.send({"calm": True})
-                asked += 1
+                requests += 1
                 await asyncio.wait_for(answers.get(), 1.0)
                 assert not server.lost, "it waits; it is not cut"
             assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE
             assert sum(link.pauses for link in server.links) >= 4
-            heard = [body["n"] for body in server.heard if "n" in body]
-            assert heard == list(range(20_000)), "and nothing of it is lost"
+            received = [body["n"] for body in server.received if "n" in body]
+            assert received == list(range(20_000)), "and nothing of it is lost"
             writer.close()
             calm.close()
 
@@ -327,7 +327,7 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
         async with echo(context=certificates.peers) as server:
             link = await greet(server, certificates.fingerprint())
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            link.start(answers.put_nowait, lambda why: None)
+            link.start(answers.put_nowait, lambda reason: None)
             link.send({"n": 1})
             assert await answers.get() == {"echo": {"n": 1}}
             assert hashlib.sha256(link.certificate()).digest() == certificates.fingerprint()
@@ -372,7 +372,7 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
-            await strangers(server, 0)
+            await wait_for_unauthenticated(server, 0)
             link = await greet(server, certificates.fingerprint())
             link.close()
 

@@ -49,8 +49,8 @@ def test_follower_records_operations_of_its_ranks() -> None:
             both.ranks[0].present(both.sessions[0], both.group, 1)
             launched = await becomes(both.second, session, 1, "launched")
             assert launched.launched_unix_ns >= launched.presented_unix_ns and not launched.finished_unix_ns
-            comm = (await link.hears("go"))["comm"]
-            link.say({"op": "progress", "comm": comm, "done": 1})
+            comm = (await link.wait_for("go"))["comm"]
+            link.send_to_front({"op": "progress", "comm": comm, "done": 1})
             done = await becomes(both.second, session, 1, "done")
             assert done.finished_unix_ns >= done.launched_unix_ns and not done.error
             group = await described(both.second, session)
@@ -109,7 +109,7 @@ def test_two_sessions_of_one_daemon_have_a_record_each() -> None:
             await both.form()
             both.present(1)
             for rank in (0, 1):
-                await front.links[0].hears("go", rank=rank)
+                await front.links[0].wait_for("go", rank=rank)
             first, second = [(await described(front, session)).operations for session in both.sessions]
             assert [list(operation.presented) for operation in (*first, *second)] == [[0, 1], [1]]
             front.groups.leave(both.sessions[1], both.group)
@@ -128,11 +128,11 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
             await second.groups.join(two, group, 1, members, first.ticket(secret), 5.0)
             for link, session in ((second.links[0], two), (first.links[0], one), (second.links[1], two)):
                 link.present(session, group, 1)
-            comms = [(await link.hears("go"))["comm"] for link in second.links]
-            second.links[0].say({"op": "progress", "comm": comms[0], "done": 1})
+            comms = [(await link.wait_for("go"))["comm"] for link in second.links]
+            second.links[0].send_to_front({"op": "progress", "comm": comms[0], "done": 1})
             (operation,) = (await described(second, two)).operations
             assert operation.state == "launched" and list(operation.presented) == [0, 2]
-            second.links[1].say({"op": "progress", "comm": comms[1], "done": 1})
+            second.links[1].send_to_front({"op": "progress", "comm": comms[1], "done": 1})
             (operation,) = (await described(second, two)).operations
             assert operation.state == "done"
 
