@@ -35,15 +35,15 @@ class LanePort(TicketPort):
 
     # ---- offers ----
 
-    def offer(self, attachment: TicketHolder) -> device_pb2.LaneOffer | None:
-        """Returns an offer with which the attachment's client may connect once; None if there is no socket."""
+    def offer(self, holder: TicketHolder) -> device_pb2.LaneOffer | None:
+        """Returns an offer with which the holder's client may connect once; None if there is no socket."""
         if self._socket is None:
             return None
-        ticket = self.issue(attachment)
+        ticket = self.issue(holder)
         return device_pb2.LaneOffer(path=self.path, ticket=ticket, valid_ns=int(LIFETIME * 1e9))
 
     def withdraw(self, offer: device_pb2.LaneOffer | None) -> None:
-        """Invalidates an offer, because its attachment has ended."""
+        """Invalidates an offer, because its holder has ended."""
         if offer is not None:
             self.tickets.redeem(offer.ticket)
 

@@ -74,9 +74,9 @@ class TicketPort:
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, holder: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """Returns a ticket that is valid here, once, for `LIFETIME` seconds."""
-        return self.tickets.issue(attachment, size)
+        return self.tickets.issue(holder, size)
 
     def _listen(self, listener: socket.socket) -> None:
         """Starts to accept connections. The port owns the socket from now on."""
@@ -125,14 +125,14 @@ class TicketPort:
         """Hands a connection over, or closes it."""
         with contextlib.closing(connection):
             try:
-                attachment = self.tickets.redeem(await self._read_ticket(connection))
-                if attachment is None:
+                holder = self.tickets.redeem(await self._read_ticket(connection))
+                if holder is None:
                     raise ConnectionRejected("ticket")
-                await self._hand_over(connection, attachment)
+                await self._hand_over(connection, holder)
             except ConnectionRejected as rejection:
                 self._refuse(connection, str(rejection))
             else:
-                self._observer.connection_passed_on(attachment.kind)
+                self._observer.connection_passed_on(holder.kind)
 
     async def _read_ticket(self, connection: socket.socket) -> bytes:
         try:
@@ -146,16 +146,16 @@ class TicketPort:
         except OSError:
             raise ConnectionRejected("closed") from None
 
-    async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
+    async def _hand_over(self, connection: socket.socket, holder: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
             async with asyncio.timeout(self.timeouts.idle):
-                await attachment.hand_over(connection.fileno())
+                await holder.hand_over(connection.fileno())
         except TimeoutError:
             raise ConnectionRejected("busy") from None
         except OSError as error:
             reason = error.strerror or str(error)
-            log.info("no_lane", kind=attachment.kind, session=attachment.session.id, why=reason)
+            log.info("no_lane", kind=holder.kind, session=holder.session.id, why=reason)
             raise ConnectionRejected("gone") from None
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:

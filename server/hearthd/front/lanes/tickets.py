@@ -72,17 +72,17 @@ class LaneTickets:
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, holder: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """Returns a new random ticket of `size` bytes for the holder, and forgets expired tickets."""
         self._drop_expired()
         ticket = secrets.token_bytes(size)
-        self._issued[_key(ticket)] = (self.clock() + LIFETIME, attachment)
+        self._issued[_key(ticket)] = (self.clock() + LIFETIME, holder)
         return ticket
 
     def redeem(self, ticket: bytes) -> TicketHolder | None:
         """Redeems a ticket, once, and returns its holder; None if the ticket is unknown, was used or has expired."""
-        expiry, attachment = self._issued.pop(_key(ticket), (0.0, None))
-        return attachment if expiry > self.clock() else None
+        expiry, holder = self._issued.pop(_key(ticket), (0.0, None))
+        return holder if expiry > self.clock() else None
 
     def _drop_expired(self) -> None:
         now = self.clock()

@@ -36,10 +36,10 @@ class PeerConnector:
     """Connects to the coordinators of groups. Belongs to the event loop. Must be closed."""
 
     def __init__(
-        self, targets: PeerTargets, link_factory: LinkFactory = PeerLink, handshake: float = HANDSHAKE
+        self, targets: PeerTargets, link_factory: LinkFactory = PeerLink, handshake_timeout: float = HANDSHAKE
     ) -> None:
-        """Creates the connector. `handshake`: time, in seconds, for which one address is tried."""
-        self._targets, self._link_factory, self._handshake = targets, link_factory, handshake
+        """Creates the connector. `handshake_timeout`: time, in seconds, for which one address is tried."""
+        self._targets, self._link_factory, self._handshake_timeout = targets, link_factory, handshake_timeout
 
     async def connect(
         self, addresses: Sequence[Address], pin: bytes, hello: Body, time_limit: float, on_forbidden: Forbidden
@@ -50,12 +50,12 @@ class PeerConnector:
         daemon may not connect. Raises the coordinator's refusal, or a refusal of `hearthd.front.peers.errors`.
         """
         clock = asyncio.get_running_loop().time
-        window = min(self._handshake, time_limit / len(addresses))
+        attempt_timeout = min(self._handshake_timeout, time_limit / len(addresses))
         unauthenticated: Refusal | None = None
         forbidden: list[Address] = []
         try:
             for address in addresses:
-                deadline = clock() + window
+                deadline = clock() + attempt_timeout
                 try:
                     return await self._try_address(address, pin, hello, deadline)
                 except PeerNotAllowed:
@@ -78,7 +78,9 @@ class PeerConnector:
             raise unauthenticated
         if len(forbidden) == len(addresses):
             raise errors.not_allowed(forbidden)
-        raise errors.not_reached(addresses, forbidden, time_limit if window < self._handshake else None)
+        raise errors.not_reached(
+            addresses, forbidden, time_limit if attempt_timeout < self._handshake_timeout else None
+        )
 
     async def _try_address(self, address: Address, pin: bytes, hello: Body, deadline: float) -> PeerLink:
         """Tries one address of a ticket, at all IP addresses to which it resolves.

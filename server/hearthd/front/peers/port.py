@@ -53,7 +53,7 @@ class PeerPort:
         admit: Admit,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
         link_factory: Callable[[], PeerLink] = PeerLink,
-        handshake: float = HANDSHAKE,
+        handshake_timeout: float = HANDSHAKE,
     ) -> None:
         """Creates the port.
 
@@ -65,7 +65,8 @@ class PeerPort:
         self.unauthenticated = 0
         """Number of unauthenticated connections."""
         self._address, self._advertised, self._host = address, advertised, host
-        self._admit, self._context, self._link_factory, self._handshake = admit, context, link_factory, handshake
+        self._admit, self._context = admit, context
+        self._link_factory, self._handshake_timeout = link_factory, handshake_timeout
         self._open = False
         self._opening = asyncio.Lock()
         self._closed = False
@@ -148,7 +149,7 @@ class PeerPort:
         """Runs the handshake: TLS if it is configured, then authentication of the peer."""
         link = self._link_factory()
         try:
-            async with asyncio.timeout(self._handshake):
+            async with asyncio.timeout(self._handshake_timeout):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: link, connection, ssl=self._context())
                 body = await link.receive_first()
             self._admit(body, link)
@@ -157,7 +158,7 @@ class PeerPort:
                 await asyncio.wait([link.closed])
         except TimeoutError:
             self.on_refused(host, "silent")
-            link.abort(f"it did not identify itself within {self._handshake:g} s")
+            link.abort(f"it did not identify itself within {self._handshake_timeout:g} s")
         except PeerLost as error:
             log.info("peer_gone", peer=link.peer, why=str(error))
         except ValueError as error:

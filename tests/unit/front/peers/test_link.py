@@ -202,7 +202,7 @@ def test_unauthenticated_peer_that_sends_garbage_is_disconnected(garbage: bytes)
 @both_loops
 def test_connection_without_a_hello_is_closed(loop: str) -> None:
     async def work() -> None:
-        async with echo(handshake=0.2) as server:
+        async with echo(handshake_timeout=0.2) as server:
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "x"})[:3])
             async with asyncio.timeout(PATIENCE):
@@ -340,7 +340,7 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
 @both_loops
 def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.5) as server:
+        async with echo(context=certificates.peers, handshake_timeout=0.5) as server:
             with pytest.raises(PeerLost, match="certificate is not the one"):
                 await peer_port.connect(server.address, b"x" * 32, PATIENCE)
             plain = await peer_port.connect(server.address, b"", PATIENCE)
@@ -365,7 +365,7 @@ def test_the_pin_is_that_of_the_leaf(tmp_path: Path) -> None:
 
 def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.2) as server:
+        async with echo(context=certificates.peers, handshake_timeout=0.2) as server:
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(b"\x16\x03\x01")
             async with asyncio.timeout(PATIENCE):
