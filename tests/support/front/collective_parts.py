@@ -10,7 +10,7 @@ from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Pres
 SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}
 
 
-def part(channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]:
+def present_body(channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]:
     """Returns a `present` message of one all_reduce."""
     return {"op": "present", "channel": channel, "signature": [{**SIGNATURE, **changes}], "timeout": timeout}
 
@@ -19,7 +19,7 @@ def key(*members: int, owner: str = "s", sequence: int = 1) -> MatchKey:
     return MatchKey(owner, members, sequence)
 
 
-def place(device: int, process: int = 0, node: int = 0) -> RankLocation:
+def location(device: int, process: int = 0, node: int = 0) -> RankLocation:
     return RankLocation(node, device, process)
 
 
@@ -27,7 +27,8 @@ def complete(*members: int, owner: str = "s", sequence: int = 1, deadline: float
     """Returns an operation that all ranks have presented: rank r on channel 10 + r."""
     members = members or (0, 1)
     parts = {
-        rank: Presentation(place(member, process), 10 + rank, [dict(SIGNATURE)]) for rank, member in enumerate(members)
+        rank: Presentation(location(member, process), 10 + rank, [dict(SIGNATURE)])
+        for rank, member in enumerate(members)
     }
     return Match(key(*members, owner=owner, sequence=sequence), deadline, parts)
 
@@ -43,7 +44,7 @@ def refusal_in(send: DeviceMessage) -> Refusal:
 
 def ops(sends: list[DeviceMessage]) -> list[tuple[int, str]]:
     """Returns the device and `op` of each message."""
-    return [(send.place.device, send.body["op"]) for send in sends]
+    return [(send.location.device, send.body["op"]) for send in sends]
 
 
 def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float = 5, **more: Any) -> dict[str, Any]:
@@ -57,4 +58,4 @@ def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float 
 def reason_of(body: dict[str, Any]) -> Reason:
     """Returns the reason of a `fail` message."""
     assert body["op"] == "fail"
-    return status_of(DeviceMessage(place(0), body)).reason
+    return status_of(DeviceMessage(location(0), body)).reason

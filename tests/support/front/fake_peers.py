@@ -17,7 +17,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.peer_targets import AUTO, LOOPBACK
 from hearthd.front.peers.connect import PeerConnector
-from hearthd.front.peers.follower import VERDICT_S
+from hearthd.front.peers.follower import ANSWER_MARGIN_S
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.port import PeerPort
@@ -39,30 +39,30 @@ class FakeLink:
         self.ordinal = ordinal
         self.generation = generation
         self.channels: dict[int, Any] = {}
-        self.heard: list[dict[str, Any]] = []
-        self.news = asyncio.Event()
-        self.obedient = True
+        self.received: list[dict[str, Any]] = []
+        self.changed = asyncio.Event()
+        self.is_responsive = True
         self.abandoned = ""
         self.on_open: Callable[..., None] = lambda link, channel, session: None
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
         assert kind == Kind.COLLECTIVE
-        self.heard.append(body)
-        self.news.set()
-        if self.obedient and body["op"] == "create_id":
+        self.received.append(body)
+        self.changed.set()
+        if self.is_responsive and body["op"] == "create_id":
             unique_id = base64.b64encode(body["comm"].encode()).decode()
-            self.later({"op": "id", "comm": body["comm"], "unique_id": unique_id})
-        elif self.obedient and body["op"] == "join":
-            self.later({"op": "joined", "comm": body["comm"]})
+            self.send_soon({"op": "id", "comm": body["comm"], "unique_id": unique_id})
+        elif self.is_responsive and body["op"] == "join":
+            self.send_soon({"op": "joined", "comm": body["comm"]})
 
-    def later(self, body: dict[str, Any]) -> None:
-        asyncio.get_running_loop().call_soon(self.say, body)
+    def send_soon(self, body: dict[str, Any]) -> None:
+        asyncio.get_running_loop().call_soon(self.send_to_front, body)
 
-    def say(self, body: dict[str, Any]) -> None:
+    def send_to_front(self, body: dict[str, Any]) -> None:
         self.front.router.on_frame(self.ordinal, self, body)  # type: ignore[arg-type]
 
-    def abandon(self, why: str) -> None:
-        self.abandoned = why
+    def abandon(self, reason: str) -> None:
+        self.abandoned = reason
 
     def open(self, session: Any) -> Any:
         number = 10 * self.ordinal + len(self.channels) + 1
@@ -72,29 +72,29 @@ class FakeLink:
         return channel
 
     def present(
-        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, behind: Any = (), **change: Any
+        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, predecessors: Any = (), **change: Any
     ) -> None:
         signature = [{**SIGNATURE[0], **change}]
-        self.say(
+        self.send_to_front(
             {
                 "op": "present", "channel": session.channels[self.ordinal].number, "group": group.hex(), "devices": [],
-                "sequence": sequence, "signature": signature, "timeout": timeout, "behind": list(behind),
+                "sequence": sequence, "signature": signature, "timeout": timeout, "behind": list(predecessors),
             }
         )  # fmt: skip
 
     def ops(self, *names: str) -> list[dict[str, Any]]:
-        return [body for body in self.heard if body["op"] in names]
+        return [body for body in self.received if body["op"] in names]
 
-    async def hears(self, op: str, **fields: Any) -> dict[str, Any]:
+    async def wait_for(self, op: str, **fields: Any) -> dict[str, Any]:
         """Waits for a matching frame, removes it from `heard` and returns it."""
         async with asyncio.timeout(PATIENCE):
             while True:
-                for body in self.heard:
+                for body in self.received:
                     if body["op"] == op and all(body.get(name) == value for name, value in fields.items()):
-                        self.heard.remove(body)
+                        self.received.remove(body)
                         return body
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 class FakeChannel(SimpleNamespace):
@@ -111,11 +111,11 @@ class FakeFront:
         self.router = CollectiveRouter(range(devices), 5.0)
         targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
         reach = PeerConnector(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
-        self.groups = PeerGroups(self.router, reach, verdict=port.pop("verdict", VERDICT_S))
+        self.groups = PeerGroups(self.router, reach, answer_margin=port.pop("answer_margin", ANSWER_MARGIN_S))
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
-        self.router.relay, self.router.remote = self.groups, self.groups.send
-        port["make"] = port.pop("accept", PeerLink)
+        self.router.relay, self.router.send_to_peer = self.groups, self.groups.send
+        port["link_factory"] = port.pop("accept", PeerLink)
         self.groups.port = PeerPort(listen, port.pop("advertise", ()), "localhost", self.groups.admit, **port)
         self.name = name
         self.links = [FakeLink(self, ordinal) for ordinal in range(devices)]
@@ -175,23 +175,23 @@ class Pair:
     async def run(self, sequence: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Presents an operation on both ranks and waits for its launch; returns the two `go` messages."""
         self.present(sequence)
-        first, second = [await link.hears("go", sequence=sequence) for link in self.ranks]
+        first, second = [await link.wait_for("go", sequence=sequence) for link in self.ranks]
         return first, second
 
 
 @contextlib.asynccontextmanager
-async def fronts(*made: FakeFront) -> AsyncIterator[None]:
+async def fronts(*daemons: FakeFront) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for front in made:
+        for front in daemons:
             await front.stop()
 
 
 @contextlib.asynccontextmanager
-async def pair(verdict: float = VERDICT_S, **port: Any) -> AsyncIterator[Pair]:
-    """A group that is formed; `verdict`: of the follower, see `PeerGroups`."""
-    first, second = FakeFront("a", **port), FakeFront("b", verdict=verdict)
+async def pair(answer_margin: float = ANSWER_MARGIN_S, **port: Any) -> AsyncIterator[Pair]:
+    """A group that is formed; `answer_margin`: of the follower, see `PeerGroups`."""
+    first, second = FakeFront("a", **port), FakeFront("b", answer_margin=answer_margin)
     async with fronts(first, second):
         both = Pair(first, second)
         await both.form()

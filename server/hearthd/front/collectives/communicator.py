@@ -23,7 +23,7 @@ class Communicator:
     """Unique across daemons."""
     key: MatchKey
     """The key of the operation for which the communicator was created."""
-    places: tuple[RankLocation, ...]
+    locations: tuple[RankLocation, ...]
     deadline: float
     """Time by which all ranks must have joined."""
     unique_id: str = ""
@@ -32,29 +32,29 @@ class Communicator:
     queue: deque[Match] = field(default_factory=deque)
     """Complete operations that wait until all ranks have joined."""
     launched: int = 0
-    """Number of operations that all ranks were told to run."""
+    """Number of operations for which `go` was sent to all ranks."""
     done: list[int] = field(default_factory=list)
-    """Number of those operations that each rank has finished."""
+    """Number of launched operations that each rank has finished."""
     in_flight: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Index and key of the operations that at least one rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """Owner and members of each group that has used the communicator."""
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if all ranks have joined."""
-        return len(self.joined) == len(self.places)
+        return len(self.joined) == len(self.locations)
 
     @property
-    def idle(self) -> bool:
-        """True if all ranks have joined, and have finished all operations that they were told to run."""
-        return self.ready and min(self.done) == self.launched
+    def is_idle(self) -> bool:
+        """True if all ranks have joined, and have finished all operations that were launched."""
+        return self.is_ready and min(self.done) == self.launched
 
     @property
     def identity(self) -> Identity:
         """The owner and the locations, which together identify at most one communicator."""
-        return self.key.scope, self.places
+        return self.key.scope, self.locations
 
-    def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:
-        """Returns the message `op` to a rank about this communicator, with the fields `more` added."""
-        return DeviceMessage(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})
+    def frame(self, op: str, rank: int, /, **fields: Any) -> DeviceMessage:
+        """Returns the message `op` to a rank about this communicator, with `fields` added."""
+        return DeviceMessage(self.locations[rank], {"op": op, "comm": self.id, "group": self.key.group, **fields})

@@ -30,8 +30,8 @@ class Coordinator:
     @property
     def deadline(self) -> float | None:
         """The time at which `expire` has to be called. At that time there may be nothing to expire yet."""
-        both = (self.matcher.deadline, self.communicators.deadline)
-        return min((when for when in both if when is not None), default=None)
+        deadlines = (self.matcher.deadline, self.communicators.deadline)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def failed(self) -> Counter[Reason]:
@@ -39,21 +39,21 @@ class Coordinator:
         return self.matcher.failed + self.communicators.failed
 
     def present(
-        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
+        self, key: MatchKey, rank: int, location: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
         """Handles a rank's part in an operation, or in `count` consecutive operations.
 
         Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
         `body` is not a valid `present` message.
         """
-        sends: list[DeviceMessage] = []
-        for told, match in self.matcher.present_run(key, rank, place, body, now, count):
-            sends += told
+        messages: list[DeviceMessage] = []
+        for failures, match in self.matcher.present_run(key, rank, location, body, now, count):
+            messages += failures
             if match is not None:
-                sends += self.communicators.submit(match)
+                messages += self.communicators.submit(match)
             if self._released:
-                self._submit_released(sends)
-        return sends
+                self._submit_released(messages)
+        return messages
 
     def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
         """Handles a rank's message that it will not take part in an operation, whether or not it had presented it.
@@ -65,29 +65,29 @@ class Coordinator:
             self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal)
         )
 
-    def _submit_released(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
+    def _submit_released(self, messages: list[DeviceMessage]) -> list[DeviceMessage]:
         """Submits the operations that were released. Returns `sends` extended by their messages."""
         while self._released:
-            match = self.matcher.released()
+            match = self.matcher.next_released()
             if match is not None:
-                sends += self.communicators.submit(match)
-        return sends
+                messages += self.communicators.submit(match)
+        return messages
 
-    def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
+    def on_message(self, location: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
         """Handles a message of a rank's process about a communicator. Raises the same errors as `present`."""
-        return self._submit_released(self.communicators.message(place, body, owner))
+        return self._submit_released(self.communicators.on_message(location, body, owner))
 
-    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Handles the loss of a process or a node, with the ranks that `owners` had there."""
         return self._submit_released(
-            self.matcher.on_loss(where, why, owners) + self.communicators.on_loss(where, why, owners)
+            self.matcher.on_loss(lost, cause, owners) + self.communicators.on_loss(lost, cause, owners)
         )
 
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Removes everything that belongs to a session or group that ends."""
-        sends = self.matcher.end_owner(owner, refusal) + self.communicators.end_owner(owner, refusal)
+        messages = self.matcher.end_owner(owner, refusal) + self.communicators.end_owner(owner, refusal)
         self.recorder.forget(owner)
-        return self._submit_released(sends)
+        return self._submit_released(messages)
 
     def expire(self, now: float) -> list[DeviceMessage]:
         """Fails everything whose time limit has passed at `now`. See `deadline`."""

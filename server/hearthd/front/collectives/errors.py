@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.match import Match, MatchKey, RankLocation, group_name, place_name
+from hearthd.front.collectives.match import Match, MatchKey, RankLocation, group_name, location_name
 from hearthd.front.collectives.signature import Mismatch
 
-_AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is created."
+_PRESENT_AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is created."
 
 
 def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
@@ -21,30 +21,34 @@ def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
     )
 
 
-def impossible_reason(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
-    """Returns the reason why a device cannot present for a group of these devices; None if it can."""
-    found = set(devices)
-    if len(found) == len(devices) and device in found and found.issubset(known):
+def invalid_group(devices: Sequence[int], device: int, existing: Collection[int]) -> Refusal | None:
+    """Returns the refusal of a group for which `device` cannot present; None: the group is valid.
+
+    `devices` are the ordinals in the group; `existing` are those of this node.
+    """
+    distinct = set(devices)
+    if len(distinct) == len(devices) and device in distinct and distinct.issubset(existing):
         return None
-    strangers = sorted(found.difference(known))
-    if strangers:
-        names = ", ".join(map(str, sorted(known)))
+    unknown = sorted(distinct.difference(existing))
+    if unknown:
+        names = ", ".join(map(str, sorted(existing)))
         return Refusal(
             Reason.DEVICE_NOT_FOUND,
-            f"The group {_some(devices)} names devices that do not exist: {_some(strangers)}; this node has: {names}.",
+            f"The group {_format_devices(devices)} names devices that do not exist: {_format_devices(unknown)}; "
+            f"this node has: {names}.",
             fix="Use ordinals that NodeService.Describe lists.",
-            details={"requested": _some(devices), "allowed": names},
+            details={"requested": _format_devices(devices), "allowed": names},
         )
-    what = (
+    problem = (
         "names a device twice"
-        if device in found
+        if device in distinct
         else f"does not contain device {device}, which presented the operation"
     )
     return Refusal(
         Reason.INVALID_ARGUMENT,
-        f"The group {_some(devices)} {what}.",
+        f"The group {_format_devices(devices)} {problem}.",
         fix="List each device of the group once.",
-        details={"requested": _some(devices), "device": device},
+        details={"requested": _format_devices(devices), "device": device},
     )
 
 
@@ -62,53 +66,59 @@ def presented_twice(key: MatchKey, rank: int) -> Refusal:
     """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{_capital(key.name(rank))} presented operation {key.sequence} of {group_name(key.group, key.members)} twice.",
+        f"{_upper_first(key.rank_name(rank))} presented operation {key.sequence} of "
+        f"{group_name(key.group, key.members)} twice.",
         fix="Number the group's operations from 1, and present each number once on every rank.",
-        details={"odd_rank": key.numbers([rank]), "field": "sequence", "sequence": key.sequence},
+        details={"odd_rank": key.rank_numbers([rank]), "field": "sequence", "sequence": key.sequence},
     )
 
 
-def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
+def mismatch(key: MatchKey, difference: Mismatch) -> Refusal:
     """Returns the refusal of operations that do not match.
 
     Its details name the difference: `odd_rank`, `requested` (values of those ranks) and `expected` (value of the other
     ranks); see `signature`.
     """
-    which = f", operation {found.position} of the batch" if found.position else ""
+    in_batch = f", operation {difference.position} of the batch" if difference.position else ""
     details: dict[str, object] = {
-        "field": found.field,
-        "odd_rank": key.numbers(found.odd),
+        "field": difference.field,
+        "odd_rank": key.rank_numbers(difference.odd_ranks),
         "sequence": key.sequence,
     }
-    if found.position:
-        details["position"] = found.position
-    if found.pair is not None:
-        sender, receiver, sent, taken = found.pair
+    if difference.position:
+        details["position"] = difference.position
+    if difference.pair is not None:
+        sender, receiver, sent, received = difference.pair
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {found.field}{which}: what {key.name(sender)} sends, {sent!r}, is not what "
-            f"{key.name(receiver)} receives from it, {taken!r}.",
+            f"{key.title} does not match in {difference.field}{in_batch}: what {key.rank_name(sender)} sends, "
+            f"{sent!r}, is not what {key.rank_name(receiver)} receives from it, {received!r}.",
             fix="Receive each send on its peer, in the same order, with the same count and dtype.",
-            details={**details, "requested": sent, "expected": taken},
+            details={**details, "requested": sent, "expected": received},
         )
-    odd_values = ", ".join(f"{key.name(rank)}: {found.values[rank]!r}" for rank in found.odd)
-    usual = found.majority
-    if not usual:
+    odd_values = ", ".join(f"{key.rank_name(rank)}: {difference.values[rank]!r}" for rank in difference.odd_ranks)
+    majority = difference.majority
+    if not majority:
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {found.field}{which}: {odd_values}; the ranks are 0 to "
+            f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; the ranks are 0 to "
             f"{len(key.members) - 1}.",
             fix="Name a rank of the group.",
-            details={**details, "requested": found.values[found.odd[0]], "expected": f"0 to {len(key.members) - 1}"},
+            details={
+                **details,
+                "requested": difference.values[difference.odd_ranks[0]],
+                "expected": f"0 to {len(key.members) - 1}",
+            },
         )
-    expected = found.values[usual[0]]
+    expected = difference.values[majority[0]]
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{key.title} does not match in {found.field}{which}: {odd_values}; {key.names(usual)}: {expected!r}.",
-        fix=f"Present the same {found.field} on every rank.",
+        f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; "
+        f"{key.rank_names(majority)}: {expected!r}.",
+        fix=f"Present the same {difference.field} on every rank.",
         details={
             **details,
-            "requested": ", ".join(str(found.values[rank]) for rank in found.odd),
+            "requested": ", ".join(str(difference.values[rank]) for rank in difference.odd_ranks),
             "expected": expected,
         },
     )
@@ -119,22 +129,22 @@ def not_presented(match: Match) -> Refusal:
     key = match.key
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{key.title} was not presented in time by {key.names(match.missing)}.",
+        f"{key.title} was not presented in time by {key.rank_names(match.missing)}.",
         fix="Present every operation of the group on all of its ranks, with the same sequence number.",
         details={
-            "missing": key.numbers(match.missing),
-            "presented": key.numbers(match.parts),
+            "missing": key.rank_numbers(match.missing),
+            "presented": key.rank_numbers(match.presentations),
             "sequence": key.sequence,
         },
     )
 
 
-def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
-    """Returns the refusal of a complete operation that has waited too long for the operations in `ahead`."""
-    first = min(ahead)
+def not_released(key: MatchKey, blockers: Iterable[MatchKey]) -> Refusal:
+    """Returns the refusal of a complete operation that has waited too long for the operations in `blockers`."""
+    first = min(blockers)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{key.title} could not start in time: it is queued behind {_small(first.title)} on one of its ranks, "
+        f"{key.title} could not start in time: it is queued behind {_lower_first(first.title)} on one of its ranks, "
         f"which has "
         "not started.",
         fix="Find out what delays the other operation, or present them on separate streams and arrays.",
@@ -142,9 +152,12 @@ def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
     )
 
 
-def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
-    """Returns the refusal of one of the operations that wait for each other (see `CollectiveOrder.find_cycle`)."""
-    others = ", ".join(_small(other.title) for other in circle if other != key)
+def in_cycle(key: MatchKey, cycle: Sequence[MatchKey]) -> Refusal:
+    """Returns the refusal of an operation of a cycle, whose operations wait for each other.
+
+    `cycle`: the result of `CollectiveOrder.find_cycle`.
+    """
+    others = ", ".join(_lower_first(other.title) for other in cycle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{key.title} cannot start: one rank has queued it behind {others}, and another rank in the opposite order.",
@@ -153,39 +166,39 @@ def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
     )
 
 
-def withdrawn(key: MatchKey, rank: int, why: Refusal) -> Refusal:
-    """Returns the refusal of an operation in which `rank` does not take part, for the reason `why`."""
+def withdrawn(key: MatchKey, rank: int, cause: Refusal) -> Refusal:
+    """Returns the refusal of an operation in which `rank` does not take part because of `cause`."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{key.title} cannot start: {key.name(rank)} cannot take part in it: {why.message}",
+        f"{key.title} cannot start: {key.rank_name(rank)} cannot take part in it: {cause.message}",
         fix="Correct that, and present the operation under the next sequence number on every rank.",
-        details={"failed": key.numbers([rank]), "sequence": key.sequence, "cause": str(why.reason)},
+        details={"failed": key.rank_numbers([rank]), "sequence": key.sequence, "cause": str(cause.reason)},
     )
 
 
-def not_joined(key: MatchKey, late: Iterable[int]) -> Refusal:
-    """Returns the refusal of an operation whose communicator the ranks `late` have not joined in time."""
-    late = list(late)
+def not_joined(key: MatchKey, missing: Iterable[int]) -> Refusal:
+    """Returns the refusal of an operation whose communicator the ranks `missing` have not joined in time."""
+    missing = list(missing)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
         f"The communicator of {group_name(key.group, key.members)} was not created in time for operation "
         f"{key.sequence}: "
-        f"{key.names(late)} did not join.",
+        f"{key.rank_names(missing)} did not join.",
         fix="Try again; a longer timeout leaves more time for the first operation of a group.",
-        details={"missing": key.numbers(late), "sequence": key.sequence},
+        details={"missing": key.rank_numbers(missing), "sequence": key.sequence},
     )
 
 
-def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
+def lost_before(key: MatchKey, lost: RankLocation | int, cause: str) -> Refusal:
     """Returns the refusal of an operation that lost a process or a node before all ranks had presented it."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{_capital(place_name(where))} of {group_name(key.group, key.members)} was lost before operation "
-        f"{key.sequence} could start: {why}.",
+        f"{_upper_first(location_name(lost))} of {group_name(key.group, key.members)} was lost before operation "
+        f"{key.sequence} could start: {cause}.",
         fix="Leave the group and rebuild it from the nodes that are available."
-        if isinstance(where, int)
+        if isinstance(lost, int)
         else "Continue without it, or present the next operation when it serves again.",
-        details={"lost": place_name(where), "sequence": key.sequence},
+        details={"lost": location_name(lost), "sequence": key.sequence},
     )
 
 
@@ -195,40 +208,40 @@ def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) ->
     `sequence`: its number, if all recipients may know it.
     """
     missing = list(missing)
-    which = f"Operation {sequence}" if sequence is not None else "An operation"
+    operation = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{which} of {group_name(key.group, key.members)} was launched but not finished in time by "
-        f"{key.names(missing)}.",
-        fix="Find out what delays these ranks, or use a longer timeout. " + _AGAIN,
-        details={"missing": key.numbers(missing), **({} if sequence is None else {"sequence": sequence})},
+        f"{operation} of {group_name(key.group, key.members)} was launched but not finished in time by "
+        f"{key.rank_names(missing)}.",
+        fix="Find out what delays these ranks, or use a longer timeout. " + _PRESENT_AGAIN,
+        details={"missing": key.rank_numbers(missing), **({} if sequence is None else {"sequence": sequence})},
     )
 
 
-def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
+def failed(key: MatchKey, cause: str, rank: int | None = None) -> Refusal:
     """Returns the refusal after a communicator failed.
 
     `rank`: the rank at which it failed, if there is one such rank.
     """
-    at = {} if rank is None else {"failed": key.numbers([rank])}
+    failed_rank = {} if rank is None else {"failed": key.rank_numbers([rank])}
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"The communicator of {group_name(key.group, key.members)} failed: {why}.",
-        fix=_AGAIN,
-        details={"devices": key.numbers(range(len(key.members))), **at},
+        f"The communicator of {group_name(key.group, key.members)} failed: {cause}.",
+        fix=_PRESENT_AGAIN,
+        details={"devices": key.rank_numbers(range(len(key.members))), **failed_rank},
     )
 
 
-def _some(devices: Sequence[int]) -> str:
+def _format_devices(devices: Sequence[int]) -> str:
     """Formats a list of devices, shortened to 64 entries."""
     return (
         str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
     )
 
 
-def _small(text: str) -> str:
+def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _capital(text: str) -> str:
+def _upper_first(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -35,7 +35,7 @@ class RecordedOperation:
     """An operation in the recorder. Times are Unix times in nanoseconds; 0: not yet."""
 
     sequence: int
-    what: str
+    description: str
     presented: dict[int, int] = field(default_factory=dict)
     """Time of the presentation, by rank."""
     launched: int = 0
@@ -65,18 +65,18 @@ class GroupHistory:
     """The reason of the last failure."""
     aborts: int = 0
     """Number of communicators that were aborted."""
-    _last: Sequence[Mapping[str, Any]] | None = None
-    _text: str = ""
+    _described: Sequence[Mapping[str, Any]] | None = None
+    _description: str = ""
 
-    def text(self, operations: Sequence[Mapping[str, Any]]) -> str:
+    def describe(self, operations: Sequence[Mapping[str, Any]]) -> str:
         """Returns `describe_operations(operations)`, cached for the last argument."""
-        if operations != self._last:
-            self._last, self._text = operations, describe_operations(operations)
-        return self._text
+        if operations != self._described:
+            self._described, self._description = operations, describe_operations(operations)
+        return self._description
 
-    def lines(self, last: int = LINES) -> list[str]:
-        """Returns the last operations, oldest first, one line each."""
-        return [_line(entry) for entry in list(self.operations.values())[-last:]]
+    def lines(self, count: int = LINES) -> list[str]:
+        """Returns one line for each of the last `count` operations, oldest first."""
+        return [_line(entry) for entry in list(self.operations.values())[-count:]]
 
 
 class FlightRecorder:
@@ -92,7 +92,7 @@ class FlightRecorder:
 
     # ---- events ----
 
-    def presented(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
+    def record_presentation(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
         """Notes that a rank has presented an operation. The first call for a group begins its history."""
         rings = self._rings.get(key.owner)
         if rings is None:
@@ -105,42 +105,42 @@ class FlightRecorder:
         rings.move_to_end(key.members)
         entry = ring.operations.get(key.sequence)
         if entry is None:
-            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.text(operations))
+            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.describe(operations))
             if len(ring.operations) > OPERATIONS:
                 ring.operations.popitem(last=False)
-        elif not entry.what:  # the first rank presented no operation
-            entry.what = describe_operations(operations)
+        elif not entry.description:  # the first rank presented no operation
+            entry.description = describe_operations(operations)
         entry.presented[rank] = self._clock()
 
-    def launched(self, key: MatchKey) -> None:
-        """Notes that the ranks were told to run the operation. Ignored if the operation is no longer recorded."""
+    def record_launch(self, key: MatchKey) -> None:
+        """Notes that `go` was sent to the ranks. Ignored if the operation is no longer recorded."""
         entry = self._entry(key)
         if entry is not None:
             entry.launched = self._clock()
 
-    def finished(self, key: MatchKey) -> None:
+    def record_completion(self, key: MatchKey) -> None:
         """Notes that the operation has been completed. Ignored if it has ended before."""
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished = self._clock()
 
-    def failed(self, key: MatchKey, error: str) -> None:
+    def record_failure(self, key: MatchKey, error: str) -> None:
         """Notes that the operation has failed, with the reason. Ignored if it has ended before."""
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished, entry.error = self._clock(), error[:_ERROR]
 
-    def ready(self, owner: str, members: tuple[int, ...]) -> None:
+    def record_ready(self, owner: str, members: tuple[int, ...]) -> None:
         """Notes that the group has a communicator."""
         ring = self.ring(owner, members)
         if ring is not None:
             ring.state, ring.detail = "ready", ""
 
-    def aborted(self, owner: str, members: tuple[int, ...], why: str) -> None:
+    def record_abort(self, owner: str, members: tuple[int, ...], reason: str) -> None:
         """Notes that the group's communicator failed."""
         ring = self.ring(owner, members)
         if ring is not None:
-            ring.state, ring.detail = "failed", why[:_ERROR]
+            ring.state, ring.detail = "failed", reason[:_ERROR]
             ring.aborts += 1
 
     def forget(self, owner: str) -> None:
@@ -171,7 +171,7 @@ class FlightRecorder:
 def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
     """Describes operations as text, for example `all_reduce 1024 float32 sum`.
 
-    Those of a batch are separated by commas. Empty if the rank has no part in the operation.
+    The operations of a batch are separated by commas. Returns an empty string for an empty batch.
     """
     texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)
@@ -195,15 +195,17 @@ def _describe(operation: Mapping[str, Any]) -> str:
 def _line(entry: RecordedOperation) -> str:
     first = min(entry.presented.values(), default=0)
     ranks = ", ".join(map(str, sorted(entry.presented)))
-    what = entry.what if len(entry.what) <= _LINE // 2 else entry.what[: _LINE // 2 - 3] + "..."
-    words = [f"{entry.sequence} {what or 'nothing'}: {entry.state}, presented by ranks {ranks}"]
+    description = (
+        entry.description if len(entry.description) <= _LINE // 2 else entry.description[: _LINE // 2 - 3] + "..."
+    )
+    words = [f"{entry.sequence} {description or 'nothing'}: {entry.state}, presented by ranks {ranks}"]
     if entry.launched:
-        words.append(f"launched after {_ms(entry.launched - first)}")
+        words.append(f"launched after {_format_ms(entry.launched - first)}")
     if entry.finished:
-        words.append(f"{'over' if entry.error else 'finished'} after {_ms(entry.finished - first)}")
+        words.append(f"{'over' if entry.error else 'finished'} after {_format_ms(entry.finished - first)}")
     line = ", ".join(words) + (f" ({entry.error})" if entry.error else "")
     return line if len(line) <= _LINE else line[: _LINE - 3] + "..."
 
 
-def _ms(ns: int) -> str:
+def _format_ms(ns: int) -> str:
     return f"{ns / 1e6:.1f} ms"

@@ -20,11 +20,11 @@ class RankLocation(NamedTuple):
     """Generation of the process. A device has several processes, successively and for different sessions."""
 
 
-def place_name(where: RankLocation | int) -> str:
+def location_name(location: RankLocation | int) -> str:
     """Returns the name of a location for messages: `device 1`, `device 0 of node 1` or `node 1`."""
-    if isinstance(where, int):
-        return f"node {where}"
-    return f"device {where.device}" + (f" of node {where.node}" if where.node else "")
+    if isinstance(location, int):
+        return f"node {location}"
+    return f"device {location.device}" + (f" of node {location.node}" if location.node else "")
 
 
 def group_name(group: str, members: Sequence[int]) -> str:
@@ -38,7 +38,7 @@ def group_name(group: str, members: Sequence[int]) -> str:
 class DeviceMessage(NamedTuple):
     """A COLLECTIVE frame for one device process."""
 
-    place: RankLocation
+    location: RankLocation
     body: dict[str, Any]
 
 
@@ -69,15 +69,15 @@ class MatchKey(NamedTuple):
         """The name of the operation for messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
-    def name(self, rank: int) -> str:
+    def rank_name(self, rank: int) -> str:
         """Returns the name of a rank: `device 3`, or `rank 1` for a group over daemons."""
         return f"rank {rank}" if self.group else f"device {self.members[rank]}"
 
-    def names(self, ranks: Iterable[int]) -> str:
+    def rank_names(self, ranks: Iterable[int]) -> str:
         """Returns the names of several ranks: `devices 0, 3`, or `ranks 0, 1` for a group over daemons."""
-        return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
+        return f"{'ranks' if self.group else 'devices'} {self.rank_numbers(ranks)}"
 
-    def numbers(self, ranks: Iterable[int]) -> str:
+    def rank_numbers(self, ranks: Iterable[int]) -> str:
         """Returns the ranks as they appear in details: device ordinals, or the ranks of a group over daemons."""
         return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
 
@@ -89,13 +89,13 @@ class MatchKey(NamedTuple):
 class Presentation(NamedTuple):
     """The part of one rank in an operation, as the rank presented it."""
 
-    place: RankLocation
+    location: RankLocation
     channel: int
     """The number of the session's channel in the rank's process."""
     operations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, place: RankLocation, body: Mapping[str, Any]) -> Presentation:
+    def of(cls, location: RankLocation, body: Mapping[str, Any]) -> Presentation:
         """Returns the part in a `present` message.
 
         Raises KeyError, TypeError or ValueError if the message is invalid.
@@ -104,7 +104,7 @@ class Presentation(NamedTuple):
         operations = [signature] if isinstance(signature, dict) else list(signature)
         if not all(isinstance(operation, dict) for operation in operations):
             raise TypeError("an operation is not an object")
-        return cls(place, int(body["channel"]), operations)
+        return cls(location, int(body["channel"]), operations)
 
 
 @dataclass(slots=True)
@@ -113,16 +113,16 @@ class Match:
 
     key: MatchKey
     deadline: float
-    parts: dict[int, Presentation] = field(default_factory=dict)
-    behind: set[MatchKey] = field(default_factory=set)
+    presentations: dict[int, Presentation] = field(default_factory=dict)
+    predecessors: set[MatchKey] = field(default_factory=set)
     """Operations that must run before this one on at least one rank."""
 
     @property
     def missing(self) -> list[int]:
         """Ranks that have not presented."""
-        return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
+        return [rank for rank in range(len(self.key.members)) if rank not in self.presentations]
 
     @property
-    def places(self) -> tuple[RankLocation, ...]:
+    def locations(self) -> tuple[RankLocation, ...]:
         """The locations of all ranks, in rank order. Available only after all ranks have presented."""
-        return tuple([self.parts[rank].place for rank in range(len(self.key.members))])
+        return tuple([self.presentations[rank].location for rank in range(len(self.key.members))])

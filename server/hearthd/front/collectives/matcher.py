@@ -24,7 +24,7 @@ from hearthd.front.collectives import errors
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.order import CollectiveOrder
-from hearthd.front.collectives.signature import mismatch
+from hearthd.front.collectives.signature import find_mismatch
 
 MAX_FAILURES = 256
 """Maximum number of failed operations of one owner that are remembered for ranks that present them later."""
@@ -34,25 +34,26 @@ class MatchFailure(NamedTuple):
     """The refusal for ranks that present an operation that has already failed."""
 
     refusal: Refusal
-    by: int | None = None
+    withdrawn_by: int | None = None
     """The rank that has withdrawn, as long as no other rank was notified. None: another rank was notified."""
 
 
-def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> DeviceMessage:
+def fail_message(key: MatchKey, presentation: Presentation, refusal: Refusal) -> DeviceMessage:
     """Returns the message that tells one rank that its operation will not run."""
     return DeviceMessage(
-        part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)}
+        presentation.location,
+        {"op": "fail", "channel": presentation.channel, **key.address(), "status": to_text(refusal)},
     )
 
 
-def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
+def fail_messages(match: Match, refusal: Refusal) -> list[DeviceMessage]:
     """Returns the messages that tell every rank that has presented that the operation will not run."""
-    return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
+    return [fail_message(match.key, presentation, refusal) for _, presentation in sorted(match.presentations.items())]
 
 
-def is_lost_with(place: RankLocation, where: RankLocation | int) -> bool:
-    """Returns True if a rank is lost with the process, or with the whole node, `where`."""
-    return place == where if isinstance(where, RankLocation) else place.node == where
+def is_lost_with(location: RankLocation, lost: RankLocation | int) -> bool:
+    """Returns True if a rank is lost with the process, or with the whole node, `lost`."""
+    return location == lost if isinstance(lost, RankLocation) else location.node == lost
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Matcher:
         self._pending: dict[MatchKey, Match] = {}
         """Operations that wait for ranks, and complete operations that are held behind others."""
         self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
-        self._due = math.inf
-        self._agreed: tuple[Presentation, ...] = ()
+        self._next_expiry = math.inf
+        self._last_matching: tuple[Presentation, ...] = ()
         """The presentations that were compared last, and match."""
         self.failed: Counter[Reason] = Counter()
 
@@ -101,10 +102,10 @@ class Matcher:
 
         The time may be too early, because an exact one would take a check of all pending operations.
         """
-        return self._due if self._pending else None
+        return self._next_expiry if self._pending else None
 
     def present_run(
-        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
+        self, key: MatchKey, rank: int, location: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
         """Handles one rank's part in `count` operations, each of which is ordered behind the previous one.
 
@@ -112,52 +113,52 @@ class Matcher:
 
         Raises KeyError, TypeError or ValueError for an invalid `present` message.
         """
-        part = Presentation.of(place, body)
-        behind = _behind(key, body)
+        presentation = Presentation.of(location, body)
+        predecessors = _parse_predecessors(key, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
             raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
-        yield self._present(key, rank, part, behind, now + seconds)
+        yield self._present(key, rank, presentation, predecessors, now + seconds)
         owner, members, first = key
         for sequence in range(first + 1, first + count):
-            behind = {key}
+            predecessors = {key}
             key = MatchKey(owner, members, sequence)
-            yield self._present(key, rank, part, behind, now + seconds)
+            yield self._present(key, rank, presentation, predecessors, now + seconds)
 
     def _present(
-        self, key: MatchKey, rank: int, part: Presentation, behind: set[MatchKey], deadline: float
+        self, key: MatchKey, rank: int, presentation: Presentation, predecessors: set[MatchKey], deadline: float
     ) -> tuple[list[DeviceMessage], Match | None]:
         failures = self._failures.get(key.owner)
         failure = failures.get(key) if failures else None
         if failures and failure is not None:
-            if failure.by != rank:
-                failures[key] = failure._replace(by=None)
-                return [fail(key, part, failure.refusal)], None
+            if failure.withdrawn_by != rank:
+                failures[key] = failure._replace(withdrawn_by=None)
+                return [fail_message(key, presentation, failure.refusal)], None
             del failures[key]  # the rank takes part after all, and no other rank was notified of its withdrawal
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, deadline)
             self._order.open(key)
-        elif rank in match.parts:
+        elif rank in match.presentations:
             return self._fail(match, errors.presented_twice(key, rank)), None
         match.deadline = min(match.deadline, deadline)
-        self._due = min(self._due, match.deadline)
-        match.parts[rank] = part
-        match.behind |= behind
-        self._recorder.presented(key, rank, part.operations)
-        if len(match.parts) < len(key.members):
+        self._next_expiry = min(self._next_expiry, match.deadline)
+        match.presentations[rank] = presentation
+        match.predecessors |= predecessors
+        self._recorder.record_presentation(key, rank, presentation.operations)
+        if len(match.presentations) < len(key.members):
             return [], None
-        if not self._agrees(match):
-            refusal = self._mismatch(match)
+        if not self._equals_last_matching(match):
+            refusal = self._find_mismatch(match)
             if refusal is not None:
                 return self._fail(match, refusal), None
-            self._agreed = tuple(match.parts.values())
-        if match.behind and self._order.hold(key, match.behind):
-            return self._crossed(key), None
+            self._last_matching = tuple(match.presentations.values())
+        if match.predecessors and self._order.hold(key, match.predecessors):
+            return self._fail_cycle(key), None
         del self._pending[key]
         return [], match
 
-    def released(self) -> Match | None:
+    def next_released(self) -> Match | None:
         """Returns the next complete operation that was held and may be launched now; None: there is none."""
         while self._order.released:
             match = self._pending.pop(self._order.released.popleft(), None)
@@ -173,23 +174,23 @@ class Matcher:
         withdrawal = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
         if match is not None:
-            match.parts.pop(rank, None)
+            match.presentations.pop(rank, None)
             return self._fail(match, withdrawal)
-        self._remember(key, withdrawal, rank)
+        self._remember_failure(key, withdrawal, rank)
         return []
 
     def expire(self, now: float) -> list[DeviceMessage]:
         """Fails the operations that have waited too long, the longest overdue first."""
-        late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
-        sends: list[DeviceMessage] = []
-        for _, key in late:
+        overdue = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
+        messages: list[DeviceMessage] = []
+        for _, key in overdue:
             match = self._pending.get(key)
             if match is not None:
-                sends += self._fail(match, self._late(match))
-        self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
-        return sends
+                messages += self._fail(match, self._timeout_refusal(match))
+        self._next_expiry = min((match.deadline for match in self._pending.values()), default=math.inf)
+        return messages
 
-    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Fails the operations that can no longer be completed because of the loss of a process or a node.
 
         A part of such an operation is lost with its process, or will not be presented.
@@ -197,80 +198,88 @@ class Matcher:
         `owners` are the owners of the ranks in the lost process or node, including ranks that have not presented. For
         other nodes only operations of `owners` are considered.
         """
-        local = isinstance(where, RankLocation) and where.node == 0
-        device = where.device if isinstance(where, RankLocation) else None
-        sends: list[DeviceMessage] = []
+        is_local = isinstance(lost, RankLocation) and lost.node == 0
+        device = lost.device if isinstance(lost, RankLocation) else None
+        messages: list[DeviceMessage] = []
         for match in list(self._pending.values()):
             key = match.key
-            theirs = key.owner in owners
-            if not theirs and not local:
+            is_owner_affected = key.owner in owners
+            if not is_owner_affected and not is_local:
                 continue
-            gone = [rank for rank, part in match.parts.items() if is_lost_with(part.place, where)]
-            if not gone and not (theirs and (key.group or device in key.members)):
+            lost_ranks = [
+                rank for rank, presentation in match.presentations.items() if is_lost_with(presentation.location, lost)
+            ]
+            if not lost_ranks and not (is_owner_affected and (key.group or device in key.members)):
                 continue
-            for rank in gone:
-                del match.parts[rank]
-            sends += self._fail(match, errors.lost_before(key, where, why))
-        return sends
+            for rank in lost_ranks:
+                del match.presentations[rank]
+            messages += self._fail(match, errors.lost_before(key, lost, cause))
+        return messages
 
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails the waiting operations of an owner, and forgets the owner."""
-        sends: list[DeviceMessage] = []
+        messages: list[DeviceMessage] = []
         for match in [match for match in self._pending.values() if match.key.owner == owner]:
-            sends += self._fail(match, refusal)
+            messages += self._fail(match, refusal)
         self._failures.pop(owner, None)
-        return sends
+        return messages
 
-    def _late(self, match: Match) -> Refusal:
+    def _timeout_refusal(self, match: Match) -> Refusal:
         if self._order.is_held(match.key):
-            return errors.held(match.key, self._order.blockers(match.key))
-        return self._mismatch(match) or errors.not_presented(match)
+            return errors.not_released(match.key, self._order.blockers(match.key))
+        return self._find_mismatch(match) or errors.not_presented(match)
 
-    def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
-        """Fails operations that the ranks have presented in contradictory orders."""
-        sends: list[DeviceMessage] = []
-        circle = sorted(self._order.find_cycle(key))
-        for each in circle:
-            match = self._pending.get(each)
+    def _fail_cycle(self, key: MatchKey) -> list[DeviceMessage]:
+        """Fails the operations of the cycle that contains `key`: the ranks have ordered them differently."""
+        messages: list[DeviceMessage] = []
+        cycle = sorted(self._order.find_cycle(key))
+        for member in cycle:
+            match = self._pending.get(member)
             if match is not None:
-                sends += self._fail(match, errors.crossed(each, circle))
-        return sends
+                messages += self._fail(match, errors.in_cycle(member, cycle))
+        return messages
 
-    def _agrees(self, match: Match) -> bool:
+    def _equals_last_matching(self, match: Match) -> bool:
         """Returns True if the messages are the ones that were compared last and match.
 
         This is nearly always the case in a sequence of operations.
         """
-        agreed = self._agreed
-        return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
+        last = self._last_matching
+        return len(last) == len(match.presentations) and all(map(is_, last, match.presentations.values()))
 
-    def _mismatch(self, match: Match) -> Refusal | None:
-        found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
-        return None if found is None else errors.mismatch(match.key, found)
+    def _find_mismatch(self, match: Match) -> Refusal | None:
+        difference = find_mismatch(
+            {rank: presentation.operations for rank, presentation in match.presentations.items()},
+            len(match.key.members),
+        )
+        return None if difference is None else errors.mismatch(match.key, difference)
 
     def _fail(self, match: Match, refusal: Refusal) -> list[DeviceMessage]:
         key = match.key
         del self._pending[key]
         self._order.close(key)
         refusal = errors.with_recorder(refusal, self._recorder.lines(key.owner, key.members))
-        self._recorder.failed(key, refusal.message)
+        self._recorder.record_failure(key, refusal.message)
         self.failed[refusal.reason] += 1
-        self._remember(key, refusal)
-        return fail_all(match, refusal)
+        self._remember_failure(key, refusal)
+        return fail_messages(match, refusal)
 
-    def _remember(self, key: MatchKey, refusal: Refusal, by: int | None = None) -> None:
+    def _remember_failure(self, key: MatchKey, refusal: Refusal, withdrawn_by: int | None = None) -> None:
         failures = self._failures.setdefault(key.owner, OrderedDict())
-        failures[key] = MatchFailure(refusal, by)
+        failures[key] = MatchFailure(refusal, withdrawn_by)
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)
 
 
-def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
-    """Returns the operations behind which the rank has ordered its operation.
+def _parse_predecessors(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
+    """Returns the operations that the rank runs before its operation.
 
     Raises TypeError or ValueError for an invalid list.
     """
-    behind = body.get("behind")
-    if not behind:
+    predecessors = body.get("behind")
+    if not predecessors:
         return set()
-    return {MatchKey(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}
+    return {
+        MatchKey(key.owner, tuple(map(int, devices)) or key.members, int(sequence))
+        for devices, sequence in predecessors
+    }

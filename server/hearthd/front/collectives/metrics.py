@@ -29,10 +29,12 @@ class CollectiveMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics of communicators, failures and waiting operations. Called at each scrape."""
         communicators = self._coordinator.communicators
-        states = Counter("joining" if not comm.ready else "idle" if comm.idle else "busy" for comm in communicators)
-        alive = GaugeMetricFamily("hearth_communicators", "Live communicators, by state.", labels=["state"])
+        states = Counter(
+            "joining" if not comm.is_ready else "idle" if comm.is_idle else "busy" for comm in communicators
+        )
+        live = GaugeMetricFamily("hearth_communicators", "Live communicators, by state.", labels=["state"])
         for state in _STATES:
-            alive.add_metric([state], states[state])
+            live.add_metric([state], states[state])
         failures = CounterMetricFamily(
             "hearth_collective_failures", "Collective operations that did not run or did not complete, by reason.",
             labels=["reason"],
@@ -40,7 +42,7 @@ class CollectiveMetrics(Collector):
         failed = self._coordinator.failed
         for reason, label in _REASONS.items():
             failures.add_metric([label], failed[reason])
-        yield alive
+        yield live
         yield failures
         yield CounterMetricFamily(
             "hearth_communicator_aborts", "Communicators aborted after a failure.",

@@ -37,17 +37,17 @@ class CollectiveOrder(Generic[K]):
         """Adds an operation that a rank has presented."""
         self._open.setdefault(key, set())
 
-    def hold(self, key: K, behind: Iterable[K]) -> bool:
+    def hold(self, key: K, predecessors: Iterable[K]) -> bool:
         """Marks an open operation as complete.
 
-        Returns True if it is held, because operations of `behind` have to be launched first.
+        Returns True if it is held, because operations of `predecessors` have to be launched first.
         """
-        waits = {each for each in behind if each in self._open and each != key}
-        if not waits:
+        blockers = {blocker for blocker in predecessors if blocker in self._open and blocker != key}
+        if not blockers:
             return False
-        self._held[key] = waits
-        for each in waits:
-            self._open[each].add(key)
+        self._held[key] = blockers
+        for blocker in blockers:
+            self._open[blocker].add(key)
         return True
 
     def find_cycle(self, key: K) -> list[K]:
@@ -55,31 +55,31 @@ class CollectiveOrder(Generic[K]):
 
         Such a cycle exists if the ranks have the operations in different orders. Empty: there is none.
         """
-        ahead = self._ahead(key)
-        return [each for each in ahead if key in self._ahead(each)] if key in ahead else []
+        blockers = self._all_blockers(key)
+        return [blocker for blocker in blockers if key in self._all_blockers(blocker)] if key in blockers else []
 
     def close(self, key: K) -> None:
         """Removes an operation that was launched or has failed."""
-        for each in self._held.pop(key, ()):
-            self._open[each].discard(key)
-        for each in self._open.pop(key, ()):
-            left = self._held[each]
-            left.discard(key)
-            if not left:
-                del self._held[each]
-                self.released.append(each)
+        for blocker in self._held.pop(key, ()):
+            self._open[blocker].discard(key)
+        for successor in self._open.pop(key, ()):
+            blockers = self._held[successor]
+            blockers.discard(key)
+            if not blockers:
+                del self._held[successor]
+                self.released.append(successor)
 
     def blockers(self, key: K) -> set[K]:
         """Returns the operations for which a held operation waits."""
         return set(self._held.get(key, ()))
 
-    def _ahead(self, key: K) -> dict[K, None]:
+    def _all_blockers(self, key: K) -> dict[K, None]:
         """Returns the operations for which `key` waits, directly or indirectly."""
-        found: dict[K, None] = {}
-        left = list(self._held.get(key, ()))
-        while left:
-            each = left.pop()
-            if each not in found:
-                found[each] = None
-                left.extend(self._held.get(each, ()))
-        return found
+        blockers: dict[K, None] = {}
+        unvisited = list(self._held.get(key, ()))
+        while unvisited:
+            blocker = unvisited.pop()
+            if blocker not in blockers:
+                blockers[blocker] = None
+                unvisited.extend(self._held.get(blocker, ()))
+        return blockers

@@ -18,28 +18,28 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.coordinator import Coordinator
 from hearthd.front.collectives.match import GROUP, DeviceMessage, MatchKey, Presentation, RankLocation
-from hearthd.front.collectives.matcher import fail
+from hearthd.front.collectives.matcher import fail_message
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 
 log = structlog.get_logger("hearthd.collectives")
 
 
-def merge_runs(sends: list[DeviceMessage]) -> list[DeviceMessage]:
+def merge_runs(messages: list[DeviceMessage]) -> list[DeviceMessage]:
     """Merges `go` messages to local ranks: one message for each sequence of operations on one communicator."""
-    found: list[DeviceMessage] = []
-    last: dict[RankLocation, dict[str, Any]] = {}
-    for place, body in sends:
-        run = last.get(place)
+    merged: list[DeviceMessage] = []
+    runs: dict[RankLocation, dict[str, Any]] = {}
+    for location, body in messages:
+        run = runs.get(location)
         if run is not None and _extends(run, body):
             run["count"] = run.get("count", 1) + 1
             continue
-        last.pop(place, None)
+        runs.pop(location, None)
         message = body
-        if body["op"] == "go" and not place.node and not body["group"]:
-            message = last[place] = dict(body)
-        found.append(DeviceMessage(place, message))
-    return found
+        if body["op"] == "go" and not location.node and not body["group"]:
+            message = runs[location] = dict(body)
+        merged.append(DeviceMessage(location, message))
+    return merged
 
 
 def _extends(run: dict[str, Any], body: dict[str, Any]) -> bool:
@@ -65,7 +65,7 @@ class GroupRelay(Protocol):
         """
         ...
 
-    def device_lost(self, link: DeviceLink, why: str) -> None:
+    def on_device_lost(self, link: DeviceLink, cause: str) -> None:
         """Handles the end of a local device process.
 
         The router has failed the operations that the process had presented. The channels of the link still show which
@@ -73,7 +73,7 @@ class GroupRelay(Protocol):
         """
         ...
 
-    def session_closed(self, session: str) -> None:
+    def on_session_closed(self, session: str) -> None:
         """Handles a session that is about to close on the devices."""
         ...
 
@@ -83,14 +83,14 @@ class CollectiveRouter:
 
     def __init__(self, devices: Collection[int], timeout: float) -> None:
         self.coordinator = Coordinator(timeout)
-        self.remote: Callable[[RankLocation, dict[str, Any]], None] = lambda place, body: None
+        self.send_to_peer: Callable[[RankLocation, dict[str, Any]], None] = lambda location, body: None
         """Sends a message to a rank of another daemon. `body["group"]` is the id of the group in hexadecimal."""
         self.relay: GroupRelay | None = None
         self._devices = frozenset(devices)
         self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
         self._closing: WeakSet[Channel] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
-        self._armed = 0.0
+        self._timer_due = 0.0
         """The time at which the timer fires. uvloop's timer handles do not report a time that has passed."""
 
     # ---- messages of local device processes ----
@@ -106,7 +106,7 @@ class CollectiveRouter:
             elif body["op"] in ("present", "withdraw"):
                 self._present(link, body)
             else:
-                self.message(RankLocation(0, device, link.generation), body)
+                self.on_message(RankLocation(0, device, link.generation), body)
         except (KeyError, TypeError, ValueError) as error:
             log.error("collective_malformed", device=device, body=str(body)[:200], error=repr(error))
 
@@ -114,20 +114,18 @@ class CollectiveRouter:
         channel = link.channels.get(int(body["channel"]))
         if channel is None or channel in self._closing:
             return  # the session has just ended
-        place = RankLocation(0, link.ordinal, link.generation)
+        location = RankLocation(0, link.ordinal, link.generation)
         devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
         key = MatchKey(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
-        refusal = (
-            errors.unknown_group(group) if group else errors.impossible_reason(devices, link.ordinal, self._devices)
-        )
+        refusal = errors.unknown_group(group) if group else errors.invalid_group(devices, link.ordinal, self._devices)
         if body["op"] == "withdraw":
             if refusal is None:
                 self.withdraw(key, devices.index(link.ordinal), body)
         elif refusal is not None:
-            self._send([fail(key, Presentation.of(place, body), refusal)])
+            self._send([fail_message(key, Presentation.of(location, body), refusal)])
         else:
-            self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
+            self.present(key, devices.index(link.ordinal), location, body, int(body.get("count") or 1))
 
     def _end_wedged_process(self, link: DeviceLink, comm: str) -> None:
         """Ends a device process whose communicator cannot be aborted. A new process takes its place."""
@@ -136,17 +134,17 @@ class CollectiveRouter:
 
     # ---- also used for groups over daemons ----
 
-    def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
+    def present(self, key: MatchKey, rank: int, location: RankLocation, body: dict[str, Any], count: int = 1) -> None:
         """Handles a rank's part in an operation, or in `count` consecutive operations.
 
         Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
         `body` is not a valid `present` message.
         """
         now = self._now()
-        sends = self.coordinator.present(key, rank, place, body, now, count)
-        self._send(merge_runs(sends) if count > 1 else sends)
-        if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
-            self._arm()
+        messages = self.coordinator.present(key, rank, location, body, now, count)
+        self._send(merge_runs(messages) if count > 1 else messages)
+        if self._timer is None or now + float(body.get("timeout") or 0) < self._timer_due:
+            self._arm_timer()
 
     def withdraw(self, key: MatchKey, rank: int, body: dict[str, Any]) -> None:
         """Handles a rank's message that it will not take part in an operation.
@@ -154,57 +152,57 @@ class CollectiveRouter:
         Raises KeyError, TypeError or ValueError if `body` is not a valid `withdraw` message.
         """
         self._send(self.coordinator.withdraw(key, rank, body))
-        self._arm()
+        self._arm_timer()
 
-    def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
+    def on_message(self, location: RankLocation, body: dict[str, Any], owner: str = "") -> None:
         """Handles a message of a rank's process about a communicator.
 
         The messages are `id`, `joined`, `join_failed`, `failed` and `progress`. `owner`: for a message of another
         daemon, the group in which it takes part. Raises the same errors as `present`.
         """
-        self._send(self.coordinator.message(place, body, owner))
-        self._arm()
+        self._send(self.coordinator.on_message(location, body, owner))
+        self._arm_timer()
 
-    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
+    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> None:
         """Handles the loss of a device process or a whole node, with the ranks that `owners` had there.
 
         `owners`: sessions and groups. Node numbers differ between groups, so for other nodes only the groups in
         `owners` are affected.
         """
-        self._send(self.coordinator.on_loss(where, why, owners))
-        self._arm()
+        self._send(self.coordinator.on_loss(lost, cause, owners))
+        self._arm_timer()
 
-    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+    def end_owner(self, owner: str, message: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of a group or a session.
 
         Waiting operations fail, the communicators of a group are aborted, and nothing of the owner is kept.
         """
-        self._send(self.coordinator.end_owner(owner, Refusal(reason, why, fix="Use another group.")))
-        self._arm()
+        self._send(self.coordinator.end_owner(owner, Refusal(reason, message, fix="Use another group.")))
+        self._arm_timer()
 
-    def link(self, place: RankLocation) -> DeviceLink | None:
+    def link(self, location: RankLocation) -> DeviceLink | None:
         """Returns the link to a local device process that has sent a message about collectives, or None."""
-        return self._links.get((place.device, place.process)) if place.node == 0 else None
+        return self._links.get((location.device, location.process)) if location.node == 0 else None
 
     # ---- events of devices and sessions ----
 
-    def on_device_lost(self, link: DeviceLink, why: str) -> None:
+    def on_device_lost(self, link: DeviceLink, cause: str) -> None:
         """Handles the end of a device process, with the ranks of its sessions on the device."""
         sessions = {channel.session_id for channel in link.channels.values()}
         self._links.pop((link.ordinal, link.generation), None)
-        self.on_loss(RankLocation(0, link.ordinal, link.generation), why, sessions)
+        self.on_loss(RankLocation(0, link.ordinal, link.generation), cause, sessions)
         if self.relay is not None:
-            self.relay.device_lost(link, why)
+            self.relay.on_device_lost(link, cause)
 
     def on_session_closed(self, session: str) -> None:
         """Handles a session that is about to close on the devices."""
         for link in self._links.values():  # later messages of its processes are ignored
-            self._closing.update(each for each in link.channels.values() if each.session_id == session)
+            self._closing.update(channel for channel in link.channels.values() if channel.session_id == session)
         self.end_owner(
             session, "The session ended before all ranks had presented the operation.", Reason.SESSION_EXPIRED
         )
         if self.relay is not None:
-            self.relay.session_closed(session)
+            self.relay.on_session_closed(session)
 
     def stop(self) -> None:
         """Stops the timer. Called at the end of the daemon; operations that still wait are not answered."""
@@ -214,33 +212,33 @@ class CollectiveRouter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _send(self, sends: list[DeviceMessage]) -> None:
-        for place, body in sends:
+    def _send(self, messages: list[DeviceMessage]) -> None:
+        for location, body in messages:
             if body["op"] in ("fail", "abort"):
                 log.warning(
-                    "collective_failed", device=place.device, node=place.node, op=body["op"],
+                    "collective_failed", device=location.device, node=location.node, op=body["op"],
                     reason=body.get("reason", ""),
                 )  # fmt: skip
-            if place.node:
-                self.remote(place, body)
+            if location.node:
+                self.send_to_peer(location, body)
                 continue
-            link = self._links.get((place.device, place.process))
+            link = self._links.get((location.device, location.process))
             if link is not None:
                 link.send_json(Kind.COLLECTIVE, body)
 
-    def _arm(self) -> None:
-        due = self.coordinator.deadline
+    def _arm_timer(self) -> None:
+        deadline = self.coordinator.deadline
         if self._timer is not None:
-            if due is not None and self._armed <= due:
+            if deadline is not None and self._timer_due <= deadline:
                 return  # the timer fires early enough, and then checks again
             self._timer.cancel()
             self._timer = None
-        if due is not None:
-            self._armed = due
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+        if deadline is not None:
+            self._timer_due = deadline
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         now = self._now() + 1e-3  # a timer may fire a clock tick early
         self._send(self.coordinator.expire(now))
-        self._arm()
+        self._arm_timer()

@@ -38,7 +38,7 @@ class Mismatch:
     another; `peer`: a rank that does not exist."""
     values: dict[int, Any]
     """Values by rank. For a send and its receive, only those of the two ranks."""
-    odd: list[int]
+    odd_ranks: list[int]
     """Ranks that differ from the majority; of two ranks, the higher one. For a send and its receive: both ranks,
     because neither is more likely to be right."""
     position: int = 0
@@ -50,54 +50,54 @@ class Mismatch:
     @property
     def majority(self) -> list[int]:
         """The ranks that agree with the majority."""
-        return [rank for rank in self.values if rank not in self.odd]
+        return [rank for rank in self.values if rank not in self.odd_ranks]
 
 
-def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
+def find_mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
     """Returns the first difference between the operations of the ranks that have presented; None: they match.
 
     `size` is the number of all ranks. Transfers to and from the other ranks are not compared.
     """
     first = next(iter(lists.values()), ())
-    if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):
+    if all(operations == first for operations in lists.values()) and not any(map(_is_transfer, first)):
         return None  # the usual case
     ranks = sorted(lists)
-    several = any(len(operations) > 1 for operations in lists.values())
-    shared = {rank: _shared(lists[rank]) for rank in ranks}
-    found = _vote("operations", {rank: len(entries) for rank, entries in shared.items()})
-    if found is not None:
-        return found
-    for row in zip(*shared.values(), strict=True):
-        entries = dict(zip(ranks, row, strict=True))
-        found = _row({rank: operation for rank, (_, operation) in entries.items()})
-        if found is not None:
-            return replace(found, position=entries[found.odd[0]][0] if several else 0)
-    return _pairs(lists, size, several)
+    is_batch = any(len(operations) > 1 for operations in lists.values())
+    collectives = {rank: _collective_operations(lists[rank]) for rank in ranks}
+    difference = _compare_field("operations", {rank: len(entries) for rank, entries in collectives.items()})
+    if difference is not None:
+        return difference
+    for aligned in zip(*collectives.values(), strict=True):
+        entries = dict(zip(ranks, aligned, strict=True))
+        difference = _compare_operation({rank: operation for rank, (_, operation) in entries.items()})
+        if difference is not None:
+            return replace(difference, position=entries[difference.odd_ranks[0]][0] if is_batch else 0)
+    return _compare_transfers(lists, size, is_batch)
 
 
-def _meets_another(operation: Operation) -> bool:
+def _is_transfer(operation: Operation) -> bool:
     return operation.get("kind") in ("send", "recv")
 
 
-def _shared(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:
+def _collective_operations(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:
     """Returns a rank's operations without sends and receives, each with its position from 1."""
-    return [(position, operation) for position, operation in enumerate(operations, 1) if not _meets_another(operation)]
+    return [(position, operation) for position, operation in enumerate(operations, 1) if not _is_transfer(operation)]
 
 
-def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
+def _compare_operation(operations: Mapping[int, Operation]) -> Mismatch | None:
     """Compares one operation across all ranks."""
-    found = _vote("kind", {rank: operation.get("kind") for rank, operation in operations.items()})
-    if found is not None:
-        return found
+    difference = _compare_field("kind", {rank: operation.get("kind") for rank, operation in operations.items()})
+    if difference is not None:
+        return difference
     kind = str(next(iter(operations.values())).get("kind"))
     for name in _FIELDS.get(kind, _EVERY_FIELD):
-        found = _vote(name, {rank: operation.get(name) for rank, operation in operations.items()})
-        if found is not None:
-            return found
+        difference = _compare_field(name, {rank: operation.get(name) for rank, operation in operations.items()})
+        if difference is not None:
+            return difference
     return None
 
 
-def _vote(name: str, values: dict[int, Any]) -> Mismatch | None:
+def _compare_field(name: str, values: dict[int, Any]) -> Mismatch | None:
     """Returns the difference in one field, if there is one.
 
     The most frequent value counts as the group's; among equally frequent values, that of the lowest rank.
@@ -105,21 +105,23 @@ def _vote(name: str, values: dict[int, Any]) -> Mismatch | None:
     counts = Counter(map(repr, values.values()))
     if len(counts) <= 1:
         return None
-    usual = max(counts, key=lambda text: counts[text])  # the first of the most frequent; the values are in rank order
-    return Mismatch(name, values, [rank for rank, value in values.items() if repr(value) != usual])
+    majority = max(
+        counts, key=lambda text: counts[text]
+    )  # the first of the most frequent; the values are in rank order
+    return Mismatch(name, values, [rank for rank, value in values.items() if repr(value) != majority])
 
 
-def _pairs(lists: Mapping[int, Sequence[Operation]], size: int, several: bool) -> Mismatch | None:
+def _compare_transfers(lists: Mapping[int, Sequence[Operation]], size: int, is_batch: bool) -> Mismatch | None:
     """Compares each send with its receive: the k-th send from rank a to rank b belongs to b's k-th receive from a."""
     sends: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
     recvs: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
     for rank, operations in sorted(lists.items()):
         for position, operation in enumerate(operations, 1):
             kind, peer = operation.get("kind"), operation.get("peer")
-            if not _meets_another(operation):
+            if not _is_transfer(operation):
                 continue
             if not isinstance(peer, int) or not 0 <= peer < size:
-                return Mismatch("peer", {rank: peer}, [rank], position if several else 0)
+                return Mismatch("peer", {rank: peer}, [rank], position if is_batch else 0)
             if kind == "send":
                 sends[rank, peer].append((position, operation))
             else:
@@ -128,15 +130,15 @@ def _pairs(lists: Mapping[int, Sequence[Operation]], size: int, several: bool) -
         sender, receiver = pair
         if sender not in lists or receiver not in lists:
             continue
-        both = sorted({sender, receiver})
+        pair_ranks = sorted({sender, receiver})
         for (position, send), (_, recv) in zip(sends[pair], recvs[pair], strict=False):
             for name in ("count", "dtype"):
-                sent, taken = send.get(name), recv.get(name)
-                if repr(sent) != repr(taken):
-                    values = {receiver: taken, sender: sent}
-                    return Mismatch(name, values, both, position if several else 0, (*pair, sent, taken))
-        many = len(sends[pair]), len(recvs[pair])
-        if many[0] != many[1]:
-            name = "sends" if many[0] > many[1] else "recvs"
-            return Mismatch(name, {receiver: many[1], sender: many[0]}, both, pair=(*pair, *many))
+                sent, received = send.get(name), recv.get(name)
+                if repr(sent) != repr(received):
+                    values = {receiver: received, sender: sent}
+                    return Mismatch(name, values, pair_ranks, position if is_batch else 0, (*pair, sent, received))
+        counts = len(sends[pair]), len(recvs[pair])
+        if counts[0] != counts[1]:
+            name = "sends" if counts[0] > counts[1] else "recvs"
+            return Mismatch(name, {receiver: counts[1], sender: counts[0]}, pair_ranks, pair=(*pair, *counts))
     return None

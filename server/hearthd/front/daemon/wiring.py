@@ -94,7 +94,7 @@ class DaemonParts:
         traces = RecentTraces(self.sessions.accounts.session)
         self.supervisor.prepare.append(traces.watch)
         self.groups = PeerGroups(self.collectives, PeerConnector(targets))
-        self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
+        self.collectives.relay, self.collectives.send_to_peer = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.durable_store.restore)

@@ -35,7 +35,7 @@ RESTORE_TIMEOUT = 30.0
 BYTES_PER_SECOND = 100 << 20
 """Time limit of a restore: its size divided by this rate (bytes per second), plus `RESTORE_TIMEOUT` seconds."""
 
-AT_ONCE = 16
+MAX_CONCURRENT_RESTORES = 16
 """Maximum number of sessions that are restored concurrently, because the socket for files holds only some hundred
 messages."""
 
@@ -59,7 +59,7 @@ class SessionCopies:
         self._closed = False
 
     def hand_over(self, link: DeviceLink, channel: Channel) -> None:
-        """Sends the file to the channel's device process, if that does not have it.
+        """Sends the file to the channel's device process, if the process does not have it.
 
         Raises OSError if it cannot be sent at the moment.
         """
@@ -94,26 +94,26 @@ class DurableStore:
     def __init__(self, sessions: Iterable[Session], limit: int = 0) -> None:
         self._sessions = sessions
         self._limit = limit
-        self._places: dict[tuple[str, int], SessionCopies] = {}
+        self._session_copies: dict[tuple[str, int], SessionCopies] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def bytes(self) -> int:
         """Bytes of host memory that are reserved for copies."""
-        return sum(place.index.bytes for place in self._places.values())
+        return sum(session_copies.index.bytes for session_copies in self._session_copies.values())
 
     # ---- sessions ----
 
     def on_session_closed(self, session_id: str) -> None:
         """Drops the copies of a session that was closed."""
-        for key in [key for key in self._places if key[0] == session_id]:
-            self._places.pop(key).close()
+        for key in [key for key in self._session_copies if key[0] == session_id]:
+            self._session_copies.pop(key).close()
 
     def close(self) -> None:
         """Closes every file."""
-        for place in self._places.values():
-            place.close()
-        self._places.clear()
+        for session_copies in self._session_copies.values():
+            session_copies.close()
+        self._session_copies.clear()
 
     # ---- messages of device processes ----
 
@@ -137,62 +137,62 @@ class DurableStore:
     def _execute(self, link: DeviceLink, channel: Channel, body: dict[str, Any]) -> dict[str, Any]:
         if "reserve" in body:
             return self._reserve(link, channel, body["reserve"])
-        place = self._places.get((channel.session_id, link.ordinal))
-        if place is None:
+        session_copies = self._session_copies.get((channel.session_id, link.ordinal))
+        if session_copies is None:
             raise errors.session_expired()
         if "commit" in body:
             try:
-                place.index.commit((key, which) for key, which in body["commit"])
+                session_copies.index.commit((key, area) for key, area in body["commit"])
             except KeyError as error:
                 raise Refusal(Reason.INTERNAL, f"Copy {error} is unknown.") from None
         else:
-            self._drop(place, place.index.forget(body.get("forget", ())))
+            self._drop(session_copies, session_copies.index.forget(body.get("forget", ())))
         return {}
 
-    def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
-        """Reserves areas for buffers, all or none; each is given as [key, handle, size].
+    def _reserve(self, link: DeviceLink, channel: Channel, requests: list[list[int]]) -> dict[str, Any]:
+        """Reserves areas for buffers, all or none. A request is a list [key, handle, size].
 
         Raises Refusal(QUOTA_EXCEEDED).
         """
-        known = self._places.get((channel.session_id, link.ordinal))
-        session = known.session if known is not None else self._find(channel.session_id)
+        existing = self._session_copies.get((channel.session_id, link.ordinal))
+        session = existing.session if existing is not None else self._find_session(channel.session_id)
         tenant = session.tenant
         check(
-            charge([size for _, _, size in wanted]),
+            charge([size for _, _, size in requests]),
             (
                 StoreUse(
                     f"tenant {tenant.name} on device {link.ordinal}",
-                    self._of_tenant(tenant.name, link.ordinal),
+                    self._tenant_bytes(tenant.name, link.ordinal),
                     tenant.quotas.durable_bytes,
                 ),
                 StoreUse("the node", self.bytes, self._limit),
             ),
         )
         try:
-            place = known or SessionCopies(session)
+            session_copies = existing or SessionCopies(session)
         except OSError as error:
-            raise _no_file(error) from None
+            raise _no_memory_file(error) from None
         try:
-            place.hand_over(link, channel)
+            session_copies.hand_over(link, channel)
         except OSError as error:
-            if known is None:
-                place.close()
-            raise _no_file(error) from None
-        self._places[channel.session_id, link.ordinal] = place
-        copies = [place.index.reserve(key, handle, size) for key, handle, size in wanted]
+            if existing is None:
+                session_copies.close()
+            raise _no_memory_file(error) from None
+        self._session_copies[channel.session_id, link.ordinal] = session_copies
+        copies = [session_copies.index.reserve(key, handle, size) for key, handle, size in requests]
         return {"places": [[copy.offset, copy.span] for copy in copies]}
 
-    def _find(self, session_id: str) -> Session:
+    def _find_session(self, session_id: str) -> Session:
         for session in self._sessions:
             if session.id == session_id and not session.closing:
                 return session
         raise errors.session_expired()
 
-    def _of_tenant(self, tenant: str, ordinal: int) -> int:
+    def _tenant_bytes(self, tenant: str, ordinal: int) -> int:
         return sum(
-            place.index.bytes
-            for (_, device), place in self._places.items()
-            if device == ordinal and place.session.tenant.name == tenant
+            session_copies.index.bytes
+            for (_, device), session_copies in self._session_copies.items()
+            if device == ordinal and session_copies.session.tenant.name == tenant
         )
 
     # ---- restore ----
@@ -204,22 +204,22 @@ class DurableStore:
         the same copies.
         """
         self.attach(link)
-        room = asyncio.Semaphore(AT_ONCE)
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_RESTORES)
 
-        async def one(place: SessionCopies) -> None:
-            async with room:
-                await self._restore(place, link)
+        async def restore_session(session_copies: SessionCopies) -> None:
+            async with semaphore:
+                await self._restore(session_copies, link)
 
-        places = [
-            place
-            for (_, ordinal), place in self._places.items()
-            if ordinal == link.ordinal and not place.session.closing and link.serves(place.session)
+        served = [
+            session_copies
+            for (_, ordinal), session_copies in self._session_copies.items()
+            if ordinal == link.ordinal and not session_copies.session.closing and link.serves(session_copies.session)
         ]
-        await asyncio.gather(*(one(place) for place in places))
+        await asyncio.gather(*(restore_session(session_copies) for session_copies in served))
 
-    async def _restore(self, place: SessionCopies, link: DeviceLink) -> None:
-        session, index = place.session, place.index
-        self._drop(place, index.discard_incomplete())
+    async def _restore(self, session_copies: SessionCopies, link: DeviceLink) -> None:
+        session, index = session_copies.session, session_copies.index
+        self._drop(session_copies, index.discard_incomplete())
         copies = list(index.copies.values())
         if not copies or session.closing:
             return
@@ -229,46 +229,46 @@ class DurableStore:
             "copies": [[copy.key, copy.handle, copy.size, copy.offset, copy.span, copy.committed] for copy in copies]
         }
         try:
-            place.hand_over(link, channel)
+            session_copies.hand_over(link, channel)
             async with asyncio.timeout(RESTORE_TIMEOUT + size / BYTES_PER_SECOND):
-                answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
+                answer = await _await_answer(link, link.ask(Kind.RESTORE, body, channel.number))
         except ConnectionError as error:  # the process has ended, and its loss is not known yet
             log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
             return
         except (OSError, TimeoutError) as error:
             log.error("durable_late", session=session.id, device=link.ordinal, bytes=size, error=repr(error))
-            self._discard_restored(place, link, channel)
+            self._discard_restored(session_copies, link, channel)
             return
         except Refusal as refusal:
             log.warning("durable_again", session=session.id, device=link.ordinal, why=refusal.message)
             return
-        failed = {int(key): str(why) for key, why in answer["failed"]}
+        failures = {int(key): str(reason) for key, reason in answer["failed"]}
         for copy in copies:
-            if copy.key in failed:
-                why = failed[copy.key]
-                log.error("durable_lost", session=session.id, device=link.ordinal, buffer=copy.handle, why=why)
-        self._drop(place, index.forget(failed))
+            if copy.key in failures:
+                reason = failures[copy.key]
+                log.error("durable_lost", session=session.id, device=link.ordinal, buffer=copy.handle, why=reason)
+        self._drop(session_copies, index.forget(failures))
         channel.durable = [copy.handle for copy in copies]  # those that failed report the reason when they are used
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
-    def _discard_restored(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
+    def _discard_restored(self, session_copies: SessionCopies, link: DeviceLink, channel: Channel) -> None:
         """Removes buffers that may be partly restored. The session starts with none."""
-        if place.session.channels.get(link.ordinal) is channel:
-            del place.session.channels[link.ordinal]
+        if session_copies.session.channels.get(link.ordinal) is channel:
+            del session_copies.session.channels[link.ordinal]
         self._spawn(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
-        if self._places.get((place.session.id, link.ordinal)) is place:
-            del self._places[place.session.id, link.ordinal]
-            place.close()
+        if self._session_copies.get((session_copies.session.id, link.ordinal)) is session_copies:
+            del self._session_copies[session_copies.session.id, link.ordinal]
+            session_copies.close()
 
-    def _drop(self, place: SessionCopies, holes: list[Hole]) -> None:
+    def _drop(self, session_copies: SessionCopies, holes: list[Hole]) -> None:
         """Returns memory to the system, in a thread, because that takes some 0.1 s for each GiB."""
-        if not holes or place.file < 0:
+        if not holes or session_copies.file < 0:
             return
-        using = contextlib.ExitStack()
-        file = using.enter_context(place.using())
+        open_file = contextlib.ExitStack()
+        file = open_file.enter_context(session_copies.using())
 
         async def punch() -> None:
-            with using:
+            with open_file:
                 await asyncio.to_thread(_punch, file, holes)
 
         self._spawn(punch())
@@ -279,9 +279,9 @@ class DurableStore:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _unless_over(link: DeviceLink, asking: Any) -> dict[str, Any]:
-    """Returns the answer. Raises Refusal(DEVICE_LOST) if the link ends before it arrives."""
-    answer = asyncio.ensure_future(asking)
+async def _await_answer(link: DeviceLink, request: Any) -> dict[str, Any]:
+    """Returns the answer to `request`. Raises Refusal(DEVICE_LOST) if the link ends before the answer arrives."""
+    answer = asyncio.ensure_future(request)
     try:
         await asyncio.wait({answer, link.closed}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -292,7 +292,7 @@ async def _unless_over(link: DeviceLink, asking: Any) -> dict[str, Any]:
         answer.cancel()
 
 
-def _no_file(error: OSError) -> Refusal:
+def _no_memory_file(error: OSError) -> Refusal:
     full = error.errno in (errno.EAGAIN, errno.EWOULDBLOCK)
     return Refusal(
         Reason.QUEUE_FULL if full else Reason.QUOTA_EXCEEDED,

@@ -55,38 +55,38 @@ class StoreIndex:
         self.copies: dict[int, DurableCopy] = {}
         self.bytes = 0
         self._end = 0
-        self._of: dict[int, int] = {}  # the newest key of each handle
+        self._key_by_handle: dict[int, int] = {}  # the newest key of each handle
 
     def reserve(self, key: int, handle: int, size: int) -> DurableCopy:
         """Reserves two areas for a buffer. The caller has checked the limits."""
         if key in self.copies or size < 0:
             raise ValueError(f"copy {key} of {size} bytes")
-        before = self._of.get(handle)
-        if before is not None:
-            self.copies[before].superseded = True
-        self._of[handle] = key
+        previous = self._key_by_handle.get(handle)
+        if previous is not None:
+            self.copies[previous].superseded = True
+        self._key_by_handle[handle] = key
         copy = DurableCopy(key, handle, size, self._end, span_of(size))
         self._end += 2 * copy.span
         self.bytes += 2 * copy.span
         self.copies[key] = copy
         return copy
 
-    def commit(self, parts: Iterable[tuple[int, int]]) -> None:
+    def commit(self, areas: Iterable[tuple[int, int]]) -> None:
         """Marks areas as complete copies, taken at the same moment: either all of them are marked, or none."""
-        known = [(self.copies[key], which) for key, which in parts]
-        for copy, which in known:
-            if which not in (0, 1):
-                raise ValueError(f"area {which}")
-            copy.committed = which
+        committed = [(self.copies[key], area) for key, area in areas]
+        for copy, area in committed:
+            if area not in (0, 1):
+                raise ValueError(f"area {area}")
+            copy.committed = area
 
     def forget(self, keys: Iterable[int]) -> list[Hole]:
         """Removes buffers that are no longer durable, and returns their areas. Unknown keys are ignored."""
-        gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
-        for copy in gone:
+        removed = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
+        for copy in removed:
             self.bytes -= 2 * copy.span
-            if self._of.get(copy.handle) == copy.key:
-                del self._of[copy.handle]
-        return [copy.extent for copy in gone if copy.span]
+            if self._key_by_handle.get(copy.handle) == copy.key:
+                del self._key_by_handle[copy.handle]
+        return [copy.extent for copy in removed if copy.span]
 
     def discard_incomplete(self) -> list[Hole]:
         """Removes the buffers that have no complete copy or were superseded, after the device process has ended.

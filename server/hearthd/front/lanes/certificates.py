@@ -17,8 +17,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.link_interface import Link
 
 SECRET_BYTES = 16
-_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
-_UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+_VALID_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_VALID_UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
 """End of the validity of a certificate. It is never reached, because the certificate is discarded with its process; so
 clocks of clients do not matter."""
 
@@ -47,16 +47,16 @@ class ProcessCertificates:
     """The certificates of device processes. Each is created when it is first requested."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
+        self._certificates: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
     def of(self, link: Link) -> ProcessCertificate:
         """Returns the certificate of a device process.
 
         Raises `UNSUPPORTED` if the package that creates certificates is missing.
         """
-        certificate = self._of.get(link)
+        certificate = self._certificates.get(link)
         if certificate is None:
-            certificate = self._of[link] = make(f"hearth device process, generation {link.generation}")
+            certificate = self._certificates[link] = make(f"hearth device process, generation {link.generation}")
         return certificate
 
 
@@ -81,8 +81,8 @@ def make(name: str) -> ProcessCertificate:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_FROM)
-        .not_valid_after(_UNTIL)
+        .not_valid_before(_VALID_FROM)
+        .not_valid_after(_VALID_UNTIL)
         # The certificate is its own authority.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

@@ -35,15 +35,15 @@ class LanePort(TicketPort):
 
     # ---- offers ----
 
-    def offer(self, attachment: TicketHolder) -> device_pb2.LaneOffer | None:
-        """Returns an offer with which the attachment's client may connect once; None if there is no socket."""
+    def offer(self, holder: TicketHolder) -> device_pb2.LaneOffer | None:
+        """Returns an offer with which the holder's client may connect once; None if there is no socket."""
         if self._socket is None:
             return None
-        ticket = self.issue(attachment)
+        ticket = self.issue(holder)
         return device_pb2.LaneOffer(path=self.path, ticket=ticket, valid_ns=int(LIFETIME * 1e9))
 
     def withdraw(self, offer: device_pb2.LaneOffer | None) -> None:
-        """Invalidates an offer, because its attachment has ended."""
+        """Invalidates an offer, because its holder has ended."""
         if offer is not None:
             self.tickets.redeem(offer.ticket)
 
@@ -54,21 +54,21 @@ class LanePort(TicketPort):
         if len(os.fsencode(path)) > MAX_PATH:
             log.warning("no_lanes", path=path, why=f"a Unix socket's path has at most {MAX_PATH} bytes")
             return
-        place = UnixSocket(path, public=public, setting="lanes.path")
-        place.claim()
+        unix_socket = UnixSocket(path, public=public, setting="lanes.path")
+        unix_socket.claim()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.setblocking(False)
-        before = os.umask(0o111 if public else 0o177)
+        previous_umask = os.umask(0o111 if public else 0o177)
         try:
             listener.bind(path)
             listener.listen(128)
         except OSError as error:
             listener.close()
-            place.release()
-            raise place.unusable(error) from None
+            unix_socket.release()
+            raise unix_socket.unusable(error) from None
         finally:
-            os.umask(before)
-        self._socket = place
+            os.umask(previous_umask)
+        self._socket = unix_socket
         self._listen(listener)
 
     async def close(self) -> None:

@@ -86,8 +86,8 @@ def reached_by(peer: str, listening: Address, grpc_host: str) -> Address:
         local = "::1" if ":" in listening.host else "127.0.0.1"
         return Address(local if listening.wildcard else listening.host, listening.port)
     # If gRPC and this port listen on the same host, the client already knows a name or tunnel that leads there.
-    alike = listening.wildcard or listening.host == grpc_host
-    return Address("" if alike else listening.host, listening.port)
+    is_same_host = listening.wildcard or listening.host == grpc_host
+    return Address("" if is_same_host else listening.host, listening.port)
 
 
 def _on_this_host(peer: str) -> bool:

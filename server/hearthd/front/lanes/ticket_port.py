@@ -72,11 +72,11 @@ class TicketPort:
         """Time limits of the connections that come from now on."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, holder: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """Returns a ticket that is valid here, once, for `LIFETIME` seconds."""
-        return self.tickets.issue(attachment, size)
+        return self.tickets.issue(holder, size)
 
     def _listen(self, listener: socket.socket) -> None:
         """Starts to accept connections. The port owns the socket from now on."""
@@ -85,7 +85,7 @@ class TicketPort:
 
     async def close(self) -> None:
         """Stops accepting connections. Those that were handed over belong to the device processes, and stay."""
-        tasks = [*self._waiting, *([self._accepting] if self._accepting is not None else [])]
+        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,8 +115,8 @@ class TicketPort:
         if slot is None:
             drop()
             return
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: slot.release())
 
     # ---- one connection ----
@@ -125,16 +125,16 @@ class TicketPort:
         """Hands a connection over, or closes it."""
         with contextlib.closing(connection):
             try:
-                attachment = self.tickets.redeem(await self._ticket(connection))
-                if attachment is None:
+                holder = self.tickets.redeem(await self._read_ticket(connection))
+                if holder is None:
                     raise ConnectionRejected("ticket")
-                await self._hand_over(connection, attachment)
-            except ConnectionRejected as why:
-                self._refuse(connection, str(why))
+                await self._hand_over(connection, holder)
+            except ConnectionRejected as rejection:
+                self._refuse(connection, str(rejection))
             else:
-                self._observer.connection_passed_on(attachment.kind)
+                self._observer.connection_passed_on(holder.kind)
 
-    async def _ticket(self, connection: socket.socket) -> bytes:
+    async def _read_ticket(self, connection: socket.socket) -> bytes:
         try:
             async with asyncio.timeout(self.timeouts.ticket):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
@@ -146,16 +146,16 @@ class TicketPort:
         except OSError:
             raise ConnectionRejected("closed") from None
 
-    async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
+    async def _hand_over(self, connection: socket.socket, holder: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
             async with asyncio.timeout(self.timeouts.idle):
-                await attachment.hand_over(connection.fileno())
+                await holder.hand_over(connection.fileno())
         except TimeoutError:
             raise ConnectionRejected("busy") from None
         except OSError as error:
-            why = error.strerror or str(error)
-            log.info("no_lane", kind=attachment.kind, session=attachment.session.id, why=why)
+            reason = error.strerror or str(error)
+            log.info("no_lane", kind=holder.kind, session=holder.session.id, why=reason)
             raise ConnectionRejected("gone") from None
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
@@ -172,8 +172,8 @@ async def _read(connection: socket.socket, size: int) -> bytes:
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
-        piece = await loop.sock_recv(connection, size - len(data))
-        if not piece:
+        chunk = await loop.sock_recv(connection, size - len(data))
+        if not chunk:
             raise ConnectionRejected("closed")
-        data += piece
+        data += chunk
     return data

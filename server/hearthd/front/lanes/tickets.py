@@ -1,6 +1,6 @@
 """Tickets that let a client's connection become a lane, or a bulk data connection.
 
-A ticket is valid once, for seconds.
+A ticket can be used once, within `LIFETIME` seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from hearthd.front.sessions.session import Session
 
 TICKET_BYTES = 32
 LIFETIME = 5.0
-_MOST = 4096
+"""Time, in seconds, for which a ticket is valid."""
+_MAX_ISSUED = 4096
 """Maximum number of tickets that are not redeemed. A further ticket replaces the oldest, whose client continues without
 a lane."""
 
@@ -47,14 +48,14 @@ def check_open(connection: int) -> None:
     The connection may have waited while the front was paused, and is handed to a device process only if its client is
     still there. Reads nothing from it.
     """
-    look = socket.socket(fileno=connection)
+    peeked = socket.socket(fileno=connection)
     try:
-        if not look.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+        if not peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             raise ConnectionResetError("the client has closed its connection")
     except BlockingIOError:
         pass  # the client waits for an answer
     finally:
-        look.detach()
+        peeked.detach()
 
 
 class LaneTickets:
@@ -71,23 +72,23 @@ class LaneTickets:
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, holder: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """Returns a new random ticket of `size` bytes for the holder, and forgets expired tickets."""
-        self._forget()
+        self._drop_expired()
         ticket = secrets.token_bytes(size)
-        self._issued[_key(ticket)] = (self.clock() + LIFETIME, attachment)
+        self._issued[_key(ticket)] = (self.clock() + LIFETIME, holder)
         return ticket
 
     def redeem(self, ticket: bytes) -> TicketHolder | None:
         """Redeems a ticket, once, and returns its holder; None if the ticket is unknown, was used or has expired."""
-        until, attachment = self._issued.pop(_key(ticket), (0.0, None))
-        return attachment if until > self.clock() else None
+        expiry, holder = self._issued.pop(_key(ticket), (0.0, None))
+        return holder if expiry > self.clock() else None
 
-    def _forget(self) -> None:
+    def _drop_expired(self) -> None:
         now = self.clock()
         while self._issued:
             oldest = next(iter(self._issued))
-            if self._issued[oldest][0] > now and len(self._issued) < _MOST:
+            if self._issued[oldest][0] > now and len(self._issued) < _MAX_ISSUED:
                 return
             del self._issued[oldest]
 

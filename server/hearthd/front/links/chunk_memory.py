@@ -53,10 +53,10 @@ class ChunkMemory:
             if file >= 0:
                 os.close(file)
 
-    def receive_chunk(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
+    def receive_chunk(self, payload: bytes, release_slot: Callable[[int], None]) -> bytes:
         """Returns the DownloadResponse of a CHUNK whose data is in a slot; the data is copied once.
 
-        `give_back` is called with the slot, which is free from then on. Raises ValueError for a slot that does not
+        `release_slot` is called with the slot, which is free from then on. Raises ValueError for a slot that does not
         exist, and for more bytes than a slot has.
         """
         if len(payload) < SLOT.size:
@@ -67,7 +67,7 @@ class ChunkMemory:
         start = self._layout.start(slot)
         with memoryview(self._memory) as memory, memory[start : start + size] as data:
             message = b"".join((memoryview(payload)[SLOT.size :], data))
-        give_back(slot)
+        release_slot(slot)
         return message
 
     def release_pages(self) -> None:

@@ -1,6 +1,6 @@
 """Open files that device processes send over the socket beside their link.
 
-Each is sent together with the answer that announces it.
+Each file is sent together with the answer that announces it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class ExportedFiles:
     def watch(self, link: DeviceLink) -> None:
         """Registers for the files of this device process."""
         if link.descriptors is not None:
-            link.descriptors.on(self._kind, partial(self._arrived, link))
+            link.descriptors.on(self._kind, partial(self._on_file, link))
 
-    async def ask(self, link: DeviceLink, body: dict[str, Any], channel: int, what: str) -> tuple[dict[str, Any], int]:
+    async def ask(
+        self, link: DeviceLink, body: dict[str, Any], channel: int, subject: str
+    ) -> tuple[dict[str, Any], int]:
         """Sends an EXPORT request.
 
         Returns its answer and the file, which the caller has to close. Raises the refusal in the answer, the loss of
@@ -57,11 +59,11 @@ class ExportedFiles:
             del self._arriving[link, number]
         if not arriving.done():
             raise link.loss or Refusal(
-                Reason.INTERNAL, f"the memory of {what} did not arrive", fix="report it with the log"
+                Reason.INTERNAL, f"the memory of {subject} did not arrive", fix="report it with the log"
             )
         return answer, arriving.result()
 
-    def _arrived(self, link: DeviceLink, body: dict[str, Any], files: list[int]) -> None:
+    def _on_file(self, link: DeviceLink, body: dict[str, Any], files: list[int]) -> None:
         arriving = self._arriving.get((link, body.get("file", 0)))
         if arriving is not None and not arriving.done() and len(files) == 1:
             arriving.set_result(files[0])

@@ -15,42 +15,42 @@ from hearth_proto import descriptors
 log = structlog.get_logger("hearthd.link")
 
 Receiver = Callable[[dict[str, Any], list[int]], None]
-"""Handles a message. It owns the descriptors that it is given."""
+"""Handles the body and the descriptors of a message. The receiver owns the descriptors."""
 
 
 class Descriptors:
     """The front's end of the socket. Each message names its `kind`, and each kind has one receiver."""
 
-    def __init__(self, end: socket.socket, device: int) -> None:
-        self._end = end
+    def __init__(self, socket_end: socket.socket, device: int) -> None:
+        self._socket = socket_end
         self._device = device
         self._receivers: dict[str, Receiver] = {}
-        end.setblocking(False)
+        socket_end.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(end.fileno(), self._readable)
+        self._loop.add_reader(socket_end.fileno(), self._on_readable)
         self._open = True
 
     def on(self, kind: str, receiver: Receiver) -> None:
-        """Sets the receiver of messages of this kind. It owns their descriptors."""
+        """Sets the receiver of messages of this kind."""
         self._receivers[kind] = receiver
 
     def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
         """Sends one message. Raises OSError if the process has ended, or the socket is full."""
         if not self._open:
             raise ConnectionResetError("the device process has ended")
-        descriptors.send(self._end, {**body, "kind": kind}, files)
+        descriptors.send(self._socket, {**body, "kind": kind}, files)
 
     def close(self) -> None:
         """Closes the socket. A second call does nothing."""
         if self._open:
             self._open = False
-            self._loop.remove_reader(self._end.fileno())
-            self._end.close()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         while self._open:
             try:
-                message = descriptors.receive(self._end)
+                message = descriptors.receive(self._socket)
             except BlockingIOError:
                 return
             except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ from hearth_proto.reasons import Refusal
 _SMALL = 64 << 10
 """Maximum size, in bytes, of a payload that is copied behind its header. Longer payloads are written without a copy."""
 _HIGH_WATER = 4 << 20
-_as_json = json.JSONEncoder(separators=(",", ":")).encode
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class FrameSocket(asyncio.Protocol, ABC):
@@ -75,15 +75,15 @@ class FrameSocket(asyncio.Protocol, ABC):
         # A process that ends while data is written to it breaks the pipe; the cause of its end is more informative.
         self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, reason: str) -> None:
         """Closes the link because of an error. The supervisor then ends the process."""
-        self._close(why)
+        self._close(reason)
         if self._transport is not None:
             self._transport.abort()
 
-    def _close(self, why: str) -> None:
+    def _close(self, reason: str) -> None:
         if not self.closed.done():
-            self.closed.set_result(why)
+            self.closed.set_result(reason)
         self.resume_writing()
 
     # ---- sending ----
@@ -115,4 +115,4 @@ class FrameSocket(asyncio.Protocol, ABC):
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
         """Writes one frame with a JSON payload, on channel 0 and without an id."""
-        self.send(kind, _as_json(body).encode())
+        self.send(kind, _encode_json(body).encode())

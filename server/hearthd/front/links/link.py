@@ -25,7 +25,7 @@ log = structlog.get_logger("hearthd.link")
 _ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
 """Kinds of frames that answer an `ask`, identified by their id. With id 0 they are unsolicited, and go to the
 listeners."""
-_NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED, Kind.TRACED)
+_NOTIFICATIONS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED, Kind.TRACED)
 _LANED, _SLOT = int(Flag.LANED), int(Flag.SLOT)
 """Stored as integers, because access to a member of an enumeration would cost 3 us for each frame."""
 
@@ -47,17 +47,17 @@ class DeviceLink(FrameSocket):
         """Called with each report of counters from the device process."""
         self.on_open: Callable[[DeviceLink, int, str], None] = lambda link, channel, session: None
         """Called with the number and the session of each channel that is opened, after OPEN was sent."""
-        self.emptied: Callable[[], None] = lambda: None
+        self.on_last_channel_closed: Callable[[], None] = lambda: None
         """Called when the last channel has been closed."""
-        self.on_leave: Callable[[int], None] = lambda channel: None
+        self.on_channel_closing: Callable[[int], None] = lambda channel: None
         """Called for each channel that is being closed. Work of its session may still be running."""
-        self.on_gone: Callable[[int], None] = lambda channel: None
+        self.on_channel_closed: Callable[[int], None] = lambda channel: None
         """Called for each channel that was closed, after the process has freed everything of it."""
         self.serves: Callable[[Session], bool] = lambda session: True
         """Returns True if the process serves this session. A vacant process serves none."""
         self._on_collective = on_collective
-        self._numbers = itertools.count(1)
-        self._ids = itertools.count(1)
+        self._channel_numbers = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}  # answers to `ask`, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
         self.device_memory = 0
@@ -80,14 +80,14 @@ class DeviceLink(FrameSocket):
             Kind.COLLECTIVE: self._on_collective_frame,
             Kind.READY: self._on_ready,
             Kind.FAULT: self._on_fault,
-            **dict.fromkeys((*_ANSWERS, *_NEWS), self._on_asked),
+            **dict.fromkeys((*_ANSWERS, *_NOTIFICATIONS), self._on_answer_or_notification),
         }
 
     # ---- requests ----
 
     def open_channel(self, opening: dict[str, Any]) -> Channel:
         """Opens a channel for a session. `opening`: the payload of OPEN."""
-        number = next(self._numbers)
+        number = next(self._channel_numbers)
         channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
         self.channels[number] = channel
         self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
@@ -97,7 +97,7 @@ class DeviceLink(FrameSocket):
     def close_channel(self, channel: int) -> None:
         """Closes the channel: the device process frees everything that its session holds there."""
         self.send(Kind.CLOSE, channel=channel)
-        self.on_leave(channel)
+        self.on_channel_closing(channel)
 
     def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
         """Registers `listener` for the frames of this kind that do not answer an `ask`."""
@@ -123,19 +123,19 @@ class DeviceLink(FrameSocket):
         """
         if self.loss is not None:
             raise self.loss
-        ident = next(self._ids)
+        request_id = next(self._request_ids)
         answer: asyncio.Future[commands_pb2.Result] = asyncio.get_running_loop().create_future()
-        self._calls[ident] = answer
-        command.request = ident
+        self._calls[request_id] = answer
+        command.request = request_id
         try:
-            self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=ident)
+            self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=request_id)
             await self.drain()
             return await answer
         except asyncio.CancelledError:
-            self.send(Kind.CANCEL, channel=channel, id=ident)
+            self.send(Kind.CANCEL, channel=channel, id=request_id)
             raise
         finally:
-            self._calls.pop(ident, None)
+            self._calls.pop(request_id, None)
 
     @property
     def pending_calls(self) -> int:
@@ -154,14 +154,14 @@ class DeviceLink(FrameSocket):
     async def _ask(self, kind: Kind, payload: bytes = b"", channel: int = 0) -> Any:
         if self.loss is not None:
             raise self.loss
-        ident = next(self._ids)
+        request_id = next(self._request_ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._answers[ident] = answer
+        self._answers[request_id] = answer
         try:
-            self.send(kind, payload, channel=channel, id=ident)
+            self.send(kind, payload, channel=channel, id=request_id)
             return await answer
         finally:
-            self._answers.pop(ident, None)
+            self._answers.pop(request_id, None)
 
     # ---- chunks of downloads ----
 
@@ -262,15 +262,15 @@ class DeviceLink(FrameSocket):
             channel.on_closed()
             if not self.channels:
                 self._chunks.release_pages()
-                self.emptied()
-            self.on_gone(frame.channel)
+                self.on_last_channel_closed()
+            self.on_channel_closed(frame.channel)
 
     def _on_answer(self, frame: Frame) -> None:
         answer = self._answers.get(frame.id)
         if answer is not None and not answer.done():
             answer.set_result(frame.payload)
 
-    def _on_asked(self, frame: Frame) -> None:
+    def _on_answer_or_notification(self, frame: Frame) -> None:
         answer = self._answers.get(frame.id) if frame.kind in _ANSWERS else None
         if answer is not None:
             if not answer.done():
@@ -310,8 +310,8 @@ class DeviceLink(FrameSocket):
 
     # ---- end ----
 
-    def _close(self, why: str) -> None:
-        super()._close(why)
+    def _close(self, reason: str) -> None:
+        super()._close(reason)
         self._chunks.close()
 
     def fail(self, loss: Refusal, in_flight: list[str]) -> None:

@@ -19,12 +19,12 @@ from hearthd.front.addresses import Address
 from hearthd.front.peers import errors, port
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
-from hearthd.front.peers.membership import encoded, refusal_in
+from hearthd.front.peers.membership import check_base64, parse_refusal
 from hearthd.front.peers.targets import PeerTargets
 
 log = structlog.get_logger("hearthd.peers")
 
-Make = Callable[[], PeerLink]
+LinkFactory = Callable[[], PeerLink]
 Forbidden = Callable[[Sequence[Address]], None]
 
 
@@ -35,9 +35,11 @@ class PeerNotAllowed(Exception):
 class PeerConnector:
     """Connects to the coordinators of groups. Belongs to the event loop. Must be closed."""
 
-    def __init__(self, targets: PeerTargets, make: Make = PeerLink, handshake: float = HANDSHAKE) -> None:
-        """Creates the connector. `handshake`: time, in seconds, for which one address is tried."""
-        self._targets, self._make, self._handshake = targets, make, handshake
+    def __init__(
+        self, targets: PeerTargets, link_factory: LinkFactory = PeerLink, handshake_timeout: float = HANDSHAKE
+    ) -> None:
+        """Creates the connector. `handshake_timeout`: time, in seconds, for which one address is tried."""
+        self._targets, self._link_factory, self._handshake_timeout = targets, link_factory, handshake_timeout
 
     async def connect(
         self, addresses: Sequence[Address], pin: bytes, hello: Body, time_limit: float, on_forbidden: Forbidden
@@ -48,14 +50,14 @@ class PeerConnector:
         daemon may not connect. Raises the coordinator's refusal, or a refusal of `hearthd.front.peers.errors`.
         """
         clock = asyncio.get_running_loop().time
-        window = min(self._handshake, time_limit / len(addresses))
-        unknown: Refusal | None = None
+        attempt_timeout = min(self._handshake_timeout, time_limit / len(addresses))
+        unauthenticated: Refusal | None = None
         forbidden: list[Address] = []
         try:
             for address in addresses:
-                until = clock() + window
+                deadline = clock() + attempt_timeout
                 try:
-                    return await self._try(address, pin, hello, until)
+                    return await self._try_address(address, pin, hello, deadline)
                 except PeerNotAllowed:
                     forbidden.append(address)
                     if address.numeric:  # an IP address; no name was looked up, so no time has to pass
@@ -65,49 +67,51 @@ class PeerConnector:
                 except Refusal as refusal:
                     if refusal.reason != Reason.UNAUTHENTICATED:
                         raise
-                    unknown = refusal  # on this network another daemon may have that address
+                    unauthenticated = refusal  # on this network another daemon may have that address
                     continue
-                await asyncio.sleep(until - clock())
+                await asyncio.sleep(deadline - clock())
         finally:
             if forbidden:
                 log.warning("peer_not_allowed", group=hello["group"], addresses=list(map(str, forbidden)))
                 on_forbidden(forbidden)
-        if unknown is not None:
-            raise unknown
+        if unauthenticated is not None:
+            raise unauthenticated
         if len(forbidden) == len(addresses):
             raise errors.not_allowed(forbidden)
-        raise errors.not_reached(addresses, forbidden, time_limit if window < self._handshake else None)
+        raise errors.not_reached(
+            addresses, forbidden, time_limit if attempt_timeout < self._handshake_timeout else None
+        )
 
-    async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
+    async def _try_address(self, address: Address, pin: bytes, hello: Body, deadline: float) -> PeerLink:
         """Tries one address of a ticket, at all IP addresses to which it resolves.
 
         Raises `PeerLost`, `PeerNotAllowed`, or the refusal of a daemon.
         """
         clock = asyncio.get_running_loop().time
-        found: list[Address] = []
+        targets: list[Address] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                found = await self._targets.find(address)
-        if not found:
+            async with asyncio.timeout_at(deadline):
+                targets = await self._targets.resolve(address)
+        if not targets:
             raise PeerNotAllowed
-        for number, where in enumerate(found):
+        for number, target in enumerate(targets):
             try:
-                return await self._greet(where, pin, hello, (until - clock()) / (len(found) - number))
-            except PeerLost as lost:
-                welcome = {"address": str(address), "at": str(where), "why": str(lost)}
-                log.warning("peer_unreachable", group=hello["group"], **welcome)
+                return await self._greet(target, pin, hello, (deadline - clock()) / (len(targets) - number))
+            except PeerLost as error:
+                fields = {"address": str(address), "at": str(target), "why": str(error)}
+                log.warning("peer_unreachable", group=hello["group"], **fields)
         raise PeerLost("the coordinator answers at none of its addresses")
 
     async def _greet(self, address: Address, pin: bytes, hello: Body, time_limit: float) -> PeerLink:
         """Connects and sends the greeting. Raises `PeerLost`, or the coordinator's refusal."""
-        begin = asyncio.get_running_loop().time()
-        link = await port.connect(address, pin, time_limit, self._make)
+        started_at = asyncio.get_running_loop().time()
+        link = await port.connect(address, pin, time_limit, self._link_factory)
         try:
-            async with asyncio.timeout_at(begin + time_limit):
+            async with asyncio.timeout_at(started_at + time_limit):
                 link.send(hello)
-                answer = await link.first()
+                answer = await link.receive_first()
             if answer.get("t") == "refused":
-                raise refusal_in(encoded(answer["status"]))
+                raise parse_refusal(check_base64(answer["status"]))
             if answer.get("t") != "welcome":
                 raise PeerLost("the server at this address is not hearthd")
         except TimeoutError:

@@ -16,14 +16,14 @@ SETTING = "collectives.peers"
 
 def not_allowed(addresses: Sequence[Address]) -> Refusal:
     """Returns the refusal if this daemon may connect to none of the ticket's addresses."""
-    named = ", ".join(map(str, addresses))
+    names = ", ".join(map(str, addresses))
     return Refusal(
         Reason.PERMISSION_DENIED,
-        f"This daemon does not connect to {named} for a group over several daemons: {SETTING} does not allow it, or "
+        f"This daemon does not connect to {names} for a group over several daemons: {SETTING} does not allow it, or "
         "the name cannot be resolved here.",
         fix="If the coordinator is there, have the operator allow it in this daemon's configuration: "
-        f"[collectives] {line(addresses)}",
-        details={"setting": SETTING, "requested": named},
+        f"[collectives] {setting_line(addresses)}",
+        details={"setting": SETTING, "requested": names},
     )
 
 
@@ -33,10 +33,10 @@ def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], time
     `time_limit`: the request's time limit in seconds, if it was too short to try each address for the usual time;
     otherwise None.
     """
-    named = ", ".join(map(str, addresses))
-    details: dict[str, object] = {"addresses": named}
+    names = ", ".join(map(str, addresses))
+    details: dict[str, object] = {"addresses": names}
     within = f" within {time_limit:g} s" if time_limit is not None else ""
-    text = f"The group's coordinator could not be reached{within}. Tried {named}"
+    text = f"The group's coordinator could not be reached{within}. Tried {names}"
     if forbidden:
         details |= {"setting": SETTING, "not_allowed": ", ".join(map(str, forbidden))}
         text += f"; not {details['not_allowed']}: {SETTING} does not allow it or the name cannot be resolved here"
@@ -49,6 +49,6 @@ def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], time
     )
 
 
-def line(addresses: Sequence[Address]) -> str:
+def setting_line(addresses: Sequence[Address]) -> str:
     """Returns the line of the configuration that allows the addresses."""
     return f"peers = {json.dumps(['auto', *map(str, addresses)])}"

@@ -15,26 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
-    MAX_NOTED,
+    MAX_IGNORED_LOGGED,
     MAX_SECONDS,
     MAX_UNIQUE_ID,
     REBUILD,
     GroupMembership,
-    encoded,
-    failed,
-    parse_communicator,
-    refusal_in,
-    status_of,
-    tell,
-    text_of,
-    withdrawn,
+    check_base64,
+    clean_text,
+    group_ended,
+    parse_communicator_message,
+    parse_refusal,
+    parse_withdraw,
+    send_collective,
 )
-from hearthd.front.peers.record import PeerRecord
+from hearthd.front.peers.record import PeerRecord, ProcessKey
 from hearthd.front.peers.tickets import Members, parse_unsigned
 
 if TYPE_CHECKING:
@@ -46,11 +45,8 @@ log = structlog.get_logger("hearthd.peers")
 MAX_COMMUNICATORS = 8
 """Maximum number of communicators of one process in one group. The coordinator aborts one before it creates another."""
 
-VERDICT_S = 0.5
+ANSWER_MARGIN_S = 0.5
 """Time, in seconds, beyond its timeout that an operation waits for the coordinator's answer."""
-
-Where = tuple[int, int]
-"""A device and the generation of its process."""
 
 
 class PendingOperation(NamedTuple):
@@ -72,90 +68,92 @@ class Follower(GroupMembership):
         session: Session,
         peer: PeerLink,
         *,
-        verdict: float = VERDICT_S,
+        answer_margin: float = ANSWER_MARGIN_S,
     ) -> None:
-        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
+        """`answer_margin`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         super().__init__(group, members, node, session)
         self.prefix = f"{self.id}@{node}/"
         """Prefix of the names of the group's communicators."""
         self._peer = peer
-        self._verdict = verdict
+        self._answer_margin = answer_margin
         self._presented: dict[tuple[int, int, int], PendingOperation] = {}
         """Operations that wait for an answer, by device, generation and sequence number."""
-        self._comms: dict[str, dict[Where, DeviceLink]] = {}
+        self._comms: dict[str, dict[ProcessKey, DeviceLink]] = {}
         """Live communicators, by the name that this daemon gives them."""
         self._record = PeerRecord(self.id, len(members), len(self.ranks))
         self._ignored = 0
 
     def start(self) -> None:
         """Starts to receive the coordinator's messages."""
-        self._peer.start(self._on_message, self._lost)
+        self._peer.start(self._on_message, self._on_lost)
 
     # ---- to the coordinator ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Sends the operation to the coordinator.
 
-        It fails if no answer arrives within its timeout and `verdict` seconds. It fails at once if the group has ended,
-        or the batch does not fit into a frame.
+        The operation fails if no answer arrives within its timeout plus the answer margin. It fails at once if the
+        group has ended, or the batch does not fit into a frame.
         """
         sequence = int(body["sequence"])
         if self.end_reason is not None:
             self.fail(link, channel, sequence, self.end_reason)
             return
-        self._record.presented(self.ranks[link.ordinal], body)
+        self._record.record_presentation(self.ranks[link.ordinal], body)
         key = (link.ordinal, link.generation, sequence)
-        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + self._verdict
-        timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
+        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + self._answer_margin
+        timer = asyncio.get_running_loop().call_later(seconds, self._on_timeout, key)
         self._presented[key] = PendingOperation(link, channel, timer)
         try:
             self._send_rank_message(link, {**body, "channel": 0})
         except PeerFrameError as error:
-            self._take(key)
+            self._pop_pending(key)
             refusal = Refusal(
                 Reason.MESSAGE_TOO_LARGE,
                 f"Operation {sequence} of group {self.id[:8]} is too large a batch for the daemons: {error}.",
                 fix="Batch fewer operations of a group over daemons in one Collective.",
                 details={"sequence": sequence},
             )
-            self._record.failed(sequence, refusal.message)
+            self._record.record_failure(sequence, refusal.message)
             self.fail(link, channel, sequence, refusal)
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Tells the coordinator, and no longer waits for an answer. Does nothing if the group has ended."""
         if self.end_reason is not None:
             return
-        fields = withdrawn(self.id, body)
-        self._take((link.ordinal, link.generation, fields["sequence"]))
-        self._record.failed(fields["sequence"], refusal_in(fields["status"]).message)
+        fields = parse_withdraw(self.id, body)
+        self._pop_pending((link.ordinal, link.generation, fields["sequence"]))
+        self._record.record_failure(fields["sequence"], parse_refusal(fields["status"]).message)
         self._send_rank_message(link, fields)
 
-    def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
+    def on_communicator_message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         """Passes a device process's message about a communicator of this group on."""
-        name, where = str(body["comm"]), (link.ordinal, link.generation)
+        name, process = str(body["comm"]), (link.ordinal, link.generation)
         if body["op"] == "join_failed":
-            self._drop(name, where, "a rank of this node could not join its communicator")
+            self._remove_communicator(name, process, "a rank of this node could not join its communicator")
         elif body["op"] == "progress":
-            self._record.progress(name, where, int(body["done"]))
+            self._record.record_progress(name, process, int(body["done"]))
         if self.end_reason is None:
-            self._send_rank_message(link, parse_communicator(body, name.removeprefix(self.prefix)))
+            self._send_rank_message(link, parse_communicator_message(body, name.removeprefix(self.prefix)))
 
-    def process_lost(self, link: DeviceLink, why: str) -> None:
+    def on_process_lost(self, link: DeviceLink, cause: str) -> None:
         """Forgets the process's operations and communicators.
 
         Tells the coordinator, if the process took part in the group.
         """
-        where = (link.ordinal, link.generation)
-        known = any(key[:2] == where for key in self._presented) or any(where in comm for comm in self._comms.values())
-        text = f"device {link.ordinal} was lost: {why}"
-        for key in [key for key in self._presented if key[:2] == where]:
-            self._take(key)
-            self._record.failed(key[2], text)
+        process = (link.ordinal, link.generation)
+        took_part = any(key[:2] == process for key in self._presented) or any(
+            process in comm for comm in self._comms.values()
+        )
+        reason = f"device {link.ordinal} was lost: {cause}"
+        for key in [key for key in self._presented if key[:2] == process]:
+            self._pop_pending(key)
+            self._record.record_failure(key[2], reason)
         for name in list(self._comms):
-            self._drop(name, where, text)
+            self._remove_communicator(name, process, reason)
         channel = self.session.channels.get(link.ordinal)
-        if self.end_reason is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
-            self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
+        if self.end_reason is None and link.ordinal in self.ranks and (took_part or (channel and channel.link is link)):
+            self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": cause[:1000]})
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Returns the history of this node's ranks. Only the coordinator's recorder has all ranks."""
@@ -171,87 +169,89 @@ class Follower(GroupMembership):
 
         Raises `ValueError`, `KeyError` or `TypeError` for an invalid message.
         """
-        what = body["t"]
-        if what == "over":
-            refusal = refusal_in(encoded(body["status"]))
+        kind = body["t"]
+        if kind == "over":
+            refusal = parse_refusal(check_base64(body["status"]))
             self._peer.close()
             self.end(refusal)
-        elif what == "send":
-            self._deliver(parse_unsigned(body["device"]), parse_unsigned(body["process"]), body["body"])
+        elif kind == "send":
+            self._deliver((parse_unsigned(body["device"]), parse_unsigned(body["process"])), body["body"])
         else:
-            raise ValueError(f"there is no {str(what)[:40]!r}")
+            raise ValueError(f"there is no {str(kind)[:40]!r}")
 
-    def _deliver(self, device: int, process: int, body: Body) -> None:
+    def _deliver(self, process: ProcessKey, body: Body) -> None:
         """Passes a message on to a rank of this daemon. The message that is sent is rebuilt from checked fields."""
-        op, where = body["op"], (device, process)
+        op, (device, generation) = body["op"], process
         if op in ("fail", "go"):
-            self._answer(op, where, body)
+            self._deliver_answer(op, process, body)
             return
-        name = self.prefix + text_of(body["comm"], 64)
+        name = self.prefix + clean_text(body["comm"], 64)
         if op == "abort":
-            fields = _why(body)
-            link = self._drop(name, where, refusal_in(fields["status"]).message or fields["reason"])
+            fields = _abort_fields(body)
+            link = self._remove_communicator(name, process, parse_refusal(fields["status"]).message or fields["reason"])
             if link is None:
-                self._ignore(op, where)
+                self._ignore(op, process)
                 return
-            tell(link, {"op": op, "comm": name, **fields})
+            send_collective(link, {"op": op, "comm": name, **fields})
             return
         if op not in ("create_id", "join"):
             raise ValueError(f"there is no {str(op)[:40]!r}")
         channel = self.session.channels.get(device)
         link = channel.link if channel is not None and device in self.ranks else None  # type: ignore[assignment]
-        mine = [comm for comm, places in self._comms.items() if where in places and comm != name]
+        other_comms = [comm for comm, links in self._comms.items() if process in links and comm != name]
         ranks, rank = parse_unsigned(body["ranks"]), parse_unsigned(body.get("rank", 0))
-        wrong = ranks != len(self.members) or (op == "join" and rank != self.ranks.get(device))
-        if link is None or link.generation != process or wrong or len(mine) >= MAX_COMMUNICATORS:
-            self._ignore(op, where)
+        is_inconsistent = ranks != len(self.members) or (op == "join" and rank != self.ranks.get(device))
+        if link is None or link.generation != generation or is_inconsistent or len(other_comms) >= MAX_COMMUNICATORS:
+            self._ignore(op, process)
             return
         fields = {"op": op, "comm": name, "ranks": ranks}
         if op == "join":
-            fields |= {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
-        self._comms.setdefault(name, {})[where] = link
-        tell(link, fields)
+            fields |= {"unique_id": check_base64(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
+        self._comms.setdefault(name, {})[process] = link
+        send_collective(link, fields)
 
-    def _answer(self, op: str, where: Where, body: Body) -> None:
-        key = (*where, parse_unsigned(body["sequence"]))
+    def _deliver_answer(self, op: str, process: ProcessKey, body: Body) -> None:
+        key = (*process, parse_unsigned(body["sequence"]))
         fields: Body = {}
-        why = ""
+        message = ""
         if op == "go":
-            name = self.prefix + text_of(body["comm"], 64)
-            if where not in self._comms.get(name, ()):
-                self._ignore(op, where)
+            name = self.prefix + clean_text(body["comm"], 64)
+            if process not in self._comms.get(name, ()):
+                self._ignore(op, process)
                 return
-            fields = {"comm": name, "rank": self.ranks[where[0]], "ranks": len(self.members)}
+            fields = {"comm": name, "rank": self.ranks[process[0]], "ranks": len(self.members)}
             fields["index"] = parse_unsigned(body["index"])
         else:
-            fields = {"status": encoded(body["status"])}
-            why = refusal_in(fields["status"]).message
-        waiting = self._take(key)
-        if waiting is None:
-            self._ignore(op, where)
+            fields = {"status": check_base64(body["status"])}
+            message = parse_refusal(fields["status"]).message
+        operation = self._pop_pending(key)
+        if operation is None:
+            self._ignore(op, process)
             return
         if op == "go":
-            self._record.launched(fields["comm"], where, fields["rank"], key[2], fields["index"])
+            self._record.record_launch(fields["comm"], process, fields["rank"], key[2], fields["index"])
         else:
-            self._record.failed(key[2], why)
-        link, channel, _ = waiting
-        tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **fields})
+            self._record.record_failure(key[2], message)
+        link, channel, _ = operation
+        send_collective(
+            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **fields}
+        )
 
-    def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
+    def _pop_pending(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """Removes a pending operation and cancels its timer."""
-        waiting = self._presented.pop(key, None)
-        if waiting is not None:
-            waiting.timer.cancel()
-        return waiting
+        operation = self._presented.pop(key, None)
+        if operation is not None:
+            operation.timer.cancel()
+        return operation
 
-    def _unanswered(self, key: tuple[int, int, int]) -> None:
+    def _on_timeout(self, key: tuple[int, int, int]) -> None:
         """Fails an operation that the coordinator did not answer in time.
 
         The coordinator enforces the timeouts of all ranks, so that this happens only if the coordinator itself does not
         respond.
         """
-        waiting = self._take(key)
-        if waiting is None:
+        operation = self._pop_pending(key)
+        if operation is None:
             return
         refusal = Refusal(
             Reason.COLLECTIVE_TIMEOUT,
@@ -260,39 +260,39 @@ class Follower(GroupMembership):
             fix=f"Find out what delays that daemon. {REBUILD}",
             details={"group": self.id, "sequence": key[2]},
         )
-        self._record.failed(key[2], refusal.message)
-        self.fail(waiting.link, waiting.channel, key[2], refusal)
+        self._record.record_failure(key[2], refusal.message)
+        self.fail(operation.link, operation.channel, key[2], refusal)
 
-    def _ignore(self, op: str, where: Where) -> None:
+    def _ignore(self, op: str, process: ProcessKey) -> None:
         """Drops a message that is stale or does not concern this follower.
 
         The number of logged messages is limited, so that a coordinator cannot fill the log.
         """
         self._ignored += 1
-        if self._ignored <= MAX_NOTED:
-            log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
+        if self._ignored <= MAX_IGNORED_LOGGED:
+            log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=process[0], process=process[1])
 
-    def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
+    def _remove_communicator(self, name: str, process: ProcessKey, reason: str) -> DeviceLink | None:
         """Removes a communicator of a process, whose operations on the communicator fail.
 
         Returns the link to the process, or None.
         """
-        self._record.aborted(name, where, why)
-        places = self._comms.get(name, {})
-        link = places.pop(where, None)
-        if not places:
+        self._record.record_abort(name, process, reason)
+        links = self._comms.get(name, {})
+        link = links.pop(process, None)
+        if not links:
             self._comms.pop(name, None)
         return link
 
     # ---- end ----
 
-    def _lost(self, why: str) -> None:
-        self.end(failed(self.id, f"the daemon of node 0, which coordinates it, was lost: {why}"))
+    def _on_lost(self, cause: str) -> None:
+        self.end(group_ended(self.id, f"the daemon of node 0, which coordinates it, was lost: {cause}"))
 
-    def leave(self, why: str) -> None:
+    def leave(self, cause: str) -> None:
         """Tells the coordinator, which ends the group on all nodes, and ends it here."""
-        self._peer.close({"t": "leave", "why": why[:1000]})
-        self.end(failed(self.id, f"node {self.node} has left it: {why}"))
+        self._peer.close({"t": "leave", "why": cause[:1000]})
+        self.end(group_ended(self.id, f"node {self.node} has left it: {cause}"))
 
     def end(self, refusal: Refusal) -> None:
         """Ends the group on this node: pending operations fail, and communicators are aborted."""
@@ -301,17 +301,19 @@ class Follower(GroupMembership):
         self.end_reason = refusal
         log.info("group_over", group=self.id, node=self.node, why=refusal.message)
         for key in list(self._presented):
-            waiting = self._take(key)
-            assert waiting is not None
-            self._record.failed(key[2], refusal.message)
-            self.fail(waiting.link, waiting.channel, key[2], refusal)
+            operation = self._pop_pending(key)
+            assert operation is not None
+            self._record.record_failure(key[2], refusal.message)
+            self.fail(operation.link, operation.channel, key[2], refusal)
         comms, self._comms = self._comms, {}
-        for name, places in comms.items():
-            for where, link in places.items():
-                self._record.aborted(name, where, refusal.message)
-                tell(link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)})
+        for name, links in comms.items():
+            for process, link in links.items():
+                self._record.record_abort(name, process, refusal.message)
+                send_collective(
+                    link, {"op": "abort", "comm": name, "reason": refusal.message, "status": to_text(refusal)}
+                )
 
 
-def _why(body: Body) -> Body:
+def _abort_fields(body: Body) -> Body:
     """Returns the reason of an abort, and the status with which the operations under way fail."""
-    return {"reason": text_of(body.get("reason") or ""), "status": encoded(body.get("status") or "")}
+    return {"reason": clean_text(body.get("reason") or ""), "status": check_base64(body.get("status") or "")}

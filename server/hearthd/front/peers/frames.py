@@ -25,19 +25,19 @@ class PeerFrameError(ValueError):
     """The bytes are not a valid frame, or the object does not fit into a frame."""
 
 
-def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
+def encode(body: Mapping[str, Any], max_bytes: int = MAX_FRAME) -> bytes:
     """Encodes a frame. Raises `PeerFrameError` if the object is too large."""
     payload = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    if len(payload) > most:
-        raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the maximum is {most}")
+    if len(payload) > max_bytes:
+        raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the maximum is {max_bytes}")
     return HEADER.pack(len(payload)) + payload
 
 
 class PeerFrameReader:
     """Decodes a byte stream, in pieces of any size, into objects."""
 
-    def __init__(self, most: int = MAX_FRAME) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int = MAX_FRAME) -> None:
+        self.max_bytes = max_bytes
         """Maximum size, in bytes, of frames that begin from now on."""
         self._buffer = bytearray()
 
@@ -51,20 +51,20 @@ class PeerFrameReader:
         position = 0
         while len(self._buffer) - position >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, position)
-            if length > self.most:
-                raise PeerFrameError(f"a message of {length} bytes is announced; the maximum is {self.most}")
+            if length > self.max_bytes:
+                raise PeerFrameError(f"a message of {length} bytes is announced; the maximum is {self.max_bytes}")
             begin, end = position + HEADER.size, position + HEADER.size + length
             if len(self._buffer) < end:
                 break
-            bodies.append(_object(bytes(self._buffer[begin:end])))
+            bodies.append(_decode_object(bytes(self._buffer[begin:end])))
             position = end
         del self._buffer[:position]
         return bodies
 
 
-def _object(payload: bytes) -> Body:
+def _decode_object(payload: bytes) -> Body:
     try:
-        body = json.loads(payload.decode(), parse_constant=_no_number)
+        body = json.loads(payload.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise PeerFrameError(f"a message is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(body, dict):
@@ -72,5 +72,5 @@ def _object(payload: bytes) -> Body:
     return body
 
 
-def _no_number(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")

@@ -15,18 +15,19 @@ from weakref import WeakSet
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front import errors
 from hearthd.front.addresses import Address
+from hearthd.front.collectives.errors import unknown_group
 from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerConnector
-from hearthd.front.peers.follower import VERDICT_S, Follower
+from hearthd.front.peers.follower import ANSWER_MARGIN_S, Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
 from hearthd.front.peers.link import CLOSE_TIMEOUT, PeerLink
-from hearthd.front.peers.membership import GroupMembership, status_of
+from hearthd.front.peers.membership import GroupMembership
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
 
@@ -62,14 +63,14 @@ class PeerGroups:
     Belongs to the event loop. `port` listens for the daemons that join groups of this daemon.
     """
 
-    def __init__(self, router: Router, connector: PeerConnector, *, verdict: float = VERDICT_S) -> None:
-        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
-        self._verdict = verdict
+    def __init__(self, router: Router, connector: PeerConnector, *, answer_margin: float = ANSWER_MARGIN_S) -> None:
+        """`answer_margin`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
+        self._answer_margin = answer_margin
         self.port: PeerPort | None = None
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
         """Called with the addresses of a ticket to which this daemon may not connect."""
         self._router, self._connector = router, connector
-        self._parts: dict[str, dict[str, GroupMembership]] = {}
+        self._memberships: dict[str, dict[str, GroupMembership]] = {}
         """Memberships by session, then by group."""
         self._leaders: dict[str, Leader] = {}
         """Groups of this daemon that may be joined or notified, by id."""
@@ -79,21 +80,21 @@ class PeerGroups:
         self._links: WeakSet[PeerLink] = WeakSet()
 
     def __iter__(self) -> Iterator[GroupMembership]:
-        return iter([part for parts in self._parts.values() for part in parts.values()])
+        return iter([membership for memberships in self._memberships.values() for membership in memberships.values()])
 
     def inspect(self) -> GroupsView:
         """Returns the groups, the sessions in them and the links."""
         return GroupsView(
             frozenset(self._leaders),
             frozenset(follower.id for follower in self._followers.values()),
-            frozenset(self._parts),
+            frozenset(self._memberships),
             frozenset(self._joining),
             tuple(self._links),
         )
 
     def of(self, session: Session) -> list[GroupMembership]:
         """Returns the groups of a session."""
-        return list(self._parts.get(session.id, {}).values())
+        return list(self._memberships.get(session.id, {}).values())
 
     # ---- calls ----
 
@@ -103,12 +104,12 @@ class PeerGroups:
         await self.port.open()
         if session.closing:
             raise errors.session_expired()
-        self._check_room(session)
+        self._check_group_count(session)
         group, secret = tickets.new_group()
         leader = Leader(group, secret, members, session, self._router, self._on_leader_end)
         self._leaders[leader.id] = leader
         self._add(leader)
-        leader.expect(time_limit)
+        leader.limit_joining(time_limit)
         log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
         return group, secret
 
@@ -127,27 +128,27 @@ class PeerGroups:
         `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with the addresses that were tried.
         """
         addresses = tickets.addresses_of(ticket)
-        place = (session.id, group.hex())
-        if place in self._joining or group.hex() in self._parts.get(session.id, {}):
+        join_key = (session.id, group.hex())
+        if join_key in self._joining or group.hex() in self._memberships.get(session.id, {}):
             raise Refusal(
                 Reason.HANDLE_IN_USE,
                 f"This session takes part in the group {group.hex()[:8]} already.",
                 fix="Join with another session; a session can take only one node's part in a group.",
                 details={"group": group.hex()},
             )
-        self._check_room(session)
-        self._joining.add(place)
+        self._check_group_count(session)
+        self._joining.add(join_key)
         try:
             hello = tickets.hello(group, node, ticket.secret, members)
-            forbidden = partial(self.on_refused, session)
-            peer = await self._connector.connect(addresses, ticket.certificate_sha256, hello, time_limit, forbidden)
+            on_forbidden = partial(self.on_refused, session)
+            peer = await self._connector.connect(addresses, ticket.certificate_sha256, hello, time_limit, on_forbidden)
             self._links.add(peer)
-            follower = Follower(group, members, node, session, peer, verdict=self._verdict)
+            follower = Follower(group, members, node, session, peer, answer_margin=self._answer_margin)
             if session.closing:
                 follower.leave("its session has ended")
                 raise errors.session_expired()
         finally:
-            self._joining.discard(place)
+            self._joining.discard(join_key)
         self._followers[follower.prefix] = follower
         self._add(follower)
         follower.start()
@@ -155,20 +156,15 @@ class PeerGroups:
 
     def leave(self, session: Session, group: bytes) -> None:
         """Ends a group, on all its daemons. Raises `INVALID_HANDLE` if the session has no such group."""
-        part = self._parts.get(session.id, {}).get(group.hex())
-        if part is None:
-            raise Refusal(
-                Reason.INVALID_HANDLE,
-                f"There is no group {group.hex()[:64]} of this session.",
-                fix="Use a group that CreateGroup or JoinGroup made on this session and that has not been left.",
-                details={"group": group.hex()[:64]},
-            )
-        part.exit()
-        self._remove(part, "its client left it")
+        membership = self._memberships.get(session.id, {}).get(group.hex())
+        if membership is None:
+            raise unknown_group(group.hex())
+        membership.announce_leave()
+        self._remove(membership, "its client left it")
 
-    def _check_room(self, session: Session) -> None:
-        parts = self._parts.get(session.id, {})
-        count = len(parts) + sum(place[0] == session.id for place in self._joining)
+    def _check_group_count(self, session: Session) -> None:
+        memberships = self._memberships.get(session.id, {})
+        count = len(memberships) + sum(join_key[0] == session.id for join_key in self._joining)
         if count >= MAX_GROUPS:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
@@ -186,12 +182,12 @@ class PeerGroups:
         leader = self._leaders.get(hello.group.hex())
         try:
             if not tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
-                raise tickets.unknown_group()
+                raise tickets.invalid_ticket()
             assert leader is not None
             leader.admit(hello, link)
         except Refusal as refusal:
             log.warning("peer_refused", peer=link.peer, group=hello.group.hex()[:32], why=refusal.message)
-            link.close({"t": "refused", "status": status_of(refusal)})
+            link.close({"t": "refused", "status": to_text(refusal)})
 
     # ---- messages of the router and of device processes ----
 
@@ -202,24 +198,24 @@ class PeerGroups:
             group = body.get("group")
             if not group or channel is None:
                 return False
-            part = self._parts.get(channel.session_id, {}).get(str(group))
-            if part is None or link.ordinal not in part.ranks:
+            membership = self._memberships.get(channel.session_id, {}).get(str(group))
+            if membership is None or link.ordinal not in membership.ranks:
                 return False  # the session has no such rank, and the router refuses the operation
-            (part.present if body["op"] == "present" else part.withdraw)(link, channel.number, body)
+            (membership.present if body["op"] == "present" else membership.withdraw)(link, channel.number, body)
             return True
         prefix, slash, _ = str(body.get("comm", "")).partition("/")
         if not slash:
             return False
         follower = self._followers.get(prefix + slash)
         if follower is not None:  # otherwise the group has been left
-            follower.message(link, body)
+            follower.on_communicator_message(link, body)
         return True
 
-    def send(self, place: RankLocation, body: Body) -> None:
+    def send(self, location: RankLocation, body: Body) -> None:
         """Passes on a message for a rank of another daemon."""
         leader = self._leaders.get(str(body.get("group", "")))
         if leader is not None:
-            leader.send(place, body)
+            leader.send(location, body)
 
     async def watch(self, link: DeviceLink) -> None:
         """Prepares a device process that is about to serve.
@@ -230,51 +226,51 @@ class PeerGroups:
 
     def on_open(self, link: DeviceLink, channel: int, session: str) -> None:
         """Announces the session's groups on a channel that was opened to a device process."""
-        for part in self._parts.get(session, {}).values():
-            part.enter(link, channel)
+        for membership in self._memberships.get(session, {}).values():
+            membership.announce(link, channel)
 
     # ---- end ----
 
-    def device_lost(self, link: DeviceLink, why: str) -> None:
+    def on_device_lost(self, link: DeviceLink, cause: str) -> None:
         """Notifies all groups that a local device process has ended."""
-        for part in self:
-            part.process_lost(link, why)
+        for membership in self:
+            membership.on_process_lost(link, cause)
 
-    def session_closed(self, session: str) -> None:
+    def on_session_closed(self, session: str) -> None:
         """Leaves all groups of a session that is about to end or was quarantined."""
-        for part in list(self._parts.get(session, {}).values()):
-            part.exit()
-            self._remove(part, "its session has ended")
+        for membership in list(self._memberships.get(session, {}).values()):
+            membership.announce_leave()
+            self._remove(membership, "its session has ended")
 
     async def stop(self) -> None:
         """Leaves all groups, and admits no more peers.
 
         Waits briefly until the peers have received the last messages.
         """
-        for part in self:
-            self._remove(part, "its daemon is stopping")
+        for membership in self:
+            self._remove(membership, "its daemon is stopping")
         if self.port is not None:
             await self.port.close()
         self._connector.close()
-        leaving = {link.gone for link in self._links if not link.gone.done()}
-        if leaving:
-            await asyncio.wait(leaving, timeout=2 * CLOSE_TIMEOUT)
+        closing = {link.closed for link in self._links if not link.closed.done()}
+        if closing:
+            await asyncio.wait(closing, timeout=2 * CLOSE_TIMEOUT)
 
-    def _add(self, part: GroupMembership) -> None:
-        self._parts.setdefault(part.session.id, {})[part.id] = part
-        for ordinal in part.ranks:
-            channel = part.session.channels.get(ordinal)
+    def _add(self, membership: GroupMembership) -> None:
+        self._memberships.setdefault(membership.session.id, {})[membership.id] = membership
+        for ordinal in membership.ranks:
+            channel = membership.session.channels.get(ordinal)
             if channel is not None and channel.alive:
-                part.enter(_link(channel), channel.number)
+                membership.announce(_link(channel), channel.number)
 
-    def _remove(self, part: GroupMembership, why: str) -> None:
-        parts = self._parts[part.session.id]
-        del parts[part.id]
-        if not parts:
-            del self._parts[part.session.id]
-        part.leave(why)
-        if isinstance(part, Follower):
-            self._followers.pop(part.prefix, None)
+    def _remove(self, membership: GroupMembership, cause: str) -> None:
+        memberships = self._memberships[membership.session.id]
+        del memberships[membership.id]
+        if not memberships:
+            del self._memberships[membership.session.id]
+        membership.leave(cause)
+        if isinstance(membership, Follower):
+            self._followers.pop(membership.prefix, None)
 
     def _on_leader_end(self, leader: Leader) -> None:
         self._leaders.pop(leader.id, None)

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.match import GROUP, MatchKey, RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
-    MAX_NOTED,
+    MAX_IGNORED_LOGGED,
     GroupMembership,
-    failed,
-    parse_communicator,
-    presented,
-    status_of,
-    text_of,
-    withdrawn,
+    clean_text,
+    group_ended,
+    parse_communicator_message,
+    parse_present,
+    parse_withdraw,
 )
 from hearthd.front.peers.tickets import GroupMember, Members, PeerHello, nodes_of
 
@@ -47,7 +46,7 @@ an answer. A device process presents fewer (`hearthd.device.collectives.negotiat
 class Router(Protocol):
     """The part of `CollectiveRouter` that a leader uses: the matcher and the communicators."""
 
-    def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None:
+    def present(self, key: MatchKey, rank: int, location: RankLocation, body: Body) -> None:
         """Handles one operation of a rank; see `CollectiveRouter.present`."""
         ...
 
@@ -55,15 +54,15 @@ class Router(Protocol):
         """Handles a rank that will not take part in an operation; see `CollectiveRouter.withdraw`."""
         ...
 
-    def message(self, place: RankLocation, body: Body, owner: str = "") -> None:
+    def on_message(self, location: RankLocation, body: Body, owner: str = "") -> None:
         """Handles a message about a communicator of the group `owner`; see `CollectiveRouter.message`."""
         ...
 
-    def on_loss(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
+    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> None:
         """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.on_loss`."""
         ...
 
-    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+    def end_owner(self, owner: str, message: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of the group `owner`: its operations fail and its communicators are aborted."""
         ...
 
@@ -127,7 +126,7 @@ class Leader(GroupMembership):
         """The state of the group: `forming` until all nodes have joined, then `ready`, and `failed` after its end."""
         return "forming" if self.end_reason is None and self.missing else super().state
 
-    def expect(self, timeout: float) -> None:
+    def limit_joining(self, timeout: float) -> None:
         """Sets a limit of `timeout` seconds for the other nodes to join."""
         if self.missing:
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
@@ -156,66 +155,68 @@ class Leader(GroupMembership):
         log.info("peer_joined", group=self.id, node=node, peer=link.peer, missing=self.missing)
         if not self.missing and self._timer is not None:
             self._timer.cancel()
-        link.start(partial(self._on_message, node), partial(self._lost, node))
+        link.start(partial(self._on_message, node), partial(self._on_lost, node))
 
     def _on_message(self, node: int, body: Body) -> None:
         """Handles a message of a peer. Raises `ValueError`, `KeyError` or `TypeError` for an invalid message."""
-        what = body["t"]
-        if what == "leave":
-            why = text_of(body.get("why", ""))
-            self._fail_node(node, why, f"node {node} has left it: {why}")
+        kind = body["t"]
+        if kind == "leave":
+            cause = clean_text(body.get("why", ""))
+            self._fail_node(node, cause, f"node {node} has left it: {cause}")
             return
-        if what not in ("rank", "lost"):
-            raise ValueError(f"there is no {str(what)[:40]!r}")
+        if kind not in ("rank", "lost"):
+            raise ValueError(f"there is no {str(kind)[:40]!r}")
         device, process = tickets.parse_unsigned(body["device"]), tickets.parse_unsigned(body["process"])
         rank = self._rank_of.get(GroupMember(node, device))
         if rank is None or self.end_reason is not None:
             self._ignored += 1
-            if self._ignored <= MAX_NOTED:
+            if self._ignored <= MAX_IGNORED_LOGGED:
                 over = self.end_reason is not None
-                log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
+                log.warning("peer_ignored", group=self.id, node=node, device=device, what=kind, over=over)
             return
-        place = RankLocation(node, device, process)
-        if what == "lost":
+        location = RankLocation(node, device, process)
+        if kind == "lost":
             self._unanswered.pop(rank, None)
-            self._router.on_loss(place, text_of(body["why"]), (self._owner,))
+            self._router.on_loss(location, clean_text(body["why"]), (self._owner,))
         elif body["body"]["op"] == "present":
-            part = presented(self.id, body["body"])
-            waiting = self._unanswered[rank]
-            weight = len(part["signature"])
-            if waiting.operations and waiting.operations + weight > MAX_PRESENTED:
-                raise ValueError(f"rank {rank} has presented {len(waiting)} operations without waiting for an answer")
-            waiting.add(part["sequence"], max(1, weight))
-            self._present(rank, place, part)
+            fields = parse_present(self.id, body["body"])
+            unanswered = self._unanswered[rank]
+            operations = len(fields["signature"])
+            if unanswered.operations and unanswered.operations + operations > MAX_PRESENTED:
+                raise ValueError(
+                    f"rank {rank} has presented {len(unanswered)} operations without waiting for an answer"
+                )
+            unanswered.add(fields["sequence"], max(1, operations))
+            self._present(rank, location, fields)
         elif body["body"]["op"] == "withdraw":
-            part = withdrawn(self.id, body["body"])
-            self._unanswered[rank].drop(part["sequence"])
-            self._withdraw(rank, part)
+            fields = parse_withdraw(self.id, body["body"])
+            self._unanswered[rank].drop(fields["sequence"])
+            self._withdraw(rank, fields)
         else:
-            self._router.message(
-                place, parse_communicator(body["body"], text_of(body["body"]["comm"], 64)), self._owner
+            self._router.on_message(
+                location, parse_communicator_message(body["body"], clean_text(body["body"]["comm"], 64)), self._owner
             )
 
-    def _lost(self, node: int, why: str) -> None:
+    def _on_lost(self, node: int, cause: str) -> None:
         """Handles the end of a link."""
         self._links.pop(node, None)
-        self._fail_node(node, why, f"the daemon of node {node} was lost: {why}")
+        self._fail_node(node, cause, f"the daemon of node {node} was lost: {cause}")
 
-    def _fail_node(self, node: int, why: str, detail: str) -> None:
-        """Fails and aborts the operations under way on the other nodes, for the reason `why`, and ends the group."""
-        self._router.on_loss(node, why, (self._owner,))
-        self.end(failed(self.id, detail))
+    def _fail_node(self, node: int, cause: str, detail: str) -> None:
+        """Fails and aborts the operations under way on the other nodes, because of `cause`, and ends the group."""
+        self._router.on_loss(node, cause, (self._owner,))
+        self.end(group_ended(self.id, detail))
 
-    def send(self, place: RankLocation, body: Body) -> None:
+    def send(self, location: RankLocation, body: Body) -> None:
         """Sends a message of the router to a remote rank. Does nothing if the rank's node has left."""
-        link = self._links.get(place.node)
+        link = self._links.get(location.node)
         if link is None:
             return
         if body["op"] in ("go", "fail"):
-            rank = self._rank_of[GroupMember(place.node, place.device)]
+            rank = self._rank_of[GroupMember(location.node, location.device)]
             self._unanswered[rank].drop(body["sequence"])
         try:
-            link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
+            link.send({"t": "send", "device": location.device, "process": location.process, "body": body})
         except PeerFrameError as error:
             link.abort_soon(f"a message for it does not fit into a frame: {error}")
 
@@ -235,7 +236,7 @@ class Leader(GroupMembership):
         if self.end_reason is None:
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
-    def process_lost(self, link: DeviceLink, why: str) -> None:
+    def on_process_lost(self, link: DeviceLink, cause: str) -> None:
         """Notes the loss of a local process.
 
         The router has failed the operations that the process had presented; the session's rank there can present no
@@ -243,19 +244,19 @@ class Leader(GroupMembership):
         """
         channel = self.session.channels.get(link.ordinal)
         if self.end_reason is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
-            self._router.on_loss(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
+            self._router.on_loss(RankLocation(0, link.ordinal, link.generation), cause, (self._owner,))
 
-    def _present(self, rank: int, place: RankLocation, body: Body) -> None:
-        self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
+    def _present(self, rank: int, location: RankLocation, body: Body) -> None:
+        self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, location, body)
 
     def _withdraw(self, rank: int, body: Body) -> None:
         self._router.withdraw(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, body)
 
     # ---- end ----
 
-    def leave(self, why: str) -> None:
+    def leave(self, cause: str) -> None:
         """Fails the waiting operations, aborts the communicators, and ends the group on all nodes."""
-        refusal = self.end_reason or failed(self.id, f"node 0 has left it: {why}")
+        refusal = self.end_reason or group_ended(self.id, f"node 0 has left it: {cause}")
         self._router.end_owner(self._owner, refusal.message)
         self.end(refusal)
 
@@ -269,5 +270,5 @@ class Leader(GroupMembership):
         log.info("group_over", group=self.id, why=refusal.message)
         links, self._links = self._links, {}
         for link in links.values():
-            link.close({"t": "over", "status": status_of(refusal)})
+            link.close({"t": "over", "status": to_text(refusal)})
         self._on_end(self)

@@ -54,7 +54,7 @@ class PeerLink(asyncio.Protocol):
         """`heartbeat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
         loop = asyncio.get_running_loop()
         self.peer = ""
-        self.gone: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
         """Done once the connection is closed."""
         self.end_reason = ""
         """The reason for the end of the link. Empty: the link is open."""
@@ -65,17 +65,17 @@ class PeerLink(asyncio.Protocol):
         self._max_messages = max_messages
         self._transport: asyncio.Transport | None = None
         self._reader = PeerFrameReader(MAX_HELLO)
-        self._early: list[Body] = []
-        self._first: asyncio.Future[None] | None = None
+        self._early_messages: list[Body] = []
+        self._first_arrived: asyncio.Future[None] | None = None
         self._on_message: Callable[[Body], None] | None = None
-        self._on_lost: Callable[[str], None] = lambda why: None
+        self._on_lost: Callable[[str], None] = lambda reason: None
         self._last_received = 0.0
-        self._due = 0.0
+        self._next_heartbeat = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
-        self._resume: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
         """Timer that ends the pause in reading."""
-        self._slice, self._messages, self._read = 0.0, 0, 0
+        self._slice_start, self._messages_read, self._bytes_read = 0.0, 0, 0
         """Start time of the slice, and the messages and bytes read in it."""
 
     # ---- asyncio.Protocol ----
@@ -97,25 +97,25 @@ class PeerLink(asyncio.Protocol):
             self.abort(f"it sent a message that cannot be decoded: {error}")
             return
         for body in bodies:
-            self._take(body)
+            self._handle(body)
             if self.end_reason:
                 return
-        self._slow_down(len(bodies), len(data))
+        self._limit_rate(len(bodies), len(data))
 
-    def _slow_down(self, messages: int, size: int) -> None:
+    def _limit_rate(self, messages: int, size: int) -> None:
         """Counts what was read, and pauses reading if it was too much.
 
         The data of the peer then waits in the peer's own buffers.
         """
-        if self._last_received - self._slice >= SLICE:
-            self._slice, self._messages, self._read = self._last_received, 0, 0
-        self._messages += messages
-        self._read += size
-        if self._transport is not None and (self._messages > self._max_messages or self._read > MAX_READ):
+        if self._last_received - self._slice_start >= SLICE:
+            self._slice_start, self._messages_read, self._bytes_read = self._last_received, 0, 0
+        self._messages_read += messages
+        self._bytes_read += size
+        if self._transport is not None and (self._messages_read > self._max_messages or self._bytes_read > MAX_READ):
             self._transport.pause_reading()
-            self._resume = self._loop.call_at(self._slice + SLICE, self._read_on)
+            self._resume_timer = self._loop.call_at(self._slice_start + SLICE, self._resume_reading)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         self.pauses += 1
         if self._transport is not None and not self.end_reason:
             self._transport.resume_reading()
@@ -125,31 +125,31 @@ class PeerLink(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Completes `gone`, and reports the end unless the link was closed here before. Called by asyncio."""
-        for timer in (self._abort_timer, self._resume):
+        """Completes `closed`, and reports the end unless the link was closed here before. Called by asyncio."""
+        for timer in (self._abort_timer, self._resume_timer):
             if timer is not None:
                 timer.cancel()
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
         self._end(f"the connection broke: {exc}" if exc is not None else "it closed the connection")
 
     # ---- handshake ----
 
-    async def first(self) -> Body:
+    async def receive_first(self) -> Body:
         """Returns the first message. Raises `PeerLost`."""
-        if not self._early and not self.end_reason:
-            self._first = self._loop.create_future()
-            await self._first
-        if not self._early:
+        if not self._early_messages and not self.end_reason:
+            self._first_arrived = self._loop.create_future()
+            await self._first_arrived
+        if not self._early_messages:
             raise PeerLost(self.end_reason)
-        return self._early.pop(0)
+        return self._early_messages.pop(0)
 
     def certificate(self) -> bytes:
         """The certificate of the peer in DER. Empty without TLS."""
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
-        shown = tls.getpeercert(binary_form=True) if tls is not None else None
-        return shown or b""
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        return certificate or b""
 
     def start(self, on_message: Callable[[Body], None], on_lost: Callable[[str], None]) -> None:
         """Starts the link after the peer was authenticated.
@@ -157,16 +157,16 @@ class PeerLink(asyncio.Protocol):
         From now on messages are passed on, and the peer must send a message at least every `SILENCE` seconds.
         """
         self._on_message, self._on_lost = on_message, on_lost
-        self._reader.most = MAX_FRAME
+        self._reader.max_bytes = MAX_FRAME
         self._last_received = self._loop.time()
-        early, self._early = self._early, []
+        early, self._early_messages = self._early_messages, []
         if self.end_reason:
             self._loop.call_soon(on_lost, self.end_reason)
             return
-        self._due = self._loop.time() + self._heartbeat
-        self._timer = self._loop.call_at(self._due, self._tick)
+        self._next_heartbeat = self._loop.time() + self._heartbeat
+        self._timer = self._loop.call_at(self._next_heartbeat, self._on_heartbeat)
         for body in early:
-            self._take(body)
+            self._handle(body)
 
     # ---- messages ----
 
@@ -187,48 +187,50 @@ class PeerLink(asyncio.Protocol):
             return
         transport.write(frame)
 
-    def _take(self, body: Body) -> None:
+    def _handle(self, body: Body) -> None:
         if body.get("t") == "alive":
             return
         if self._on_message is None:
-            self._early.append(body)
-            if len(self._early) > MAX_EARLY:
+            self._early_messages.append(body)
+            if len(self._early_messages) > MAX_EARLY:
                 self.abort("it did not wait for an answer")
-            elif self._first is not None and not self._first.done():
-                self._first.set_result(None)
+            elif self._first_arrived is not None and not self._first_arrived.done():
+                self._first_arrived.set_result(None)
             return
         try:
             self._on_message(body)
         except (KeyError, TypeError, ValueError) as error:
             self.abort(f"it sent an invalid message: {error!r}")
 
-    def _tick(self) -> None:
+    def _on_heartbeat(self) -> None:
         now = self._loop.time()
-        late = now - self._due  # delay of this daemon itself, during which it has not read the peer's messages
-        if now - self._last_received - late > self._silence:
+        own_delay = (
+            now - self._next_heartbeat
+        )  # delay of this daemon itself, during which it has not read the peer's messages
+        if now - self._last_received - own_delay > self._silence:
             self.abort(f"no message arrived from it for {self._silence:g} s")
             return
         self._write(ALIVE)
         if not self.end_reason:
-            self._due = now + self._heartbeat
-            self._timer = self._loop.call_at(self._due, self._tick)
+            self._next_heartbeat = now + self._heartbeat
+            self._timer = self._loop.call_at(self._next_heartbeat, self._on_heartbeat)
 
     # ---- end ----
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Aborts the link at once."""
         if not self.end_reason:
-            log.warning("peer_cut", peer=self.peer, why=why)
-        self._end(why)
+            log.warning("peer_cut", peer=self.peer, why=reason)
+        self._end(reason)
         if self._transport is not None:
             self._transport.abort()
 
-    def abort_soon(self, why: str) -> None:
+    def abort_soon(self, reason: str) -> None:
         """Aborts the link after the caller has finished.
 
         The caller may be sending to several links, and the handling of one loss must not run in between.
         """
-        self._loop.call_soon(self.abort, why)
+        self._loop.call_soon(self.abort, reason)
 
     def close(self, last: Mapping[str, Any] | None = None) -> None:
         """Closes the link without reporting it as lost.
@@ -236,24 +238,24 @@ class PeerLink(asyncio.Protocol):
         After a `last` message it waits for the peer to close the connection, because unread data of the peer would
         otherwise reset the connection before the message arrives.
         """
-        self._on_lost = lambda why: None
-        transport, speaks = self._transport, last is not None and not self.end_reason
+        self._on_lost = lambda reason: None
+        transport, has_last_message = self._transport, last is not None and not self.end_reason
         if last is not None:
             self.send(last)
         self._end("it was closed by this daemon")
-        if transport is None or self.gone.done():
+        if transport is None or self.closed.done():
             return
-        if not speaks:
+        if not has_last_message:
             transport.close()
         self._abort_timer = self._loop.call_later(CLOSE_TIMEOUT, transport.abort)
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if self.end_reason:
             return
-        self.end_reason = why
+        self.end_reason = reason
         if self._timer is not None:
             self._timer.cancel()
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
-        on_lost, self._on_lost = self._on_lost, lambda why: None
-        on_lost(why)
+        if self._first_arrived is not None and not self._first_arrived.done():
+            self._first_arrived.set_result(None)
+        on_lost, self._on_lost = self._on_lost, lambda reason: None
+        on_lost(reason)

@@ -33,7 +33,7 @@ MAX_DETAILS = 16
 """Maximum number of details of a refusal."""
 MAX_UNIQUE_ID = 4096
 """Maximum length in base64 characters. NCCL's unique id has 128 bytes."""
-MAX_NOTED = 20
+MAX_IGNORED_LOGGED = 20
 """Maximum number of log lines about ignored messages, for each group."""
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
@@ -54,23 +54,25 @@ class GroupMembership(ABC):
 
     # ---- to the session's device processes ----
 
-    def enter(self, link: DeviceLink, channel: int) -> None:
+    def announce(self, link: DeviceLink, channel: int) -> None:
         """Announces the group and the rank to a process of the session."""
         rank = self.ranks.get(link.ordinal)
         if rank is not None:
-            tell(link, {"op": "group", "channel": channel, "group": self.id, "rank": rank, "ranks": len(self.members)})
+            send_collective(
+                link, {"op": "group", "channel": channel, "group": self.id, "rank": rank, "ranks": len(self.members)}
+            )
 
-    def exit(self) -> None:
+    def announce_leave(self) -> None:
         """Tells the session's processes that the session has left the group."""
         for device in self.ranks:
             channel = self.session.channels.get(device)
             if channel is not None and channel.alive:
-                tell(channel.link, {"op": "ungroup", "channel": channel.number, "group": self.id})
+                send_collective(channel.link, {"op": "ungroup", "channel": channel.number, "group": self.id})
 
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
         """Tells a device process that an operation of the session fails."""
         body = {"op": "fail", "channel": channel, "group": self.id, "devices": [], "sequence": sequence}
-        tell(link, {**body, "status": status_of(refusal)})
+        send_collective(link, {**body, "status": to_text(refusal)})
 
     # ---- state and events ----
 
@@ -88,11 +90,11 @@ class GroupMembership(ABC):
         """Handles the message that a device process of the session will not take part in an operation."""
 
     @abstractmethod
-    def process_lost(self, link: DeviceLink, why: str) -> None:
+    def on_process_lost(self, link: DeviceLink, cause: str) -> None:
         """Handles the end of a device process of this daemon, which may have served the session."""
 
     @abstractmethod
-    def leave(self, why: str) -> None:
+    def leave(self, cause: str) -> None:
         """Ends the group, on this daemon and all others."""
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
@@ -112,21 +114,16 @@ class GroupMembership(ABC):
         )
 
 
-def tell(link: Any, body: Body) -> None:
+def send_collective(link: Any, body: Body) -> None:
     """Sends a COLLECTIVE frame to a device process of this daemon."""
     link.send_json(Kind.COLLECTIVE, body)
 
 
-def status_of(refusal: Refusal) -> str:
-    """Returns a refusal as the base64 text that `status` has in COLLECTIVE frames."""
-    return to_text(refusal)
-
-
-def failed(group: str, why: str) -> Refusal:
+def group_ended(group: str, cause: str) -> Refusal:
     """Returns the refusal of operations of a group that has ended."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"The group {group[:8]} over several daemons has ended: {why}.",
+        f"The group {group[:8]} over several daemons has ended: {cause}.",
         fix=REBUILD,
         details={"group": group},
     )
@@ -135,29 +132,29 @@ def failed(group: str, why: str) -> Refusal:
 # ---- validation of peers' messages: each function raises ValueError, KeyError or TypeError for an invalid message ----
 
 
-def text_of(value: Any, most: int = MAX_TEXT) -> str:
+def clean_text(value: Any, max_length: int = MAX_TEXT) -> str:
     """Returns a peer's text for a log or a message, truncated and on one line."""
     if not isinstance(value, str):
         raise ValueError(f"a {type(value).__name__} instead of a text")
-    return "".join(each if each.isprintable() else " " for each in value[:most])
+    return "".join(character if character.isprintable() else " " for character in value[:max_length])
 
 
-def encoded(value: Any, most: int = 64 << 10) -> str:
+def check_base64(value: Any, max_length: int = 64 << 10) -> str:
     """Checks that `value` is base64, and returns it without decoding it."""
-    if not isinstance(value, str) or len(value) > most:
+    if not isinstance(value, str) or len(value) > max_length:
         raise ValueError("not valid base64, or too long")
     base64.b64decode(value, validate=True)
     return value
 
 
-def refusal_in(status: str) -> Refusal:
+def parse_refusal(status: str) -> Refusal:
     """Returns a peer's refusal, or its reason for ending a group, as a refusal for a session of this daemon."""
-    told = from_text(status)
-    details = {text_of(key, 64): text_of(value) for key, value in list(told.details.items())[:MAX_DETAILS]}
-    return Refusal(told.reason, text_of(told.message), fix=text_of(told.fix), details=details)
+    refusal = from_text(status)
+    details = {clean_text(key, 64): clean_text(value) for key, value in list(refusal.details.items())[:MAX_DETAILS]}
+    return Refusal(refusal.reason, clean_text(refusal.message), fix=clean_text(refusal.fix), details=details)
 
 
-def presented(group: str, body: Mapping[str, Any]) -> Body:
+def parse_present(group: str, body: Mapping[str, Any]) -> Body:
     """Checks and returns a rank's `present` message.
 
     The channel is not taken from it, because only the rank's own daemon knows it.
@@ -168,8 +165,8 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
     timeout = body.get("timeout") or 0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
         raise ValueError("the timeout is not a number of seconds")
-    behind = body.get("behind") or []
-    if not isinstance(behind, list) or len(behind) > MAX_BEHIND:
+    predecessors = body.get("behind") or []
+    if not isinstance(predecessors, list) or len(predecessors) > MAX_BEHIND:
         raise ValueError("the list of operations ahead of it is not a list, or is too long")
     return {
         "op": "present",
@@ -177,42 +174,42 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
         "group": group,
         "devices": [],
         "sequence": parse_unsigned(body["sequence"]),
-        "signature": [_entry(entry) for entry in signature],
+        "signature": [_check_operation(operation) for operation in signature],
         "timeout": float(min(timeout, MAX_SECONDS)),
-        "behind": [[[], parse_unsigned(sequence)] for _, sequence in behind],
+        "behind": [[[], parse_unsigned(sequence)] for _, sequence in predecessors],
     }
 
 
-def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
+def parse_withdraw(group: str, body: Mapping[str, Any]) -> Body:
     """Checks and returns a rank's `withdraw` message."""
-    status = status_of(refusal_in(encoded(body["status"])))
+    status = to_text(parse_refusal(check_base64(body["status"])))
     sequence = parse_unsigned(body["sequence"])
     return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
 
 
-def _entry(entry: Any) -> Body:
-    if not isinstance(entry, dict) or not set(entry) <= _FIELDS:
+def _check_operation(operation: Any) -> Body:
+    if not isinstance(operation, dict) or not set(operation) <= _FIELDS:
         raise ValueError("an operation has unknown fields")
-    for name, value in entry.items():
+    for name, value in operation.items():
         if isinstance(value, str):
             if len(value) > 64 or not (value.isascii() and value.isprintable()):
                 raise ValueError(f"{name} is too long, or not a word")
         elif value is not None:
             parse_unsigned(value)
-    if not isinstance(entry.get("kind"), str):
+    if not isinstance(operation.get("kind"), str):
         raise ValueError("an operation has no kind")
-    return dict(entry)
+    return dict(operation)
 
 
-def parse_communicator(body: Mapping[str, Any], comm: str) -> Body:
+def parse_communicator_message(body: Mapping[str, Any], comm: str) -> Body:
     """Checks and returns a message about a communicator, which is renamed to `comm`."""
     op = body["op"]
     builders: dict[str, Callable[[], Body]] = {
-        "id": lambda: {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID)},
+        "id": lambda: {"unique_id": check_base64(body["unique_id"], MAX_UNIQUE_ID)},
         "joined": lambda: {},
-        "join_failed": lambda: {"status": encoded(body["status"])},
+        "join_failed": lambda: {"status": check_base64(body["status"])},
         "failed": lambda: {
-            "reason": text_of(body.get("reason") or ""),
+            "reason": clean_text(body.get("reason") or ""),
             "timed_out": body.get("timed_out") is True,
             "sequence": parse_unsigned(body.get("sequence") or 0),
         },

@@ -23,10 +23,10 @@ from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.peers")
 
-MAX_STRANGERS = 64
-"""Maximum number of unauthenticated connections; further ones are closed."""
-MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
-"""Maximum number of them from one address, so that no host can exclude all others."""
+MAX_UNAUTHENTICATED = 64
+"""Maximum number of unauthenticated connections; further connections are closed."""
+MAX_UNAUTHENTICATED_OF_HOST = MAX_UNAUTHENTICATED // 2
+"""Maximum number of unauthenticated connections from one host, so that no host can exclude all others."""
 _LOG_S = 1.0
 """Minimum interval, in seconds, between log lines about connections that are not accepted."""
 
@@ -38,7 +38,7 @@ Admit = Callable[[Body, PeerLink], None]
 class PeerPortView:
     """State of a `PeerPort`, for tests and diagnostics."""
 
-    strangers: Mapping[str, int]
+    unauthenticated: Mapping[str, int]
     """Number of unauthenticated connections, by address."""
 
 
@@ -52,8 +52,8 @@ class PeerPort:
         host: str,
         admit: Admit,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
-        make: Callable[[], PeerLink] = PeerLink,
-        handshake: float = HANDSHAKE,
+        link_factory: Callable[[], PeerLink] = PeerLink,
+        handshake_timeout: float = HANDSHAKE,
     ) -> None:
         """Creates the port.
 
@@ -62,19 +62,20 @@ class PeerPort:
         """
         self.addresses: tuple[str, ...] = ()
         """The addresses for tickets, once the port is open."""
-        self.strangers = 0
+        self.unauthenticated = 0
         """Number of unauthenticated connections."""
         self._address, self._advertised, self._host = address, advertised, host
-        self._admit, self._context, self._make, self._handshake = admit, context, make, handshake
+        self._admit, self._context = admit, context
+        self._link_factory, self._handshake_timeout = link_factory, handshake_timeout
         self._open = False
         self._opening = asyncio.Lock()
         self._closed = False
-        self._from: Counter[str] = Counter()
+        self._unauthenticated_by_host: Counter[str] = Counter()
         """Number of unauthenticated connections, by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Called with the address and the reason of each connection that is not accepted or sends nothing in time."""
-        self._logged = LogThrottle(_LOG_S)
-        self._accepting = AcceptLoop("peers", self._on_accepted, self._on_shortage)
+        self._log_throttle = LogThrottle(_LOG_S)
+        self._accept_loop = AcceptLoop("peers", self._on_accepted, self._on_shortage)
 
     async def open(self) -> None:
         """Starts to listen, if the port is not open yet.
@@ -93,70 +94,73 @@ class PeerPort:
                 return
             address = parse_address(self._address)
             try:
-                listening = await _listening(address)
+                listener = await _create_listener(address)
             except OSError as error:
-                why = str(sockets.listen_error(address, "listen", error)).removeprefix("listen.listen: ")
+                cause = str(sockets.listen_error(address, "listen", error)).removeprefix("listen.listen: ")
                 raise Refusal(
                     Reason.COMMUNICATOR_FAILED,
-                    f"The port for groups over several daemons cannot be opened: collectives.listen: {why}.",
+                    f"The port for groups over several daemons cannot be opened: collectives.listen: {cause}.",
                     fix="Set collectives.listen to an address of this host with a port that is free.",
                     details={"setting": "collectives.listen", "requested": self._address},
                 ) from None
             self._open = True
-            self._accepting.listen(listening)
-            port = int(listening.getsockname()[1])
-            own = Address(self._host if address.wildcard else address.host, port)
-            self.addresses = self._advertised or (str(own),)
+            self._accept_loop.listen(listener)
+            port = int(listener.getsockname()[1])
+            default = Address(self._host if address.wildcard else address.host, port)
+            self.addresses = self._advertised or (str(default),)
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
 
     def inspect(self) -> PeerPortView:
         """Returns the numbers of unauthenticated connections."""
-        return PeerPortView(dict(self._from))
+        return PeerPortView(dict(self._unauthenticated_by_host))
 
     async def close(self) -> None:
         """Admits no more peers. Peers that were admitted keep their links."""
         self._closed = True
-        await self._accepting.stop()
+        await self._accept_loop.stop()
 
     # ---- connections ----
 
-    def _on_accepted(self, connection: socket.socket, where: Any) -> None:
+    def _on_accepted(self, connection: socket.socket, peer_address: Any) -> None:
         """Counts an unauthenticated connection and starts its handshake, or closes it if there are too many."""
-        host = str(where[0])
-        if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
+        host = str(peer_address[0])
+        if (
+            self.unauthenticated >= MAX_UNAUTHENTICATED
+            or self._unauthenticated_by_host[host] >= MAX_UNAUTHENTICATED_OF_HOST
+        ):
             connection.close()
-            self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
-            counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
-            self._not_accepted("strangers", f"{counts} have not identified themselves yet")
+            self.on_refused(host, "strangers" if self.unauthenticated >= MAX_UNAUTHENTICATED else "address")
+            counts = f"{self.unauthenticated} others, {self._unauthenticated_by_host[host]} of them from {host},"
+            self._log_not_accepted("strangers", f"{counts} have not identified themselves yet")
             return
-        self.strangers += 1
-        self._from[host] += 1
-        self._accepting.start_task(self._run_handshake(connection, host))
+        self.unauthenticated += 1
+        self._unauthenticated_by_host[host] += 1
+        self._accept_loop.start_task(self._run_handshake(connection, host))
 
     def _on_shortage(self, error: OSError) -> None:
-        self._not_accepted("descriptors", error.strerror or str(error))
+        self._log_not_accepted("descriptors", error.strerror or str(error))
 
-    def _not_accepted(self, kind: str, why: str) -> None:
-        times = self._logged.times(kind, asyncio.get_running_loop().time())
+    def _log_not_accepted(self, kind: str, cause: str) -> None:
+        times = self._log_throttle.times(kind, asyncio.get_running_loop().time())
         if times:
-            log.warning("peer_not_accepted", why=why, times=times)
+            log.warning("peer_not_accepted", why=cause, times=times)
 
     async def _run_handshake(self, connection: socket.socket, host: str) -> None:
         """Runs the handshake: TLS if it is configured, then authentication of the peer."""
-        link = self._make()
+        link = self._link_factory()
         try:
-            async with asyncio.timeout(self._handshake):
+            async with asyncio.timeout(self._handshake_timeout):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: link, connection, ssl=self._context())
-                body = await link.first()
+                body = await link.receive_first()
             self._admit(body, link)
             # A refused peer counts until its connection has ended; otherwise such connections would accumulate.
             if link.end_reason:
-                await asyncio.wait([link.gone])
+                await asyncio.wait([link.closed])
         except TimeoutError:
             self.on_refused(host, "silent")
-            link.abort(f"it did not identify itself within {self._handshake:g} s")
-        except PeerLost as lost:
-            log.info("peer_gone", peer=link.peer, why=str(lost))
+            link.abort(f"it did not identify itself within {self._handshake_timeout:g} s")
+        except PeerLost as error:
+            log.info("peer_gone", peer=link.peer, why=str(error))
         except ValueError as error:
             link.abort(str(error))
         except OSError as error:
@@ -165,24 +169,26 @@ class PeerPort:
             link.abort("the daemon is stopping")
             raise
         finally:
-            self.strangers -= 1
-            self._from[host] -= 1
-            self._from += Counter()  # removes the addresses whose count is 0
+            self.unauthenticated -= 1
+            self._unauthenticated_by_host[host] -= 1
+            self._unauthenticated_by_host += Counter()  # removes the addresses whose count is 0
             if not link.peer:
                 connection.close()
 
 
-async def _listening(address: Address) -> socket.socket:
+async def _create_listener(address: Address) -> socket.socket:
     """Creates the listening socket. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, where = found[0]
-    made = socket.create_server(where[:2], family=family, backlog=128)
-    made.setblocking(False)
-    return made
+    results = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, socket_address = results[0]
+    listener = socket.create_server(socket_address[:2], family=family, backlog=128)
+    listener.setblocking(False)
+    return listener
 
 
-async def connect(address: Address, pin: bytes, time_limit: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+async def connect(
+    address: Address, pin: bytes, time_limit: float, link_factory: Callable[[], PeerLink] = PeerLink
+) -> PeerLink:
     """Connects to a coordinator.
 
     `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin` is the SHA-256 of the
@@ -194,7 +200,7 @@ async def connect(address: Address, pin: bytes, time_limit: float, make: Callabl
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False  # the certificate is compared with the pin; its issuer and name do not matter
         context.verify_mode = ssl.CERT_NONE
-    link = make()
+    link = link_factory()
     try:
         async with asyncio.timeout(time_limit):
             await asyncio.get_running_loop().create_connection(
@@ -205,7 +211,7 @@ async def connect(address: Address, pin: bytes, time_limit: float, make: Callabl
         raise PeerLost(f"no answer came within {time_limit:.3g} s") from None
     except (OSError, UnicodeError) as error:
         link.abort("it could not be reached")
-        raise PeerLost(_explained(error, bool(pin))) from None
+        raise PeerLost(_describe_error(error, bool(pin))) from None
     except BaseException:
         link.abort("the request that needed it has ended")
         raise
@@ -215,7 +221,7 @@ async def connect(address: Address, pin: bytes, time_limit: float, make: Callabl
     return link
 
 
-def _explained(error: Exception, tls: bool) -> str:
+def _describe_error(error: Exception, tls: bool) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS could not be set up: {error.reason or error}"
     if isinstance(error, ConnectionRefusedError):

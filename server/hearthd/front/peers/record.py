@@ -16,7 +16,7 @@ from typing import Any
 from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, GroupHistory
 from hearthd.front.collectives.match import GROUP, MatchKey
 
-Where = tuple[int, int]
+ProcessKey = tuple[int, int]
 """A device and the generation of its process."""
 
 
@@ -32,19 +32,19 @@ class InFlightOperations:
 class PeerRecordView:
     """State of a `PeerRecord`, for tests and diagnostics."""
 
-    in_flight: Mapping[tuple[str, Where], int]
+    in_flight: Mapping[tuple[str, ProcessKey], int]
     """Number of unfinished operations, by communicator and process."""
     unfinished: int
     """Number of operations that only some of the local ranks have finished."""
 
 
 class PeerRecord:
-    """The record of one group. `own`: the number of the group's ranks on this node."""
+    """The record of one group. `local_ranks`: the number of the group's ranks on this node."""
 
-    def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
+    def __init__(self, group: str, ranks: int, local_ranks: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
-        self._in_flight: dict[tuple[str, Where], InFlightOperations] = {}
+        self._owner, self._members, self._local_ranks = GROUP + group, tuple(range(ranks)), local_ranks
+        self._in_flight: dict[tuple[str, ProcessKey], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
         """Local ranks that have finished an operation which other local ranks have not, by sequence number."""
 
@@ -55,48 +55,48 @@ class PeerRecord:
 
     def inspect(self) -> PeerRecordView:
         """Returns how many operations are remembered that have not finished on all local ranks."""
-        in_flight = {place: len(flying.operations) for place, flying in self._in_flight.items()}
+        in_flight = {key: len(in_flight.operations) for key, in_flight in self._in_flight.items()}
         return PeerRecordView(in_flight, len(self._finished))
 
-    def presented(self, rank: int, body: Mapping[str, Any]) -> None:
+    def record_presentation(self, rank: int, body: Mapping[str, Any]) -> None:
         """Notes that a local rank has presented the operation of a `present` message."""
-        self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])
+        self._recorder.record_presentation(self._key(int(body["sequence"])), rank, body["signature"])
 
-    def launched(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:
+    def record_launch(self, comm: str, process: ProcessKey, rank: int, sequence: int, index: int) -> None:
         """Notes that a rank may run an operation, which has the number `index` on the communicator."""
         key = self._key(sequence)
         ring = self.ring
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
-            self._recorder.launched(key)
-        self._recorder.ready(self._owner, self._members)
-        self._in_flight.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
+            self._recorder.record_launch(key)
+        self._recorder.record_ready(self._owner, self._members)
+        self._in_flight.setdefault((comm, process), InFlightOperations(rank)).operations.append((index, sequence))
 
-    def progress(self, comm: str, where: Where, done: int) -> None:
+    def record_progress(self, comm: str, process: ProcessKey, done: int) -> None:
         """Notes that a process has finished `done` operations of the communicator."""
-        flying = self._in_flight.get((comm, where))
-        while flying is not None and flying.operations and flying.operations[0][0] <= done:
-            _, sequence = flying.operations.popleft()
+        in_flight = self._in_flight.get((comm, process))
+        while in_flight is not None and in_flight.operations and in_flight.operations[0][0] <= done:
+            _, sequence = in_flight.operations.popleft()
             finished = self._finished.setdefault(sequence, set())
-            finished.add(flying.rank)
-            if len(finished) == self._own:
+            finished.add(in_flight.rank)
+            if len(finished) == self._local_ranks:
                 del self._finished[sequence]
-                self._recorder.finished(self._key(sequence))
+                self._recorder.record_completion(self._key(sequence))
         while len(self._finished) > OPERATIONS:
             del self._finished[next(iter(self._finished))]
 
-    def failed(self, sequence: int, why: str) -> None:
+    def record_failure(self, sequence: int, cause: str) -> None:
         """Notes that an operation of a rank failed, or was not answered."""
         self._finished.pop(sequence, None)
-        self._recorder.failed(self._key(sequence), why)
+        self._recorder.record_failure(self._key(sequence), cause)
 
-    def aborted(self, comm: str, where: Where, why: str) -> None:
+    def record_abort(self, comm: str, process: ProcessKey, cause: str) -> None:
         """Notes that a process no longer has the communicator. The process's unfinished operations on it fail."""
-        others = any(name == comm and there != where for name, there in self._in_flight)
-        flying = self._in_flight.pop((comm, where), None)
-        for _, sequence in flying.operations if flying is not None else ():
-            self.failed(sequence, why)
-        if flying is not None and not others:
-            self._recorder.aborted(self._owner, self._members, why)
+        is_shared = any(name == comm and other != process for name, other in self._in_flight)
+        in_flight = self._in_flight.pop((comm, process), None)
+        for _, sequence in in_flight.operations if in_flight is not None else ():
+            self.record_failure(sequence, cause)
+        if in_flight is not None and not is_shared:
+            self._recorder.record_abort(self._owner, self._members, cause)
 
     def _key(self, sequence: int) -> MatchKey:
         return MatchKey(self._owner, self._members, sequence)

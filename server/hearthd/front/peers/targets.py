@@ -27,7 +27,7 @@ from hearthd.front.config.peer_targets import (
 )
 from hearthd.front.config.settings import Config
 
-MAX_FOUND = 8
+MAX_RESOLVED = 8
 """Maximum number of addresses of one name that are checked."""
 _LOOKUPS = 2
 """Maximum number of concurrent name lookups. Slow lookups delay those of other tickets, and nothing else in the
@@ -52,23 +52,23 @@ class PeerTargets:
         """Returns the targets of a daemon with this configuration."""
         return cls(config.collectives.peers, auto_networks(config))
 
-    async def find(self, address: Address) -> list[Address]:
+    async def resolve(self, address: Address) -> list[Address]:
         """Returns the numeric addresses for which `address` stands and to which this daemon may connect.
 
         Empty: there are none, or the name is unknown. A session must not learn which, because it could otherwise query
         the names of the daemon's network.
         """
-        found = [each for each in await self._lookup(address.host) if not (each.is_unspecified or each.is_multicast)]
+        resolved = [ip for ip in await self._lookup(address.host) if not (ip.is_unspecified or ip.is_multicast)]
         entries = [entry for entry in self._entries if entry.port in (0, address.port)]
-        allowed = [each for each in found if self._auto_allows(each) or _named(each, address, entries)]
-        if len(allowed) < len(found):
+        allowed = [ip for ip in resolved if self._auto_allows(ip) or _is_listed(ip, address, entries)]
+        if len(allowed) < len(resolved):
             names = sorted({entry.name for entry in entries if entry.name})
-            meant = {each for known in await asyncio.gather(*map(self._lookup, names)) for each in known}
-            allowed = [each for each in found if each in allowed or each in meant]
-        return [Address(str(each), address.port) for each in allowed]
+            named = {ip for addresses in await asyncio.gather(*map(self._lookup, names)) for ip in addresses}
+            allowed = [ip for ip in resolved if ip in allowed or ip in named]
+        return [Address(str(ip), address.port) for ip in allowed]
 
-    def _auto_allows(self, found: IpAddress) -> bool:
-        return any(found in net for net in self._auto) and not any(found in net for net in METADATA)
+    def _auto_allows(self, ip: IpAddress) -> bool:
+        return any(ip in net for net in self._auto) and not any(ip in net for net in METADATA)
 
     async def _lookup(self, host: str) -> list[IpAddress]:
         try:
@@ -79,10 +79,10 @@ class PeerTargets:
             return []
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._pool, _resolved, host)
+            texts = await loop.run_in_executor(self._pool, _resolve_host, host)
         except (OSError, ValueError, RuntimeError):  # RuntimeError: the thread pool is shut down
             return []
-        return [_unmapped(ip_address(each)) for each in found[:MAX_FOUND]]
+        return [_unmapped(ip_address(text)) for text in texts[:MAX_RESOLVED]]
 
     def close(self) -> None:
         """Stops looking up names. Does not wait for lookups under way."""
@@ -100,19 +100,19 @@ def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
     return () if config.tenants else PRIVATE
 
 
-def _named(found: IpAddress, asked: Address, entries: Sequence[PeerTarget]) -> bool:
-    """Returns True if `peers` contains the address as a network, or contains the name that was asked for.
+def _is_listed(ip: IpAddress, requested: Address, entries: Sequence[PeerTarget]) -> bool:
+    """Returns True if `peers` contains the address as a network, or contains the requested name.
 
     That name may have other addresses when it is looked up again.
     """
-    name = plain(asked.host)
-    return any(found in entry.network if entry.network is not None else entry.name == name for entry in entries)
+    name = plain(requested.host)
+    return any(ip in entry.network if entry.network is not None else entry.name == name for entry in entries)
 
 
-def _resolved(host: str) -> list[str]:
+def _resolve_host(host: str) -> list[str]:
     """Returns the numeric addresses of a host, without duplicates, in the order of preference."""
-    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+    results = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in results))
 
 
 def _unmapped(address: IpAddress) -> IpAddress:

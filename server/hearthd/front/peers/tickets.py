@@ -51,7 +51,9 @@ class PeerHello(NamedTuple):
 def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
     """Returns the members in a request. Raises `INVALID_ARGUMENT` if they do not make a group."""
     if not 1 <= len(members) <= MAX_RANKS:
-        raise _no_group(f"A group of {len(members)} ranks was requested", f"1 to {MAX_RANKS} members", len(members))
+        raise _invalid_members(
+            f"A group of {len(members)} ranks was requested", f"1 to {MAX_RANKS} members", len(members)
+        )
     return check_members(GroupMember(member.node, member.device) for member in members)
 
 
@@ -60,25 +62,25 @@ def check_members(members: Iterable[GroupMember]) -> Members:
 
     Raises `INVALID_ARGUMENT` otherwise.
     """
-    found = tuple(members)
+    checked = tuple(members)
     seen: set[GroupMember] = set()
-    for rank, member in enumerate(found):
+    for rank, member in enumerate(checked):
         if member in seen:
-            raise _no_group(
+            raise _invalid_members(
                 f"Rank {rank} is device {member.device} of node {member.node}, which is a member already",
                 "each device of a node once",
                 rank,
             )
         seen.add(member)
-    nodes = {member.node for member in found}
+    nodes = {member.node for member in checked}
     missing = sorted(set(range(len(nodes))) - nodes)
     if missing:
-        raise _no_group(
+        raise _invalid_members(
             f"The members' nodes are {', '.join(map(str, sorted(nodes)))}; node {missing[0]} has no member",
             "nodes counted from 0, the daemon that is asked to create the group, without a gap",
             max(nodes),
         )
-    return found
+    return checked
 
 
 def devices_of(members: Members, node: int) -> dict[int, int]:
@@ -91,10 +93,10 @@ def nodes_of(members: Members) -> list[int]:
     return sorted({member.node for member in members})
 
 
-def _no_group(what: str, allowed: str, requested: int) -> Refusal:
+def _invalid_members(problem: str, allowed: str, requested: int) -> Refusal:
     return Refusal(
         Reason.INVALID_ARGUMENT,
-        f"{what}; a group has {allowed}.",
+        f"{problem}; a group has {allowed}.",
         fix=f"Name {allowed}.",
         details={"requested": requested, "allowed": allowed},
         fields=["members"],
@@ -149,7 +151,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
             fix=fix, details={"requested": len(ticket.addresses), "allowed": MAX_ADDRESSES},
             fields=["ticket.addresses"],
         )  # fmt: skip
-    found = []
+    addresses = []
     for text in ticket.addresses:
         try:
             address = parse_address(text)
@@ -162,8 +164,8 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
                 fix=fix, details={"requested": text[:300]},
                 fields=["ticket.addresses"],
             ) from None  # fmt: skip
-        found.append(address)
-    return list(dict.fromkeys(found))
+        addresses.append(address)
+    return list(dict.fromkeys(addresses))
 
 
 # ---- first message of a peer ----
@@ -198,22 +200,22 @@ def parse_hello(body: Body) -> PeerHello:
         raise ValueError(f"it is not a hello message: {error!r}"[:200]) from None
 
 
-def parse_unsigned(value: Any, most: int = (1 << 64) - 1) -> int:
-    """Returns `value` if it is an integer from 0 to `most`. Raises `ValueError` otherwise."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {most}")
+def parse_unsigned(value: Any, maximum: int = (1 << 64) - 1) -> int:
+    """Returns `value` if it is an integer from 0 to `maximum`. Raises `ValueError` otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
+        raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {maximum}")
     return value
 
 
-def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Returns True if `shown` is the secret of the group.
+def same_secret(candidate: bytes, secret: bytes | None) -> bool:
+    """Returns True if `candidate` is the secret of the group.
 
     `secret` is None if there is no such group; the comparison takes the same time then.
     """
-    return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
+    return hmac.compare_digest(candidate, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
-def unknown_group() -> Refusal:
+def invalid_ticket() -> Refusal:
     """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,
@@ -223,10 +225,10 @@ def unknown_group() -> Refusal:
     )
 
 
-def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
+def check_hello(hello: PeerHello, members: Members, joined: Iterable[int]) -> None:
     """Checks whether a daemon that has the secret may join as the node that it names.
 
-    `taken`: nodes that have joined. Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or
+    `joined`: nodes that have joined. Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or
     `HANDLE_IN_USE`.
     """
     if hello.protocol != PROTOCOL:
@@ -244,13 +246,13 @@ def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> Non
         raise Refusal(
             Reason.COLLECTIVE_MISMATCH,
             f"The group was created with {len(members)} ranks and joined with {len(hello.members)}; rank {differing} "
-            f"is {_named(members, differing)} and {_named(hello.members, differing)}.",
+            f"is {_member_name(members, differing)} and {_member_name(hello.members, differing)}.",
             fix="Give JoinGroup the members that were given to CreateGroup, in the same order.",
             details={
                 "field": "members",
                 "rank": differing,
-                "expected": _named(members, differing),
-                "requested": _named(hello.members, differing),
+                "expected": _member_name(members, differing),
+                "requested": _member_name(hello.members, differing),
             },
         )
     nodes = nodes_of(members)
@@ -261,7 +263,7 @@ def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> Non
             fix="Join as the node that the members have for this daemon.",
             details={"requested": hello.node, "allowed": ", ".join(map(str, nodes[1:])) or "none"},
         )
-    if hello.node in taken:
+    if hello.node in joined:
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"Node {hello.node} has joined the group already.",
@@ -270,7 +272,7 @@ def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> Non
         )
 
 
-def _named(members: Members, rank: int) -> str:
+def _member_name(members: Members, rank: int) -> str:
     if rank >= len(members):
         return "missing"
     return f"device {members[rank].device} of node {members[rank].node}"

@@ -92,7 +92,7 @@ def _operations(ring: GroupHistory) -> list[node_pb2.GroupOperation]:
 def _operation(entry: RecordedOperation) -> node_pb2.GroupOperation:
     return node_pb2.GroupOperation(
         sequence=entry.sequence,
-        what=entry.what,
+        what=entry.description,
         state=entry.state,
         presented=sorted(entry.presented),
         presented_unix_ns=min(entry.presented.values(), default=0),

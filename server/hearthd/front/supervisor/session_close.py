@@ -44,7 +44,7 @@ class SessionClose:
         self._query_task: asyncio.Task[None] | None = None
         self._has_waiter = False
         self._closed = False
-        link.on_leave, link.on_gone = self._on_leave, self._on_gone
+        link.on_channel_closing, link.on_channel_closed = self._on_leave, self._on_gone
 
     @property
     def must_drain(self) -> bool:

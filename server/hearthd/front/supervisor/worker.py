@@ -294,7 +294,7 @@ class Worker:
             adopted_or_ending.cancel()
             if cause is not None or self.ending:
                 return cause
-        process.link.emptied = self._start_idle_timeout
+        process.link.on_last_channel_closed = self._start_idle_timeout
         preparing = asyncio.ensure_future(self._owner.prepare(process, self))
         cause = await process.until(preparing)
         if cause is not None:

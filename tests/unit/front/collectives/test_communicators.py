@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
-from tests.support.front.collective_parts import complete, key, ops, place, refusal_in, status_of
+from tests.support.front.collective_parts import complete, key, location, ops, refusal_in, status_of
 
 FIRST = "nonce-1"
 
@@ -21,19 +21,19 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
     return {"op": op, "comm": comm, **more}
 
 
-def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
+def create_communicator(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
     """Submits the first operation of new ranks and has them join. Returns the messages that the last join causes."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
-        {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
+        {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.locations)}
     ]
-    joins = communicators.message(match.places[0], message("id", comm, unique_id="u"))
-    assert [(send.place, send.body["rank"]) for send in joins] == [
-        (where, rank) for rank, where in enumerate(match.places)
+    joins = communicators.on_message(match.locations[0], message("id", comm, unique_id="u"))
+    assert [(send.location, send.body["rank"]) for send in joins] == [
+        (rank_location, rank) for rank, rank_location in enumerate(match.locations)
     ]
     sends: list[DeviceMessage] = []
-    for where in match.places:
+    for rank_location in match.locations:
         assert not sends
-        sends = communicators.message(where, message("joined", comm))
+        sends = communicators.on_message(rank_location, message("joined", comm))
     return sends
 
 
@@ -41,16 +41,16 @@ def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicator
     communicators = Communicators(recorder, "nonce")
     match = complete(*members)
     if recorder is not None:
-        for rank, each in match.parts.items():
-            recorder.presented(match.key, rank, each.operations)
-    made(communicators, match)
+        for rank, presentation in match.presentations.items():
+            recorder.record_presentation(match.key, rank, presentation.operations)
+    create_communicator(communicators, match)
     return communicators
 
 
 def test_release_message_has_rank_and_index() -> None:
     communicators = Communicators(nonce="nonce")
-    sends = made(communicators, complete(2, 0, 1))
-    assert [send.place for send in sends] == [place(2), place(0), place(1)]
+    sends = create_communicator(communicators, complete(2, 0, 1))
+    assert [send.location for send in sends] == [location(2), location(0), location(1)]
     assert [send.body for send in sends] == [
         {
             "op": "go", "channel": 10 + rank, "group": "", "devices": [2, 0, 1], "sequence": 1, "comm": FIRST,
@@ -79,23 +79,23 @@ def over_daemons(group: str, sequence: int = 1) -> Match:
 
 def test_groups_over_daemons_have_communicators_of_their_own() -> None:
     communicators = Communicators(nonce="nonce")
-    sends = made(communicators, over_daemons("aa"))
-    assert [(send.place.node, send.body["group"], send.body["devices"]) for send in sends] == [
+    sends = create_communicator(communicators, over_daemons("aa"))
+    assert [(send.location.node, send.body["group"], send.body["devices"]) for send in sends] == [
         (0, "aa", []),
         (1, "aa", []),
     ]
-    made(communicators, over_daemons("bb"), "nonce-2")
+    create_communicator(communicators, over_daemons("bb"), "nonce-2")
     progress = message("progress", done=1)
-    assert communicators.message(RankLocation(1, 0, 0), message("failed"), owner="group:bb") == [], (
+    assert communicators.on_message(RankLocation(1, 0, 0), message("failed"), owner="group:bb") == [], (
         "not its communicator"
     )
-    assert communicators.message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
+    assert communicators.on_message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
     assert communicators.on_loss(1, "its connection broke") == [], "node 1 of which group?"
     sends = communicators.on_loss(1, "its connection broke", {"group:aa"})
-    assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
+    assert [(send.location.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
     assert "node 1 was lost: its connection broke" in sends[0].body["reason"]
     sends = communicators.end_owner("group:bb", Refusal(Reason.COMMUNICATOR_FAILED, "It was left."))
-    assert [(send.place.node, send.body["op"]) for send in sends] == [(0, "abort"), (1, "abort")]
+    assert [(send.location.node, send.body["op"]) for send in sends] == [(0, "abort"), (1, "abort")]
     assert status_of(sends[1]).message == "It was left."
     assert len(communicators) == 0
 
@@ -104,16 +104,16 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete())
     communicators.submit(complete(sequence=2))
-    communicators.message(place(0), message("id", unique_id="u"))
+    communicators.on_message(location(0), message("id", unique_id="u"))
     status = to_text(Refusal(Reason.INTERNAL, "no NCCL"))
-    sends = communicators.message(place(1), message("join_failed", status=status))
+    sends = communicators.on_message(location(1), message("join_failed", status=status))
     assert ops(sends) == [(0, "abort"), (0, "fail"), (1, "fail"), (0, "fail"), (1, "fail")]
     refusal = refusal_in(sends[1])
     assert refusal.reason == Reason.COMMUNICATOR_FAILED and "no NCCL" in refusal.message
     assert refusal.details["failed"] == "1"
-    assert communicators.message(place(0), message("joined")) == []
+    assert communicators.on_message(location(0), message("joined")) == []
     assert communicators.submit(complete(sequence=3)) == [
-        DeviceMessage(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
+        DeviceMessage(location(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
     ]
     assert communicators.aborts == 1
 
@@ -122,15 +122,15 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
 def test_a_failed_join_without_a_reason(status: str) -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete())
-    sends = communicators.message(place(0), message("join_failed", status=status))
+    sends = communicators.on_message(location(0), message("join_failed", status=status))
     assert refusal_in(sends[1]).reason == Reason.COMMUNICATOR_FAILED
 
 
 def test_communicator_creation_times_out() -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(deadline=5.0))
-    communicators.message(place(0), message("id", unique_id="u"))
-    communicators.message(place(0), message("joined"))
+    communicators.on_message(location(0), message("id", unique_id="u"))
+    communicators.on_message(location(0), message("joined"))
     assert communicators.deadline == 5.0 and communicators.expire(4.9) == []
     sends = communicators.expire(5.0)
     assert ops(sends) == [(0, "fail"), (1, "fail"), (0, "abort"), (1, "abort")]
@@ -148,22 +148,22 @@ def test_timeout_of_one_operation_does_not_end_longer_waits() -> None:
     communicators.submit(complete(sequence=3, deadline=1.0))
     assert communicators.deadline == 1.0
     assert [send.body["sequence"] for send in communicators.expire(3.0)] == [3, 3, 1, 1]
-    communicators.message(place(0), message("id", unique_id="u"))
-    communicators.message(place(0), message("joined"))
-    sends = communicators.message(place(1), message("joined"))
+    communicators.on_message(location(0), message("id", unique_id="u"))
+    communicators.on_message(location(0), message("joined"))
+    sends = communicators.on_message(location(1), message("joined"))
     assert [(send.body["op"], send.body["sequence"], send.body["index"]) for send in sends] == [("go", 2, 1)] * 2
 
 
 def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
     communicators = ready()
-    sends = communicators.on_loss(place(0), "boom")
+    sends = communicators.on_loss(location(0), "boom")
     assert ops(sends) == [(1, "abort")]
     assert sends[0].body["reason"] == "device 0 was lost: boom"
     assert status_of(sends[0]).reason == Reason.COMMUNICATOR_FAILED
     assert "device 0 was lost: boom" in status_of(sends[0]).message
-    assert communicators.on_loss(place(0), "boom") == []
+    assert communicators.on_loss(location(0), "boom") == []
     assert ops(communicators.submit(complete(sequence=2))) == [(0, "create_id")], "rebuilt"
-    assert ops(communicators.on_loss(place(0), "boom")) == [(1, "abort"), (1, "fail")]
+    assert ops(communicators.on_loss(location(0), "boom")) == [(1, "abort"), (1, "fail")]
 
 
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
@@ -171,20 +171,20 @@ def test_processes_of_a_device_have_communicators_of_their_own() -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(process=1))
     communicators.submit(complete(process=2, owner="t"))
-    assert communicators.message(place(0, 1), message("id", "nonce-2", unique_id="u")) == [], "another process's"
-    sends = communicators.message(place(0, 2), message("id", "nonce-2", unique_id="u"))
-    assert [(send.place, send.body["op"]) for send in sends] == [(place(0, 2), "join"), (place(1, 2), "join")]
-    communicators.message(place(0, 2), message("joined", "nonce-2"))
-    assert communicators.message(place(1, 1), message("joined", "nonce-2")) == []
-    assert ops(communicators.message(place(1, 2), message("joined", "nonce-2"))) == [(0, "go"), (1, "go")]
-    sends = communicators.on_loss(place(0, 1), "boom")
-    assert [send.place for send in sends if send.body["op"] == "abort"] == [place(1, 1)]
+    assert communicators.on_message(location(0, 1), message("id", "nonce-2", unique_id="u")) == [], "another process's"
+    sends = communicators.on_message(location(0, 2), message("id", "nonce-2", unique_id="u"))
+    assert [(send.location, send.body["op"]) for send in sends] == [(location(0, 2), "join"), (location(1, 2), "join")]
+    communicators.on_message(location(0, 2), message("joined", "nonce-2"))
+    assert communicators.on_message(location(1, 1), message("joined", "nonce-2")) == []
+    assert ops(communicators.on_message(location(1, 2), message("joined", "nonce-2"))) == [(0, "go"), (1, "go")]
+    sends = communicators.on_loss(location(0, 1), "boom")
+    assert [send.location for send in sends if send.body["op"] == "abort"] == [location(1, 1)]
     assert ops(communicators.submit(complete(process=2, owner="t", sequence=2))) == [(0, "go"), (1, "go")]
 
 
 def test_reported_failure_aborts_every_rank_with_the_reason() -> None:
     recorder = FlightRecorder()
-    sends = ready(recorder=recorder).message(place(1), message("failed", reason="unhandled system error"))
+    sends = ready(recorder=recorder).on_message(location(1), message("failed", reason="unhandled system error"))
     assert ops(sends) == [(0, "abort"), (1, "abort")]
     for send in sends:
         refusal = status_of(send)
@@ -201,8 +201,8 @@ def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> 
     for sequence in range(2, 5):
         communicators.submit(complete(4, 2, 3, sequence=sequence))
     for device, done in ((4, 3), (2, 2), (3, 1)):
-        assert communicators.message(place(device), message("progress", done=done)) == []
-    sends = communicators.message(place(2), message("failed", reason="timeout", timed_out=True, sequence=3))
+        assert communicators.on_message(location(device), message("progress", done=done)) == []
+    sends = communicators.on_message(location(2), message("failed", reason="timeout", timed_out=True, sequence=3))
     assert ops(sends) == [(4, "abort"), (2, "abort"), (3, "abort")]
     refusal = status_of(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
@@ -214,11 +214,11 @@ def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> 
 def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
-    theirs = complete(owner="t", sequence=77)
-    for rank, each in theirs.parts.items():
-        recorder.presented(theirs.key, rank, each.operations)
-    communicators.submit(theirs)
-    refusal = status_of(communicators.message(place(1), message("failed", timed_out=True, sequence=77))[0])
+    other_match = complete(owner="t", sequence=77)
+    for rank, presentation in other_match.presentations.items():
+        recorder.record_presentation(other_match.key, rank, presentation.operations)
+    communicators.submit(other_match)
+    refusal = status_of(communicators.on_message(location(1), message("failed", timed_out=True, sequence=77))[0])
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert "recorder" not in refusal.details and "sequence" not in refusal.details and "77" not in refusal.message
 
@@ -228,13 +228,13 @@ def test_progress_is_recorded_when_all_ranks_are_through() -> None:
     communicators = ready(recorder=recorder)
     ring = recorder.ring("s", (0, 1))
     assert ring is not None and ring.state == "ready"
-    communicators.message(place(0), message("progress", done=1))
+    communicators.on_message(location(0), message("progress", done=1))
     assert ring.operations[1].state == "launched"
-    communicators.message(place(1), message("progress", done=10**9))
+    communicators.on_message(location(1), message("progress", done=10**9))
     assert ring.operations[1].state == "done"
     communicators.submit(complete(sequence=2))
     (comm,) = communicators
-    assert not comm.idle, "what a rank says of operations that there are not does not count for later ones"
+    assert not comm.is_idle, "what a rank says of operations that there are not does not count for later ones"
 
 
 def test_idle_communicators_are_bounded() -> None:
@@ -245,15 +245,15 @@ def test_idle_communicators_are_bounded() -> None:
         sends = communicators.submit(match)
         evicted += [send.body["comm"] for send in sends if send.body["op"] == "abort"]
         comm = f"nonce-{number}"
-        communicators.message(place(0), message("id", comm, unique_id="u"))
+        communicators.on_message(location(0), message("id", comm, unique_id="u"))
         for device in (0, number):
-            communicators.message(place(device), message("joined", comm))
+            communicators.on_message(location(device), message("joined", comm))
         for device in (0, number) if number != 2 else (0,):  # one rank has not finished
-            communicators.message(place(device), message("progress", comm, done=1))
+            communicators.on_message(location(device), message("progress", comm, done=1))
         if number == 10:
             communicators.submit(complete(0, 1, sequence=2))  # the communicator is no longer the least recently used
             for device in (0, 1):
-                communicators.message(place(device), message("progress", "nonce-1", done=2))
+                communicators.on_message(location(device), message("progress", "nonce-1", done=2))
     assert evicted == ["nonce-3"] * 2 + ["nonce-4"] * 2 + ["nonce-5"] * 2
     assert len(communicators) == MAX_IDLE
     assert communicators.aborts == 0, "nothing has failed"
@@ -265,9 +265,9 @@ def test_a_closed_session_leaves_the_communicator() -> None:
     communicators.submit(complete(owner="t"))
     sends = communicators.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
     assert ops(sends) == [(0, "fail"), (1, "fail")]
-    communicators.message(place(0), message("id", unique_id="u"))
-    communicators.message(place(0), message("joined"))
-    assert len(communicators.message(place(1), message("joined"))) == 2
+    communicators.on_message(location(0), message("id", unique_id="u"))
+    communicators.on_message(location(0), message("joined"))
+    assert len(communicators.on_message(location(1), message("joined"))) == 2
     communicators.end_owner("t", Refusal(Reason.SESSION_EXPIRED, "over"))
     (comm,) = communicators
     assert not comm.in_flight and not comm.users and not comm.queue
@@ -280,9 +280,9 @@ def test_a_closed_session_leaves_the_communicator() -> None:
 )
 def test_stray_messages_do_no_harm(device: int, op: str, comm: object) -> None:
     body = {"op": op, "comm": comm, "unique_id": "x", "done": 3}
-    assert Communicators(nonce="nonce").message(place(device), body) == []
+    assert Communicators(nonce="nonce").on_message(location(device), body) == []
     communicators = ready(4, 5)
-    assert communicators.message(place(device), body) == []
+    assert communicators.on_message(location(device), body) == []
     assert ops(communicators.submit(complete(4, 5, sequence=2))) == [(4, "go"), (5, "go")]
 
 

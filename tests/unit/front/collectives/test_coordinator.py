@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
 from hearthd.front.collectives.match import DeviceMessage, MatchKey, RankLocation
-from tests.support.front.collective_parts import part
+from tests.support.front.collective_parts import present_body
 
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
@@ -37,7 +37,7 @@ class Ranks(RuleBasedStateMachine):
         """Operations that were presented and not answered, by channel."""
         self.counts: dict[Part, int] = {}
         self.channels = 0
-        self.asked: list[DeviceMessage] = []
+        self.requests: list[DeviceMessage] = []
         """`create_id` and `join` messages that were not answered."""
         self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
         """Operations that each rank was told to launch, by communicator."""
@@ -49,7 +49,7 @@ class Ranks(RuleBasedStateMachine):
 
     # ---- participants ----
 
-    def place(self, owner: str, members: tuple[int, ...], rank: int) -> RankLocation:
+    def location(self, owner: str, members: tuple[int, ...], rank: int) -> RankLocation:
         if owner in OVER_DAEMONS:
             node, device = OVER_DAEMONS[owner][rank]
         else:
@@ -58,31 +58,31 @@ class Ranks(RuleBasedStateMachine):
 
     def take(self, sends: list[DeviceMessage]) -> None:
         """Handles messages to ranks. All ranks of an operation must receive "go" together."""
-        gone: dict[MatchKey, list[int]] = defaultdict(list)
-        for where, body in sends:
-            scope = f"group:{body['group']}" if where.node else ""
-            assert (scope, where) not in self.dead, "the rank has left"
+        launched: dict[MatchKey, list[int]] = defaultdict(list)
+        for receiver, body in sends:
+            scope = f"group:{body['group']}" if receiver.node else ""
+            assert (scope, receiver) not in self.dead, "the rank has left"
             if body["op"] in ("create_id", "join"):
-                self.asked.append(DeviceMessage(where, body))
+                self.requests.append(DeviceMessage(receiver, body))
             elif body["op"] == "abort":
                 assert body["comm"] and body["reason"] and body["status"]
-                self.running.pop((body["comm"], where), None)
+                self.running.pop((body["comm"], receiver), None)
             else:
-                (key, rank), place = self.waiting.pop(body["channel"])  # raises if the operation was answered before
-                assert place == where and body["sequence"] == key.sequence
+                (key, rank), location = self.waiting.pop(body["channel"])  # raises if the operation was answered before
+                assert location == receiver and body["sequence"] == key.sequence
                 assert body["group"] == key.group and body["devices"] == ([] if key.group else list(key.members))
                 if body["op"] == "go":
                     assert body["rank"] == rank and body["ranks"] == len(key.members)
-                    gone[key].append(rank)
+                    launched[key].append(rank)
                     last = self.last.get((key.owner, key.members, rank), 0)
                     assert last < key.sequence, "a rank's operations of one group run in their order"
                     self.last[key.owner, key.members, rank] = key.sequence
-                    self.running[body["comm"], where].append((body["index"], key))
-                    if not where.node:
-                        self.order[where].append((body["comm"], body["index"]))
+                    self.running[body["comm"], receiver].append((body["index"], key))
+                    if not receiver.node:
+                        self.order[receiver].append((body["comm"], body["index"]))
                 else:
                     assert body["op"] == "fail" and body["status"]
-        for key, ranks in gone.items():
+        for key, ranks in launched.items():
             assert sorted(ranks) == list(range(len(key.members))), "all ranks or none"
             assert len({self.counts[key, rank] for rank in ranks}) == 1, "a mismatch is not launched"
 
@@ -107,63 +107,65 @@ class Ranks(RuleBasedStateMachine):
             self.sequences[owner, members, rank] += 1
             self.channels += 1
             key = MatchKey(owner, members, self.sequences[owner, members, rank])
-            place = self.place(owner, members, rank)
-            self.waiting[self.channels] = (key, rank), place
+            location = self.location(owner, members, rank)
+            self.waiting[self.channels] = (key, rank), location
             self.counts[key, rank] = counts[rank]
-            body = part(self.channels, timeout, count=counts[rank])
-            self.take(self.coordinator.present(key, rank, place, body, self.now))
+            body = present_body(self.channels, timeout, count=counts[rank])
+            self.take(self.coordinator.present(key, rank, location, body, self.now))
 
-    @precondition(lambda self: self.asked)
-    @rule(which=st.integers(0, 1000), well=st.sampled_from((True, True, True, True, False)))
-    def answer(self, which: int, well: bool) -> None:
+    @precondition(lambda self: self.requests)
+    @rule(choice=st.integers(0, 1000), is_successful=st.sampled_from((True, True, True, True, False)))
+    def answer(self, choice: int, is_successful: bool) -> None:
         """A process has created an id or has joined, or failed to."""
-        where, asked = self.asked.pop(which % len(self.asked))
-        if (f"group:{asked['group']}" if where.node else "", where) in self.dead:
+        location, request = self.requests.pop(choice % len(self.requests))
+        if (f"group:{request['group']}" if location.node else "", location) in self.dead:
             return
-        body: dict[str, Any] = {"comm": asked["comm"]}
-        if not well:
+        body: dict[str, Any] = {"comm": request["comm"]}
+        if not is_successful:
             body |= {"op": "join_failed", "status": to_text(Refusal(Reason.INTERNAL, "no"))}
-        elif asked["op"] == "create_id":
+        elif request["op"] == "create_id":
             body |= {"op": "id", "unique_id": "u"}
         else:
-            assert asked["unique_id"] == "u"
+            assert request["unique_id"] == "u"
             body |= {"op": "joined"}
-        owner = f"group:{asked['group']}" if asked["group"] else ""
-        self.take(self.coordinator.message(where, body, owner))
+        owner = f"group:{request['group']}" if request["group"] else ""
+        self.take(self.coordinator.on_message(location, body, owner))
 
     @rule()
     def settle(self) -> None:
         """Answers all requests to processes."""
-        while self.asked:
+        while self.requests:
             self.answer(0, True)
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 1000), how=st.sampled_from(("progress", "progress", "failed", "timed out")))
-    def run(self, which: int, how: str) -> None:
+    @rule(choice=st.integers(0, 1000), outcome=st.sampled_from(("progress", "progress", "failed", "timed out")))
+    def run(self, choice: int, outcome: str) -> None:
         """A rank finishes operations, or fails."""
-        comm, where = list(self.running)[which % len(self.running)]
-        index, key = self.running[comm, where][which % len(self.running[comm, where])]
+        comm, location = list(self.running)[choice % len(self.running)]
+        index, key = self.running[comm, location][choice % len(self.running[comm, location])]
         body = {
             "progress": {"op": "progress", "done": index},
             "failed": {"op": "failed", "reason": "boom", "sequence": key.sequence},
             "timed out": {"op": "failed", "reason": "slow", "timed_out": True, "sequence": key.sequence},
-        }[how]
-        self.take(self.coordinator.message(where, {"comm": comm, **body}, key.scope))
-        assert how == "progress" or (comm, where) not in self.running, "a rank that failed receives the abort too"
+        }[outcome]
+        self.take(self.coordinator.on_message(location, {"comm": comm, **body}, key.scope))
+        assert outcome == "progress" or (comm, location) not in self.running, (
+            "a rank that failed receives the abort too"
+        )
 
     @rule(
-        what=st.sampled_from(("process", "far process", "node", "owner", "owner")),
+        kind=st.sampled_from(("process", "far process", "node", "owner", "owner")),
         device=st.integers(0, 2),
         group=st.sampled_from(sorted(OVER_DAEMONS)),
         owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
     )
-    def lose(self, what: str, device: int, group: str, owner: str) -> None:
+    def lose(self, kind: str, device: int, group: str, owner: str) -> None:
         """Loses a process, a node or a session."""
-        if what == "process":
+        if kind == "process":
             self.lose_here(device)
-        elif what == "far process":
+        elif kind == "far process":
             self.lose_far(group, device % 2)
-        elif what == "node":
+        elif kind == "node":
             self.lose_node(group)
         else:
             self.close(owner)
@@ -190,20 +192,20 @@ class Ranks(RuleBasedStateMachine):
             self.generations[group, 1, device] += 1
         self.take(self.coordinator.on_loss(1, "broken", [group]))
 
-    def die(self, scope: str, place: RankLocation, owners: list[str]) -> None:
-        self.bury(scope, place)
-        self.take(self.coordinator.on_loss(place, "boom", owners))
+    def die(self, scope: str, location: RankLocation, owners: list[str]) -> None:
+        self.bury(scope, location)
+        self.take(self.coordinator.on_loss(location, "boom", owners))
 
-    def bury(self, scope: str, place: RankLocation) -> None:
+    def bury(self, scope: str, location: RankLocation) -> None:
         """Removes the operations that a lost process had presented."""
-        self.dead.add((scope, place))
-        for channel, ((key, _), where) in list(self.waiting.items()):
-            if where == place and scope in ("", key.owner):
+        self.dead.add((scope, location))
+        for channel, ((key, _), at) in list(self.waiting.items()):
+            if at == location and scope in ("", key.owner):
                 del self.waiting[channel]
-        for comm, where in list(self.running):
-            theirs = {key.scope for _, key in self.running[comm, where]}
-            if where == place and (not scope or theirs == {scope}):
-                del self.running[comm, where]
+        for comm, at in list(self.running):
+            scopes = {key.scope for _, key in self.running[comm, at]}
+            if at == location and (not scope or scopes == {scope}):
+                del self.running[comm, at]
 
     def close(self, owner: str) -> None:
         """Ends a session or leaves a group. Another one with the same name begins."""
@@ -211,7 +213,9 @@ class Ranks(RuleBasedStateMachine):
         for group in [group for group in self.sequences if group[0] == owner]:
             del self.sequences[group]
             self.last.pop(group, None)
-        self.counts = {each: count for each, count in self.counts.items() if each[0].owner != owner}
+        self.counts = {
+            presentation: count for presentation, count in self.counts.items() if presentation[0].owner != owner
+        }
         assert not [key for (key, _), _ in self.waiting.values() if key.owner == owner]
         self.nothing_left(owner)
 
@@ -228,13 +232,15 @@ class Ranks(RuleBasedStateMachine):
     def one_order(self) -> None:
         """Any two processes of the node receive the operations that they share in the same order, and the indices of
         each communicator are consecutive."""
-        places = list(self.order)
-        for one in places:
-            for other in places[: places.index(one)]:
-                theirs, ours = set(self.order[other]), set(self.order[one])
-                assert [x for x in self.order[one] if x in theirs] == [x for x in self.order[other] if x in ours]
+        locations = list(self.order)
+        for first in locations:
+            for second in locations[: locations.index(first)]:
+                of_second, of_first = set(self.order[second]), set(self.order[first])
+                assert [x for x in self.order[first] if x in of_second] == [
+                    x for x in self.order[second] if x in of_first
+                ]
             by_comm: dict[str, list[int]] = defaultdict(list)
-            for comm, index in self.order[one]:
+            for comm, index in self.order[first]:
                 by_comm[comm].append(index)
             assert all(indices == list(range(1, len(indices) + 1)) for indices in by_comm.values())
 

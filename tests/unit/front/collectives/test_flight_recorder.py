@@ -26,18 +26,18 @@ class Clock:
 def test_the_life_of_an_operation() -> None:
     recorder = FlightRecorder(Clock())
     one = key(4, 2)
-    recorder.presented(one, 1, [SIGNATURE])
+    recorder.record_presentation(one, 1, [SIGNATURE])
     assert recorder.lines("s", (4, 2)) == ["1 all_reduce 8 float32 sum: presented, presented by ranks 1"]
-    recorder.presented(one, 0, [SIGNATURE])
-    recorder.launched(one)
+    recorder.record_presentation(one, 0, [SIGNATURE])
+    recorder.record_launch(one)
     assert recorder.lines("s", (4, 2)) == [
         "1 all_reduce 8 float32 sum: launched, presented by ranks 0, 1, launched after 2.0 ms"
     ]
-    recorder.finished(one)
+    recorder.record_completion(one)
     assert recorder.lines("s", (4, 2)) == [
         "1 all_reduce 8 float32 sum: done, presented by ranks 0, 1, launched after 2.0 ms, finished after 3.0 ms"
     ]
-    recorder.failed(one, "too late to fail")
+    recorder.record_failure(one, "too late to fail")
     ring = recorder.ring("s", (4, 2))
     assert ring is not None and ring.operations[1].state == "done"
     assert recorder.lines("s", (2, 4)) == [] == recorder.lines("t", (4, 2))
@@ -45,16 +45,16 @@ def test_the_life_of_an_operation() -> None:
 
 def test_a_failure_has_its_reason() -> None:
     recorder = FlightRecorder(Clock())
-    recorder.presented(key(0, 1), 0, [])
-    recorder.failed(key(0, 1), "x" * 10_000)
+    recorder.record_presentation(key(0, 1), 0, [])
+    recorder.record_failure(key(0, 1), "x" * 10_000)
     (line,) = recorder.lines("s", (0, 1))
     assert line.startswith("1 nothing: failed, presented by ranks 0, over after 1.0 ms (xxx") and len(line) == 200
 
 
 def test_empty_part_of_a_rank_does_not_name_the_operation() -> None:
     recorder = FlightRecorder(Clock())
-    recorder.presented(key(0, 1), 0, [])
-    recorder.presented(key(0, 1), 1, [{**SIGNATURE, "kind": "barrier"}])
+    recorder.record_presentation(key(0, 1), 0, [])
+    recorder.record_presentation(key(0, 1), 1, [{**SIGNATURE, "kind": "barrier"}])
     assert recorder.lines("s", (0, 1))[0].startswith("1 barrier: presented, presented by ranks 0, 1")
 
 
@@ -84,7 +84,7 @@ def test_long_batches_are_cut() -> None:
 def test_lines_are_short() -> None:
     """Lines are sent with errors in trailing metadata, whose size is limited."""
     recorder = FlightRecorder()
-    recorder.presented(key(0, 1), 0, [SIGNATURE] * 100)
+    recorder.record_presentation(key(0, 1), 0, [SIGNATURE] * 100)
     (line,) = recorder.lines("s", (0, 1))
     assert len(line) <= 200 and line.endswith("...: presented, presented by ranks 0")
 
@@ -92,24 +92,28 @@ def test_lines_are_short() -> None:
 def test_everything_is_bounded() -> None:
     recorder = FlightRecorder()
     for sequence in range(OPERATIONS + 10):
-        recorder.presented(key(0, 1, sequence=sequence), 0, [SIGNATURE])
+        recorder.record_presentation(key(0, 1, sequence=sequence), 0, [SIGNATURE])
     ring = recorder.ring("s", (0, 1))
     assert ring is not None and list(ring.operations) == list(range(10, OPERATIONS + 10))
     assert len(recorder.lines("s", (0, 1))) == LINES
     for device in range(GROUPS - 1):
-        recorder.presented(key(5, device), 0, [SIGNATURE])
-    recorder.presented(key(0, 1, sequence=99), 0, [SIGNATURE])  # most recently used now
-    recorder.presented(key(7, 8), 0, [SIGNATURE])
+        recorder.record_presentation(key(5, device), 0, [SIGNATURE])
+    recorder.record_presentation(key(0, 1, sequence=99), 0, [SIGNATURE])  # most recently used now
+    recorder.record_presentation(key(7, 8), 0, [SIGNATURE])
     groups = [members for members, _ in recorder.rings("s")]
     assert len(groups) == GROUPS and groups[-1] == (7, 8) and (0, 1) in groups and (5, 0) not in groups
 
 
-@given(st.sampled_from(["launched", "finished", "failed", "ready", "aborted"]))
-def test_events_of_unknown_operations_are_ignored(what: str) -> None:
+@given(st.sampled_from(["launch", "completion", "failure", "ready", "abort"]))
+def test_events_of_unknown_operations_are_ignored(event: str) -> None:
     """For example, late events of a session that has ended."""
     recorder = FlightRecorder()
-    recorder.presented(key(0, 1), 0, [SIGNATURE])
+    recorder.record_presentation(key(0, 1), 0, [SIGNATURE])
     recorder.forget("s")
-    arguments: dict[str, tuple[Any, ...]] = {"failed": (key(0, 1), "why"), "ready": ("s", (0, 1))}
-    getattr(recorder, what)(*arguments.get(what, ("s", (0, 1), "why") if what == "aborted" else (key(0, 1),)))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "failure": (key(0, 1), "why"),
+        "ready": ("s", (0, 1)),
+        "abort": ("s", (0, 1), "why"),
+    }
+    getattr(recorder, f"record_{event}")(*arguments.get(event, (key(0, 1),)))
     assert len(recorder) == 0

@@ -13,11 +13,11 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
 from hearthd.front.collectives.match import DeviceMessage, MatchKey
 from hearthd.front.collectives.order import CollectiveOrder
-from tests.support.front.collective_parts import key, ops, part, place, reason_of, refusal_in
+from tests.support.front.collective_parts import key, location, ops, present_body, reason_of, refusal_in
 
 
-def behind(*keys: MatchKey) -> list[list[Any]]:
-    return [[list(each.members), each.sequence] for each in keys]
+def encode_predecessors(*keys: MatchKey) -> list[list[Any]]:
+    return [[list(key.members), key.sequence] for key in keys]
 
 
 class Ranks:
@@ -25,15 +25,15 @@ class Ranks:
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(nonce="n")
-        self.told: list[tuple[int, str, int, tuple[int, ...]]] = []
+        self.received: list[tuple[int, str, int, tuple[int, ...]]] = []
         """Device, `op`, sequence number and members of each message, in order."""
 
     def present(
-        self, device: int, operation: MatchKey, *ahead: MatchKey, now: float = 0.0, **changes: Any
+        self, device: int, operation: MatchKey, *predecessors: MatchKey, now: float = 0.0, **changes: Any
     ) -> list[DeviceMessage]:
-        body = {**part(**changes), "behind": behind(*ahead)}
+        body = {**present_body(**changes), "behind": encode_predecessors(*predecessors)}
         rank = operation.members.index(device)
-        return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
+        return self.hear(self.coordinator.present(operation, rank, location(device), body, now))
 
     def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[DeviceMessage]:
         rank = operation.members.index(device)
@@ -41,17 +41,17 @@ class Ranks:
 
     def hear(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
         """Returns the messages about operations, and answers those about communicators."""
-        heard: list[DeviceMessage] = []
+        about_operations: list[DeviceMessage] = []
         for send in sends:
             body = send.body
             answers = {"create_id": {"op": "id", "unique_id": "u"}, "join": {"op": "joined"}}
             if body["op"] in answers:
                 answer = {**answers[body["op"]], "comm": body["comm"]}
-                heard += self.hear(self.coordinator.message(send.place, answer))
+                about_operations += self.hear(self.coordinator.on_message(send.location, answer))
             elif body["op"] in ("go", "fail"):
-                self.told.append((send.place.device, body["op"], body["sequence"], tuple(body["devices"])))
-                heard.append(send)
-        return heard
+                self.received.append((send.location.device, body["op"], body["sequence"], tuple(body["devices"])))
+                about_operations.append(send)
+        return about_operations
 
 
 def test_operation_queued_behind_another_is_released_after_it() -> None:
@@ -85,7 +85,7 @@ def test_held_operation_fails_at_its_own_timeout() -> None:
     ranks.present(1, x, c, timeout=2)
     ranks.present(0, x)
     first, second = ranks.hear(ranks.coordinator.expire(2.0))
-    assert {first.place.device, second.place.device} == {0, 1}
+    assert {first.location.device, second.location.device} == {0, 1}
     refusal = refusal_in(first)
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "behind operation 1 of group [1, 2]" in refusal.message
     assert ops(ranks.present(2, c)) == [(1, "go"), (2, "go")]
@@ -111,7 +111,7 @@ def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
 def test_invalid_lists_of_operations_are_refused(nonsense: object) -> None:
     coordinator = Coordinator(nonce="n")
     with pytest.raises((TypeError, ValueError)):
-        coordinator.present(key(0, 1), 0, place(0), {**part(), "behind": nonsense}, 0.0)
+        coordinator.present(key(0, 1), 0, location(0), {**present_body(), "behind": nonsense}, 0.0)
     assert len(coordinator.matcher) == 0
 
 
@@ -123,9 +123,9 @@ REFUSED = Refusal(Reason.OUT_OF_BOUNDS, "bytes [0..68) of a buffer of 64")
 def test_withdrawal_of_a_rank_fails_the_others_whenever_they_present() -> None:
     ranks = Ranks()
     ranks.present(0, key(0, 1, 2))
-    (told,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
-    refusal = refusal_in(told)
-    assert told.place.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
+    (failure,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
+    refusal = refusal_in(failure)
+    assert failure.location.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
     assert "device 1 cannot take part in it: bytes [0..68)" in refusal.message
     assert refusal.details["failed"] == "1" and refusal.details["cause"] == "OUT_OF_BOUNDS"
     assert reason_of(ranks.present(2, key(0, 1, 2))[0].body) == Reason.COMMUNICATOR_FAILED
@@ -154,7 +154,7 @@ def test_rank_that_presents_after_its_withdrawal() -> None:
 def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
     coordinator = Coordinator(nonce="n")
     for device in (0, 1):
-        coordinator.present(key(0, 1), device, place(device), part(), 0.0)
+        coordinator.present(key(0, 1), device, location(device), present_body(), 0.0)
     sends = coordinator.withdraw(key(0, 1), 0, {"status": to_text(REFUSED)})
     assert ops(sends) == [(1, "fail")]
 
@@ -179,43 +179,43 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     """Every device has two separate streams, and presents a sequence of operations as far as it was submitted on that
     device."""
     ranks = Ranks()
-    merge_runs = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
-    left = {device: [row for row in merge_runs if device in row[0].members] for device in range(DEVICES)}
-    before: dict[tuple[int, MatchKey], MatchKey] = {}
-    for device, mine in left.items():
+    operations = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
+    remaining = {device: [row for row in operations if device in row[0].members] for device in range(DEVICES)}
+    predecessor_of: dict[tuple[int, MatchKey], MatchKey] = {}
+    for device, of_device in remaining.items():
         last: dict[int, MatchKey] = {}
-        for operation, stream in mine:
+        for operation, stream in of_device:
             if stream in last:
-                before[device, operation] = last[stream]
+                predecessor_of[device, operation] = last[stream]
             last[stream] = operation
-    gone: set[tuple[int, MatchKey]] = set()
-    while any(left.values()):
-        device = random.choice([each for each, mine in left.items() if mine])
+    launched: set[tuple[int, MatchKey]] = set()
+    while any(remaining.values()):
+        device = random.choice([device for device, of_device in remaining.items() if of_device])
         # one of the streams may be ahead of the other, but each is in order
-        stream = random.choice(sorted({stream for _, stream in left[device]}))
-        index = next(index for index, row in enumerate(left[device]) if row[1] == stream)
-        operation, _ = left[device].pop(index)
-        ahead = before.get((device, operation))
-        held_by = [ahead] if ahead is not None and (device, ahead) not in gone else []
-        for send in ranks.present(device, operation, *held_by):
+        stream = random.choice(sorted({stream for _, stream in remaining[device]}))
+        index = next(index for index, row in enumerate(remaining[device]) if row[1] == stream)
+        operation, _ = remaining[device].pop(index)
+        previous = predecessor_of.get((device, operation))
+        predecessors = [previous] if previous is not None and (device, previous) not in launched else []
+        for send in ranks.present(device, operation, *predecessors):
             assert send.body["op"] == "go"
-            told = key(*send.body["devices"], sequence=send.body["sequence"])
-            where = send.place.device
-            first = before.get((where, told))
-            assert first is None or (where, first) in gone, "it could not start there"
-            gone.add((where, told))
-    assert len(gone) == sum(len(operation.members) for operation, _ in merge_runs), "none is left"
+            operation_key = key(*send.body["devices"], sequence=send.body["sequence"])
+            receiver = send.location.device
+            blocker = predecessor_of.get((receiver, operation_key))
+            assert blocker is None or (receiver, blocker) in launched, "it could not start there"
+            launched.add((receiver, operation_key))
+    assert len(launched) == sum(len(operation.members) for operation, _ in operations), "none is left"
     assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher.inspect().open
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
 def test_order_keeps_no_state_of_closed_operations(steps: list[tuple[int, set[int]]]) -> None:
     order: CollectiveOrder[int] = CollectiveOrder()
-    for name, others in steps:
-        order.open(name)
-        if not order.is_held(name) and order.hold(name, others) and order.find_cycle(name):
-            for each in order.find_cycle(name):
-                order.close(each)
-    for name in range(8):
-        order.close(name)
+    for operation, predecessors in steps:
+        order.open(operation)
+        if not order.is_held(operation) and order.hold(operation, predecessors) and order.find_cycle(operation):
+            for member in order.find_cycle(operation):
+                order.close(member)
+    for operation in range(8):
+        order.close(operation)
     assert len(order) == 0 and not any(map(order.is_held, range(8)))

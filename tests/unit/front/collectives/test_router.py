@@ -10,7 +10,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
 from hearthd.front.collectives.match import MatchKey, RankLocation
 from hearthd.front.collectives.router import CollectiveRouter
-from tests.support.front.collective_parts import place, present, reason_of
+from tests.support.front.collective_parts import location, present, reason_of
 from tests.support.front.fixture import run, until
 
 
@@ -34,25 +34,25 @@ class Link:
         assert kind == Kind.COLLECTIVE
         self.sent.append(body)
 
-    def abandon(self, why: str) -> None:
-        self.abandoned = why
+    def abandon(self, cause: str) -> None:
+        self.abandoned = cause
 
 
-def said(router: CollectiveRouter, link: Link, body: dict[str, Any]) -> None:
+def receive(router: CollectiveRouter, link: Link, body: dict[str, Any]) -> None:
     router.on_frame(link.ordinal, link, body)  # type: ignore[arg-type]
 
 
-def left(router: CollectiveRouter) -> tuple[int, int]:
+def state_sizes(router: CollectiveRouter) -> tuple[int, int]:
     return len(router.coordinator.matcher), len(router.coordinator.recorder)
 
 
 def test_ranks_are_those_of_the_order_of_devices() -> None:
     async def scenario() -> None:
         router, zero, one = CollectiveRouter([0, 1], 30), Link(0), Link(1)
-        said(router, zero, present((1, 0)))
-        said(router, one, present((1, 0)))
+        receive(router, zero, present((1, 0)))
+        receive(router, one, present((1, 0)))
         assert [body["op"] for body in one.sent] == ["create_id"] and not zero.sent
-        said(router, one, {"op": "id", "comm": one.sent[0]["comm"], "unique_id": "u"})
+        receive(router, one, {"op": "id", "comm": one.sent[0]["comm"], "unique_id": "u"})
         assert (one.sent[1]["rank"], zero.sent[0]["rank"]) == (0, 1)
         router.stop()
 
@@ -71,11 +71,11 @@ def test_ranks_are_those_of_the_order_of_devices() -> None:
 def test_groups_that_cannot_be(body: dict[str, Any], reason: Reason) -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
-        said(router, zero, body)
+        receive(router, zero, body)
         (answer,) = zero.sent
         assert reason_of(answer) == reason and answer["channel"] == 1 and answer["sequence"] == 1
         assert (answer["group"], answer["devices"]) == (body["group"], [] if body["group"] else body["devices"])
-        assert left(router) == (0, 0)
+        assert state_sizes(router) == (0, 0)
 
     run(scenario())
 
@@ -90,8 +90,8 @@ def test_groups_that_cannot_be(body: dict[str, Any], reason: Reason) -> None:
 def test_malformed_messages_are_ignored(body: dict[str, Any]) -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
-        said(router, zero, body)
-        assert left(router) == (0, 0) and not zero.sent and not zero.abandoned
+        receive(router, zero, body)
+        assert state_sizes(router) == (0, 0) and not zero.sent and not zero.abandoned
 
     run(scenario())
 
@@ -99,9 +99,9 @@ def test_malformed_messages_are_ignored(body: dict[str, Any]) -> None:
 def test_waiting_operations_expire_in_time() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
-        said(router, zero, present(timeout=20))
-        said(router, zero, present(sequence=2, timeout=0.02))  # the timer was set for a later time
-        said(router, zero, present(sequence=3, timeout=0.06))
+        receive(router, zero, present(timeout=20))
+        receive(router, zero, present(sequence=2, timeout=0.02))  # the timer was set for a later time
+        receive(router, zero, present(sequence=3, timeout=0.06))
         await until(lambda: len(zero.sent) == 2)
         assert [body["sequence"] for body in zero.sent] == [2, 3]
         assert reason_of(zero.sent[0]) == Reason.COLLECTIVE_TIMEOUT
@@ -113,17 +113,17 @@ def test_waiting_operations_expire_in_time() -> None:
 def test_ended_session_leaves_no_state() -> None:
     async def scenario() -> None:
         router, zero, one = CollectiveRouter([0, 1], 30), Link(0, sessions=("s", "t")), Link(1)
-        said(router, zero, present())
+        receive(router, zero, present())
         router.on_session_closed("s")
         assert [reason_of(body) for body in zero.sent] == [Reason.SESSION_EXPIRED]
-        said(router, zero, present(sequence=2))  # was under way when the session ended
-        assert left(router) == (0, 0)
-        said(router, zero, present(channel=2, sequence=2))
-        assert left(router) == (1, 1), "another session's"
+        receive(router, zero, present(sequence=2))  # was under way when the session ended
+        assert state_sizes(router) == (0, 0)
+        receive(router, zero, present(channel=2, sequence=2))
+        assert state_sizes(router) == (1, 1), "another session's"
         zero.channels[3] = Channel("s")  # a session whose channel was closed opens another one
-        said(router, zero, present(channel=3, sequence=3))
-        said(router, one, present(sequence=9))
-        assert left(router) == (3, 2)
+        receive(router, zero, present(channel=3, sequence=3))
+        receive(router, one, present(sequence=9))
+        assert state_sizes(router) == (3, 2)
         router.stop()
 
     run(scenario())
@@ -132,7 +132,7 @@ def test_ended_session_leaves_no_state() -> None:
 def test_a_process_that_cannot_abort_is_ended() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
-        said(router, zero, {"op": "wedged", "comm": "n-1"})
+        receive(router, zero, {"op": "wedged", "comm": "n-1"})
         assert zero.abandoned == "its communicator n-1 could not be aborted"
 
     run(scenario())
@@ -152,10 +152,10 @@ class Relay:
         self.router.present(key, 0, RankLocation(0, link.ordinal, link.generation), body)
         return True
 
-    def device_lost(self, link: Any, why: str) -> None:
-        self.heard.append((link.ordinal, why))
+    def on_device_lost(self, link: Any, cause: str) -> None:
+        self.heard.append((link.ordinal, cause))
 
-    def session_closed(self, session: str) -> None:
+    def on_session_closed(self, session: str) -> None:
         self.heard.append(session)
 
 
@@ -163,29 +163,29 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0], 30), Link(0)
         relay = router.relay = Relay(router)
-        far: list[tuple[RankLocation, dict[str, Any]]] = []
-        router.remote = lambda where, body: far.append((where, body))
-        there = place(0, 4, node=1)
+        sent: list[tuple[RankLocation, dict[str, Any]]] = []
+        router.send_to_peer = lambda location, body: sent.append((location, body))
+        remote = location(0, 4, node=1)
         key = MatchKey("group:aa", (0, 1), 1)
-        said(router, zero, present((), group="aa"))
-        router.present(key, 1, there, present((), channel=77, group="aa"))
+        receive(router, zero, present((), group="aa"))
+        router.present(key, 1, remote, present((), channel=77, group="aa"))
         comm = zero.sent[0]["comm"]
         assert zero.sent[0] == {"op": "create_id", "comm": comm, "group": "aa", "ranks": 2}
-        said(router, zero, {"op": "id", "comm": comm, "unique_id": "u"})
-        said(router, zero, {"op": "joined", "comm": comm})
-        router.message(there, {"op": "joined", "comm": comm}, "group:bb")
-        assert [body["op"] for _, body in far] == ["join"]
-        router.message(there, {"op": "joined", "comm": comm}, "group:aa")
-        assert (far[-1][0], far[-1][1]["op"], far[-1][1]["channel"]) == (there, "go", 77)
+        receive(router, zero, {"op": "id", "comm": comm, "unique_id": "u"})
+        receive(router, zero, {"op": "joined", "comm": comm})
+        router.on_message(remote, {"op": "joined", "comm": comm}, "group:bb")
+        assert [body["op"] for _, body in sent] == ["join"]
+        router.on_message(remote, {"op": "joined", "comm": comm}, "group:aa")
+        assert (sent[-1][0], sent[-1][1]["op"], sent[-1][1]["channel"]) == (remote, "go", 77)
         assert zero.sent[-1]["op"] == "go" and zero.sent[-1]["group"] == "aa"
-        assert router.link(place(0, 1)) is zero and router.link(there) is None  # type: ignore[comparison-overlap]
+        assert router.link(location(0, 1)) is zero and router.link(remote) is None  # type: ignore[comparison-overlap]
         router.on_loss(1, "its connection broke", {"group:aa"})
         assert zero.sent[-1]["op"] == "abort"
         router.on_session_closed("s")
         router.on_device_lost(zero, "boom")  # type: ignore[arg-type]
-        assert relay.heard == ["s", (0, "boom")] and router.link(place(0, 1)) is None
+        assert relay.heard == ["s", (0, "boom")] and router.link(location(0, 1)) is None
         router.end_owner("group:aa", "It was left.")
-        assert left(router) == (0, 0)
+        assert state_sizes(router) == (0, 0)
         router.stop()
 
     run(scenario())
@@ -198,24 +198,24 @@ def test_row_is_launched_by_one_message() -> None:
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)
         links = [Link(ordinal) for ordinal in (0, 1)]
-        said(router, links[0], {**present(), "sequence": 1})
-        said(router, links[1], {**present(), "sequence": 1})
+        receive(router, links[0], {**present(), "sequence": 1})
+        receive(router, links[1], {**present(), "sequence": 1})
         comm = links[0].sent[-1]["comm"]
-        said(router, links[0], {"op": "id", "comm": comm, "unique_id": "u"})
+        receive(router, links[0], {"op": "id", "comm": comm, "unique_id": "u"})
         for link in links:
-            said(router, link, {"op": "joined", "comm": comm})
+            receive(router, link, {"op": "joined", "comm": comm})
         for link in links:
             assert link.sent.pop()["op"] == "go"
             link.sent.clear()
-        said(router, links[0], {**present(), "sequence": 2, "count": 10})
+        receive(router, links[0], {**present(), "sequence": 2, "count": 10})
         assert links[0].sent == []
-        said(router, links[1], {**present(), "sequence": 2, "count": 4})
-        said(router, links[1], {**present(), "sequence": 6, "signature": [{"kind": "barrier"}]})
-        said(router, links[1], {**present(), "sequence": 7, "count": 5})
+        receive(router, links[1], {**present(), "sequence": 2, "count": 4})
+        receive(router, links[1], {**present(), "sequence": 6, "signature": [{"kind": "barrier"}]})
+        receive(router, links[1], {**present(), "sequence": 7, "count": 5})
         for link in links:
-            told = [(each["op"], each["sequence"], each.get("index"), each.get("count", 1)) for each in link.sent]
-            assert told == [("go", 2, 2, 4), ("fail", 6, None, 1), ("go", 7, 6, 5)]
-        assert left(router)[0] == 0
+            messages = [(body["op"], body["sequence"], body.get("index"), body.get("count", 1)) for body in link.sent]
+            assert messages == [("go", 2, 2, 4), ("fail", 6, None, 1), ("go", 7, 6, 5)]
+        assert state_sizes(router)[0] == 0
 
     run(work())
 
@@ -224,7 +224,7 @@ def test_row_is_launched_by_one_message() -> None:
 def test_a_row_of_nothing(count: object) -> None:
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)
-        said(router, Link(0), {**present(), "count": count or "y"})
-        assert left(router)[0] == 0
+        receive(router, Link(0), {**present(), "count": count or "y"})
+        assert state_sizes(router)[0] == 0
 
     run(work())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.collectives.signature import mismatch
+from hearthd.front.collectives.signature import find_mismatch
 
 Lists = dict[int, list[dict[str, Any]]]
 
@@ -31,36 +31,37 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
     counts = st.integers(0, 3)
     for _ in range(draw(st.integers(0, 4))):
         kind = draw(st.sampled_from((*KINDS, "barrier")))
-        one = operation(
+        shared = operation(
             kind, count=draw(counts), dtype=draw(st.sampled_from(DTYPES)), root=draw(st.integers(0, size - 1))
         )
-        one["reduce"] = draw(st.sampled_from(("sum", "max"))) if kind in REDUCING else ""
+        shared["reduce"] = draw(st.sampled_from(("sum", "max"))) if kind in REDUCING else ""
         for operations in lists.values():
-            operations.append(dict(one))
+            operations.append(dict(shared))
     for _ in range(draw(st.integers(0, 4))):
         sender, receiver = draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1))
         fields = {"count": draw(counts), "dtype": draw(st.sampled_from(DTYPES))}
         for rank, kind, peer in ((sender, "send", receiver), (receiver, "recv", sender)):
             operations = lists[rank]
             # The k-th send belongs to the k-th receive, so it must come after those of the same pair.
-            since = 1 + max(
-                (at for at, each in enumerate(operations) if (each["kind"], each["peer"]) == (kind, peer)), default=-1
+            earliest = 1 + max(
+                (index for index, entry in enumerate(operations) if (entry["kind"], entry["peer"]) == (kind, peer)),
+                default=-1,
             )
-            operations.insert(draw(st.integers(since, len(operations))), operation(kind, peer=peer, **fields))
+            operations.insert(draw(st.integers(earliest, len(operations))), operation(kind, peer=peer, **fields))
     return lists
 
 
 @settings(deadline=None)
 @given(agreeing())
 def test_matching_lists_are_accepted(lists: Lists) -> None:
-    assert mismatch(lists, len(lists)) is None
+    assert find_mismatch(lists, len(lists)) is None
     for rank in lists:  # nor is there a mismatch while the lists of other ranks are missing
-        assert mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None
+        assert find_mismatch({other: lists[other] for other in lists if other != rank}, len(lists)) is None
 
 
-def meaningful(one: dict[str, Any]) -> list[str]:
+def meaningful(operation: dict[str, Any]) -> list[str]:
     """Returns the fields in which a change of this operation matters."""
-    kind = one["kind"]
+    kind = operation["kind"]
     fields = ["kind"]
     if kind != "barrier":
         fields += ["count", "dtype"]
@@ -82,8 +83,8 @@ def test_any_single_change_is_found_and_names_a_rank_that_differs(data: st.DataO
     size = data.draw(st.integers(2, 5))
     lists = data.draw(agreeing(size).filter(lambda lists: any(lists.values())))
     rank = data.draw(st.sampled_from([rank for rank, operations in lists.items() if operations]))
-    at = data.draw(st.integers(0, len(lists[rank]) - 1))
-    changed = lists[rank][at]
+    index = data.draw(st.integers(0, len(lists[rank]) - 1))
+    changed = lists[rank][index]
     if data.draw(st.booleans()):
         field = data.draw(st.sampled_from(meaningful(changed)))
         new: Any = {"count": 99, "dtype": "float16", "reduce": "prod", "root": 77}.get(field)
@@ -91,40 +92,46 @@ def test_any_single_change_is_found_and_names_a_rank_that_differs(data: st.DataO
             new = OTHER_KIND[changed["kind"]]
         if field == "peer":
             new = data.draw(
-                st.sampled_from([-1, size, "1", *(each for each in range(size) if each != changed["peer"])])
+                st.sampled_from([-1, size, "1", *(peer for peer in range(size) if peer != changed["peer"])])
             )
-        lists[rank][at] = {**changed, field: new}
+        lists[rank][index] = {**changed, field: new}
     else:
         field = "dropped"
-        del lists[rank][at]
-    found = mismatch(lists, size)
-    assert found is not None
-    assert set(found.odd) <= set(found.values) and found.odd
-    assert len(set(map(repr, found.values.values()))) > 1 or found.field == "peer" or len(found.values) == 1
-    shared = changed["kind"] not in ("send", "recv") or found.pair is None
-    if shared and found.field != "peer" and size > 2:
-        assert found.odd == [rank], "the others agree"
+        del lists[rank][index]
+    difference = find_mismatch(lists, size)
+    assert difference is not None
+    assert set(difference.odd_ranks) <= set(difference.values) and difference.odd_ranks
+    assert (
+        len(set(map(repr, difference.values.values()))) > 1 or difference.field == "peer" or len(difference.values) == 1
+    )
+    has_majority = changed["kind"] not in ("send", "recv") or difference.pair is None
+    if has_majority and difference.field != "peer" and size > 2:
+        assert difference.odd_ranks == [rank], "the others agree"
     else:
-        assert rank in found.odd or size == 2
+        assert rank in difference.odd_ranks or size == 2
 
 
 def test_positions_are_those_in_the_odd_ranks_list() -> None:
     first, second = operation("all_gather"), operation("broadcast")
     lists = {0: [first, second], 1: [first, second], 2: [operation("send", peer=2), first, {**second, "root": 1}]}
-    found = mismatch(lists, 3)
-    assert found is not None and (found.field, found.odd, found.position) == ("root", [2], 3)
-    assert found.majority == [0, 1] and found.values == {0: 0, 1: 0, 2: 1}
+    difference = find_mismatch(lists, 3)
+    assert difference is not None and (difference.field, difference.odd_ranks, difference.position) == ("root", [2], 3)
+    assert difference.majority == [0, 1] and difference.values == {0: 0, 1: 0, 2: 1}
 
 
 def test_mismatch_of_single_operations() -> None:
-    found = mismatch({0: [operation("barrier")], 1: [operation("all_gather")]}, 2)
-    assert found is not None and (found.field, found.odd, found.position) == ("kind", [1], 0)
+    difference = find_mismatch({0: [operation("barrier")], 1: [operation("all_gather")]}, 2)
+    assert difference is not None and (difference.field, difference.odd_ranks, difference.position) == ("kind", [1], 0)
 
 
 def test_a_rank_that_has_less_is_named_with_how_many() -> None:
     both = [operation("all_gather")] * 3
-    found = mismatch({0: both, 1: both, 2: both[:2]}, 3)
-    assert found is not None and (found.field, found.odd, found.values) == ("operations", [2], {0: 3, 1: 3, 2: 2})
+    difference = find_mismatch({0: both, 1: both, 2: both[:2]}, 3)
+    assert difference is not None and (difference.field, difference.odd_ranks, difference.values) == (
+        "operations",
+        [2],
+        {0: 3, 1: 3, 2: 2},
+    )
 
 
 def test_order_matters_within_a_pair_only() -> None:
@@ -135,35 +142,39 @@ def test_order_matters_within_a_pair_only() -> None:
         1: [operation("recv", peer=0, **small)],
         2: [operation("recv", peer=0, **large)],
     }
-    assert mismatch(lists, 3) is None
+    assert find_mismatch(lists, 3) is None
     lists = {
         0: [operation("send", peer=1, **large), operation("send", peer=1, **small)],
         1: [operation("recv", peer=0, **small), operation("recv", peer=0, **large)],
     }
-    found = mismatch(lists, 2)
-    assert found is not None and (found.field, found.odd, found.pair) == ("count", [0, 1], (0, 1, 2, 1))
-    assert found.position == 1
+    difference = find_mismatch(lists, 2)
+    assert difference is not None and (difference.field, difference.odd_ranks, difference.pair) == (
+        "count",
+        [0, 1],
+        (0, 1, 2, 1),
+    )
+    assert difference.position == 1
 
 
 def test_exchange_of_a_rank_with_itself() -> None:
     lists = {0: [operation("send", peer=0), operation("recv", peer=0, count=5)]}
-    found = mismatch(lists, 1)
-    assert found is not None and found.pair == (0, 0, 4, 5)
+    difference = find_mismatch(lists, 1)
+    assert difference is not None and difference.pair == (0, 0, 4, 5)
     lists[0][1]["count"] = 4
-    assert mismatch(lists, 1) is None
+    assert find_mismatch(lists, 1) is None
 
 
 @pytest.mark.parametrize("peer", [2, -1, None, "0", 0.5, True])
 def test_invalid_peer_is_a_mismatch(peer: object) -> None:
-    found = mismatch({0: [operation("send", peer=peer)], 1: []}, 2)
-    assert found is not None and found.odd[0] == 0
+    difference = find_mismatch({0: [operation("send", peer=peer)], 1: []}, 2)
+    assert difference is not None and difference.odd_ranks[0] == 0
 
 
 def test_fields_without_a_meaning_are_not_compared() -> None:
     for kind in ("all_gather", "barrier", "all_to_all"):
-        assert mismatch({0: [operation(kind, root=1, reduce="sum")], 1: [operation(kind)]}, 2) is None
-    found = mismatch({0: [operation("unheard_of", root=1)], 1: [operation("unheard_of")]}, 2)
-    assert found is not None and found.field == "root"
+        assert find_mismatch({0: [operation(kind, root=1, reduce="sum")], 1: [operation(kind)]}, 2) is None
+    difference = find_mismatch({0: [operation("unheard_of", root=1)], 1: [operation("unheard_of")]}, 2)
+    assert difference is not None and difference.field == "root"
 
 
 values = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
@@ -178,5 +189,5 @@ kinds = st.sampled_from([*KINDS, "send", "recv", "barrier"])
     )
 )
 def test_random_lists_raise_no_error(lists: Lists) -> None:
-    found = mismatch(lists, 4)
-    assert found is None or set(found.odd) <= set(lists)
+    difference = find_mismatch(lists, 4)
+    assert difference is None or set(difference.odd_ranks) <= set(lists)

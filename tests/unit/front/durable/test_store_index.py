@@ -79,7 +79,7 @@ class Crashes(RuleBasedStateMachine):
         self.index = StoreIndex()
         self.file: dict[int, int] = {}  # by area
         self.number = 0
-        self.known = 0  # the last snapshot that the client knows to be complete
+        self.last_known = 0  # the last snapshot that the client knows to be complete
         for key in KEYS:
             self.index.reserve(key, key, 1)
         self.begin_process()
@@ -91,28 +91,28 @@ class Crashes(RuleBasedStateMachine):
         copies = self.index.copies
         self.areas = {key: SnapshotAreas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
         self.writing: dict[int, int] | None = None  # the area of each buffer
-        self.left: list[int] = []
+        self.unwritten: list[int] = []
 
-    def place(self, key: int, which: int) -> int:
-        return self.areas[key].at(which)  # type: ignore[arg-type]
+    def offset(self, key: int, area: int) -> int:
+        return self.areas[key].at(area)  # type: ignore[arg-type]
 
     @precondition(lambda self: all(areas.idle for areas in self.areas.values()))
     @rule()
     def begin(self) -> None:
         self.number += 1
         self.writing = {key: self.areas[key].begin() for key in KEYS}
-        self.left = list(KEYS)
-        for key, which in self.writing.items():
-            self.file[self.place(key, which)] = TORN
+        self.unwritten = list(KEYS)
+        for key, area in self.writing.items():
+            self.file[self.offset(key, area)] = TORN
 
-    @precondition(lambda self: self.left)
+    @precondition(lambda self: self.unwritten)
     @rule(last=st.booleans())
     def write(self, last: bool) -> None:
         assert self.writing is not None
-        key = self.left.pop(-1 if last else 0)
-        self.file[self.place(key, self.writing[key])] = self.number
+        key = self.unwritten.pop(-1 if last else 0)
+        self.file[self.offset(key, self.writing[key])] = self.number
 
-    @precondition(lambda self: self.writing is not None and not self.left)
+    @precondition(lambda self: self.writing is not None and not self.unwritten)
     @rule()
     def send(self) -> None:
         assert self.writing is not None
@@ -127,19 +127,19 @@ class Crashes(RuleBasedStateMachine):
         """Fails the snapshot because the host has no more memory: the areas are torn, and free."""
         for areas in self.areas.values():
             areas.fail()
-        self.writing, self.left = None, []
+        self.writing, self.unwritten = None, []
 
     @precondition(lambda self: self.to_front)
     @rule()
     def hear(self) -> None:
-        number, parts = self.to_front.popleft()
-        self.index.commit(parts)
+        number, areas = self.to_front.popleft()
+        self.index.commit(areas)
         self.to_device.append(number)
 
     @precondition(lambda self: self.to_device)
     @rule()
     def learn(self) -> None:
-        self.known = self.to_device.popleft()
+        self.last_known = self.to_device.popleft()
         for areas in self.areas.values():
             areas.commit()
 
@@ -151,15 +151,15 @@ class Crashes(RuleBasedStateMachine):
         self.begin_process()
 
     @invariant()
-    def whole(self) -> None:
-        held = set()
+    def copies_are_complete(self) -> None:
+        snapshots = set()
         for copy in self.index.copies.values():
             if copy.committed is None:
-                assert self.known == 0
+                assert self.last_known == 0
                 return
-            held.add(self.file[copy.offset + copy.committed * span_of(1)])
-        assert len(held) == 1 and TORN not in held, "the two are of different moments, or torn"
-        assert held.pop() >= self.known, "a copy that the client knows to be complete is gone"
+            snapshots.add(self.file[copy.offset + copy.committed * span_of(1)])
+        assert len(snapshots) == 1 and TORN not in snapshots, "the two are of different moments, or torn"
+        assert snapshots.pop() >= self.last_known, "a copy that the client knows to be complete is gone"
 
 
 Crashes.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

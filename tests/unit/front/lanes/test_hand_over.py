@@ -119,15 +119,15 @@ def test_connection_of_a_departed_client_is_not_handed_over(tmp_path: Path) -> N
     run(scenario())
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_pending_stream_response_precedes_the_lane(tmp_path: Path, said: bool) -> None:
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_pending_stream_response_precedes_the_lane(tmp_path: Path, is_acknowledged: bool) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
             stream, attached = await attach(f)
             device(f).send(Kind.RESPONSE, result(5), channel=1)
             await until(lambda: kept(f).number == 1)
-            if said:
+            if is_acknowledged:
                 client = await LaneClient.connect(attached.lane)
                 assert await take(stream, 1) == [5]
                 await stream.write(received(1))

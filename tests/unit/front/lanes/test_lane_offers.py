@@ -66,13 +66,13 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("why", ["off", "too long", "no descriptors"])
-def test_disabled_lanes_are_not_offered(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("obstacle", ["off", "too long", "no descriptors"])
+def test_disabled_lanes_are_not_offered(tmp_path: Path, obstacle: str) -> None:
     flags: dict[str, Any] = {"off": {"lanes__enabled": False}, "too long": {"lanes__path": f"/tmp/{'x' * 103}"}}
-    process = FakeLauncher() if why == "no descriptors" else launcher()
+    process = FakeLauncher() if obstacle == "no descriptors" else launcher()
 
     async def scenario() -> None:
-        async with front(tmp_path, process, devices=1, **flags.get(why, {})) as f:
+        async with front(tmp_path, process, devices=1, **flags.get(obstacle, {})) as f:
             await f.open()
             stream, attached = await attach(f)
             assert not attached.HasField("lane")
@@ -98,15 +98,15 @@ def test_socket_is_private_and_removed_with_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_taken(tmp_path: Path) -> None:
-    taken = str(tmp_path / "both.lane")
+    path = str(tmp_path / "both.lane")
 
     async def scenario() -> None:
-        async with front(tmp_path, launcher(), devices=1, lanes__path=taken):
+        async with front(tmp_path, launcher(), devices=1, lanes__path=path):
             with pytest.raises(ListenError, match=r"lanes\.path.*already serves"):
-                async with front(tmp_path, launcher(), listen__unix=str(tmp_path / "i.sock"), lanes__path=taken):
+                async with front(tmp_path, launcher(), listen__unix=str(tmp_path / "i.sock"), lanes__path=path):
                     pass
             # The socket still belongs to the other daemon.
-            client = LaneClient(*await asyncio.open_unix_connection(taken))
+            client = LaneClient(*await asyncio.open_unix_connection(path))
             client.close()
 
     run(scenario())
@@ -141,17 +141,17 @@ def test_ticket_is_valid_once(tmp_path: Path) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("why", ["too late", "displaced", "gone"])
-def test_expired_and_displaced_tickets_are_refused(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("cause", ["too late", "displaced", "gone"])
+def test_expired_and_displaced_tickets_are_refused(tmp_path: Path, cause: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
             stream, attached = await attach(f)
             tickets = f.daemon.parts.lanes.tickets
             now = tickets.clock()
-            if why == "too late":
+            if cause == "too late":
                 tickets.clock = lambda: now + 5.1
-            elif why == "displaced":
+            elif cause == "displaced":
                 await resume(f, 0)
                 await over(stream)
             else:
@@ -179,7 +179,7 @@ def test_unused_tickets_are_forgotten() -> None:
 
 
 def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
-    said = {
+    reasons = {
         b"": "silent",
         frames.encode(Kind.TICKET, b"x" * 32)[:30]: "silent",
         frames.encode(Kind.TICKET, b"x" * 32): "ticket",
@@ -194,7 +194,7 @@ def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
             path, port = f.daemon.config.lane_path, f.daemon.parts.lanes
             port.timeouts = TicketTimeouts(ticket=0.3)
             sockets = open_sockets()
-            for data, reason in said.items():
+            for data, reason in reasons.items():
                 before = refusals(f, reason)
                 client = LaneClient(*await asyncio.open_unix_connection(path))
                 client.write(data)

@@ -155,9 +155,9 @@ def test_a_received_may_overtake_the_copies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"\xff\xff", b"", received(1).SerializeToString(), received(1 << 40).SerializeToString()]
+    "payload", [b"\xff\xff", b"", received(1).SerializeToString(), received(1 << 40).SerializeToString()]
 )
-def test_invalid_received_report_ends_only_the_attachment(tmp_path: Path, wrong: bytes) -> None:
+def test_invalid_received_report_ends_only_the_attachment(tmp_path: Path, payload: bytes) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -167,7 +167,7 @@ def test_invalid_received_report_ends_only_the_attachment(tmp_path: Path, wrong:
             assert await client.take(3) == [1, 2, 3]
             client.send(received(2))
             await until(lambda: kept(f).received == 2)
-            client.write(frames.encode(Kind.BATCH, wrong))
+            client.write(frames.encode(Kind.BATCH, payload))
             assert (await over(stream)).reason in (Reason.INVALID_ARGUMENT, Reason.MALFORMED_MESSAGE)
             await client.over()
             stream, attached = await resume(f, received=2)
@@ -358,32 +358,37 @@ def test_client_may_query_the_state_of_its_attachment(tmp_path: Path) -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
 
-            async def ask(generation: int = 1) -> tuple[bool, bool, int | None, int]:
-                asked = device_pb2.AttachmentStatusRequest(session_token=f.token, device=0, generation=generation)
-                said = await f.devices.AttachmentStatus(asked)
-                return said.known, said.lane, said.last_seq if said.HasField("last_seq") else None, said.responses
+            async def query(generation: int = 1) -> tuple[bool, bool, int | None, int]:
+                request = device_pb2.AttachmentStatusRequest(session_token=f.token, device=0, generation=generation)
+                status = await f.devices.AttachmentStatus(request)
+                return (
+                    status.known,
+                    status.lane,
+                    status.last_seq if status.HasField("last_seq") else None,
+                    status.responses,
+                )
 
             nothing = (False, False, None, 0)
-            assert await ask() == nothing
+            assert await query() == nothing
             stream, attached = await attach(f)
-            assert await ask() == (True, False, 0, 0) and await ask(generation=2) == nothing
+            assert await query() == (True, False, 0, 0) and await query(generation=2) == nothing
             await stream.write(batch(1, requests=2))
             assert await take(stream, 2) == [1, 1]
-            assert await ask() == (True, False, 1, 2)
+            assert await query() == (True, False, 1, 2)
             stream.cancel()
             await gone(f)
-            assert await ask() == nothing
+            assert await query() == nothing
             stream, attached = await resume(f, received=2, acked=1)
             client = await LaneClient.live(attached.lane)
             client.send(batch(2, requests=1))
             assert await client.take(1, acked=2) == [2]
             await until(lambda: kept(f).number == 3)
-            assert await ask() == (True, True, None, 3)
+            assert await query() == (True, True, None, 3)
             device(f).drop()
             await client.over()
             device(f).send(Kind.RESPONSE, result(5), channel=1)  # put aside for a client that attaches again
             await until(lambda: kept(f).total == 4)
-            assert await ask() == (True, True, None, 4)
+            assert await query() == (True, True, None, 4)
 
     run(scenario())
 
@@ -439,41 +444,41 @@ class Wire:
 
 @given(
     before=st.integers(0, 3),
-    steps=st.lists(st.sampled_from(["copied", "aside", "read", "say"]), max_size=40),
+    events=st.lists(st.sampled_from(["copied", "aside", "read", "say"]), max_size=40),
     lost=st.integers(0, 5),
     lossy=st.booleans(),
 )
 def test_responses_arrive_exactly_once_over_lane_and_stream(
-    before: int, steps: list[str], lost: int, lossy: bool
+    before: int, events: list[str], lost: int, lossy: bool
 ) -> None:
     replies, wire = ResumeBuffer(1 << 20, 1000, 1 << 20), Wire()
     for number in range(before):
         replies.add(b"b%d" % number)
-    had: list[bytes] = list(replies)  # sent on the Execute stream
+    delivered: list[bytes] = list(replies)  # sent on the Execute stream
     lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
-    emitted = list(had)
-    for number, step in enumerate(steps):
+    emitted = list(delivered)
+    for number, event in enumerate(events):
         payload = b"%d" % number
-        if step in ("copied", "aside"):
+        if event in ("copied", "aside"):
             emitted.append(payload)
-            lane.on_response(payload, step == "copied")
-            (on_the_way if step == "copied" else aside).append(payload)
-        elif step == "read" and on_the_way:
-            had.append(on_the_way.pop(0))
-        elif step == "say":
-            lane.acknowledge(len(had))
+            lane.on_response(payload, event == "copied")
+            (on_the_way if event == "copied" else aside).append(payload)
+        elif event == "read" and on_the_way:
+            delivered.append(on_the_way.pop(0))
+        elif event == "say":
+            lane.acknowledge(len(delivered))
     assert wire.sent == [Kind.LANE_END] * bool(aside), "once"
     if lossy:  # the device process ended before it had copied the client's last responses to the front
         more = [b"l%d" % number for number in range(lost)]
-        had += on_the_way + more if more else []
+        delivered += on_the_way + more if more else []
         emitted += more
         on_the_way.clear()
-    replies.release(len(had), lossy=lossy)
+    replies.release(len(delivered), lossy=lossy)
     replies.assign_numbers()
-    had += replies
-    assert sorted(had) == sorted(emitted)
-    assert had[len(had) - len(aside) :] == aside, "in order, behind the lane's"
-    replies.release(len(had))
+    delivered += replies
+    assert sorted(delivered) == sorted(emitted)
+    assert delivered[len(delivered) - len(aside) :] == aside, "in order, behind the lane's"
+    replies.release(len(delivered))
     assert not replies.bytes and not list(replies)

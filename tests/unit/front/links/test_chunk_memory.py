@@ -38,7 +38,7 @@ class End(NamedTuple):
     files: socket.socket
     """The socket beside the link."""
 
-    def taken(self) -> tuple[Layout, mmap.mmap]:
+    def receive_memory(self) -> tuple[Layout, mmap.mmap]:
         """Receives the file that the front has handed over."""
         message = descriptors.receive(self.files)
         assert message is not None
@@ -67,7 +67,7 @@ class End(NamedTuple):
                     return frame
 
 
-def mapped() -> int:
+def count_mappings() -> int:
     """Returns the number of mappings of chunk memory in this process, and of its open files."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = 0
@@ -81,21 +81,21 @@ def mapped() -> int:
 
 @asynccontextmanager
 async def linked(chunk_bytes: int = CHUNK) -> AsyncIterator[End]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    our_files, their_files = descriptors.pair()
-    their_files.setblocking(False)
+    front_end, device_end = socket.socketpair()
+    device_end.setblocking(False)
+    front_files, device_files = descriptors.pair()
+    device_files.setblocking(False)
     link = DeviceLink(0, 1)
-    link.descriptors = Descriptors(our_files, 0)
+    link.descriptors = Descriptors(front_files, 0)
     link.share_chunks(chunk_bytes)
-    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=front_end)
     try:
-        yield End(link, theirs, their_files)
+        yield End(link, device_end, device_files)
     finally:
         link.fail(LOSS, [])
         link.descriptors.close()
-        theirs.close()
-        their_files.close()
+        device_end.close()
+        device_files.close()
         await asyncio.sleep(0)  # the front's end is closed here; the next test uses the same event loop
 
 
@@ -106,7 +106,7 @@ def opened(link: DeviceLink) -> Channel:
 def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
     async def scenario() -> None:
         async with linked() as end:
-            channel, (layout, memory) = opened(end.link), end.taken()
+            channel, (layout, memory) = opened(end.link), end.receive_memory()
             assert layout.slot_bytes == CHUNK
             flow = channel.transfers.download(7)
             data = os.urandom(CHUNK)
@@ -129,7 +129,7 @@ def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
 def test_chunks_over_memory_and_socket_keep_their_order() -> None:
     async def scenario() -> None:
         async with linked() as end:
-            channel, (layout, memory) = opened(end.link), end.taken()
+            channel, (layout, memory) = opened(end.link), end.receive_memory()
             flow = channel.transfers.download(7)
             for number in range(layout.slots):
                 memory[layout.start(number) : layout.start(number) + 1] = bytes([number])
@@ -169,9 +169,9 @@ def test_invalid_slot_ends_the_link(payload: bytes) -> None:
     async def scenario() -> None:
         async with linked() as end:
             channel = opened(end.link)
-            good = SLOT.pack(0, 1) + download_head(0, 1)
-            for each in (payload, good):  # frames after the invalid one have no further effect
-                end.sock.send(frames.encode(Kind.CHUNK, each, channel=channel.number, id=7, flags=Flag.SLOT))
+            valid = SLOT.pack(0, 1) + download_head(0, 1)
+            for chunk in (payload, valid):  # frames after the invalid one have no further effect
+                end.sock.send(frames.encode(Kind.CHUNK, chunk, channel=channel.number, id=7, flags=Flag.SLOT))
             assert "cannot be read" in await end.link.closed
 
     run(scenario())
@@ -183,7 +183,7 @@ def test_small_chunks_need_no_memory(chunk_bytes: int) -> None:
         async with linked(chunk_bytes) as end:
             with pytest.raises(BlockingIOError):
                 descriptors.receive(end.files)
-            assert mapped() == 0
+            assert count_mappings() == 0
 
     run(scenario())
 
@@ -200,46 +200,46 @@ def test_a_process_that_was_given_none_may_not_name_a_slot() -> None:
 def test_chunk_memory_is_freed_with_its_link() -> None:
     async def scenario() -> None:
         async with linked() as end:
-            channel, (_, memory) = opened(end.link), end.taken()
+            channel, (_, memory) = opened(end.link), end.receive_memory()
             memory.close()
             flow = channel.transfers.download(7)
             end.chunk(channel.number, 7, 0, CHUNK)
             await flow.receive()
-            assert mapped() > 0
+            assert count_mappings() > 0
             end.sock.close()
             await end.link.closed
-            assert mapped() == 0
+            assert count_mappings() == 0
         async with linked():
             pass
-        assert mapped() == 0
+        assert count_mappings() == 0
 
     run(scenario())
 
 
 def resident() -> int:
     """Returns the KiB of chunk memory that count as this process's memory."""
-    found, ours = 0, False
+    kibibytes, is_chunk_memory = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(":")
         if "-" in name:
-            ours = "hearth-chunk-slots" in line
-        elif ours and name == "Rss":
-            found += int(value.split()[0])
-    return found
+            is_chunk_memory = "hearth-chunk-slots" in line
+        elif is_chunk_memory and name == "Rss":
+            kibibytes += int(value.split()[0])
+    return kibibytes
 
 
 def test_chunk_memory_of_an_unused_front_takes_no_memory() -> None:
     async def scenario() -> None:
         async with linked() as end:
             assert resident() == 0
-            channel, gone = opened(end.link), asyncio.Event()
-            end.link.emptied = gone.set
+            channel, closed = opened(end.link), asyncio.Event()
+            end.link.on_last_channel_closed = closed.set
             flow = channel.transfers.download(7)
             end.chunk(channel.number, 7, 0, CHUNK)
             await flow.receive()
             assert resident() >= CHUNK >> 10
             end.sock.send(frames.encode(Kind.CLOSED, channel=channel.number))
-            await gone.wait()
+            await closed.wait()
             assert resident() == 0
 
     run(scenario())
@@ -257,7 +257,7 @@ def test_chunks_use_the_socket_without_memfd(monkeypatch: pytest.MonkeyPatch) ->
             plain = download_head(0, 3) + b"abc"
             end.sock.send(frames.encode(Kind.CHUNK, plain, channel=channel.number, id=7, flags=LAST))
             assert await flow.receive() == (plain, True)
-            assert mapped() == 0
+            assert count_mappings() == 0
 
     run(scenario())
 
@@ -265,13 +265,13 @@ def test_chunks_use_the_socket_without_memfd(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_hand_over_that_fails_leaves_nothing() -> None:
     async def scenario() -> None:
         link = DeviceLink(0, 1)
-        ours, theirs = descriptors.pair()
-        theirs.close()
-        link.descriptors = Descriptors(ours, 0)
+        front_end, device_end = descriptors.pair()
+        device_end.close()
+        link.descriptors = Descriptors(front_end, 0)
         link.share_chunks(CHUNK)
-        assert mapped() == 0
+        assert count_mappings() == 0
         link.descriptors.close()
         link.share_chunks(CHUNK)
-        assert mapped() == 0
+        assert count_mappings() == 0
 
     run(scenario())

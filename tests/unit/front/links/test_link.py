@@ -23,15 +23,15 @@ LOSS = Refusal(Reason.DEVICE_LOST, "gone")
 
 @asynccontextmanager
 async def linked(on_collective: Any = None) -> AsyncIterator[tuple[DeviceLink, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    front_end, device_end = socket.socketpair()
+    device_end.setblocking(False)
     link = DeviceLink(0, 1, on_collective)
-    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=front_end)
     try:
-        yield link, theirs
+        yield link, device_end
     finally:
         link.fail(LOSS, [])
-        theirs.close()
+        device_end.close()
 
 
 async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:

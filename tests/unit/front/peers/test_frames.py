@@ -62,7 +62,7 @@ def test_sizes() -> None:
     with pytest.raises(PeerFrameError, match="the maximum is 10"):
         small.feed(encode({"a": "x" * 20}))
     small = PeerFrameReader(10)
-    small.most = 100
+    small.max_bytes = 100
     assert small.feed(encode({"a": "x" * 20})) == [{"a": "x" * 20}]
 
 

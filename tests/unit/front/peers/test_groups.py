@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.peers.frames import HEADER, encode
 from hearthd.front.peers.groups import MAX_GROUPS
 from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import CLOSE_TIMEOUT
-from hearthd.front.peers.membership import status_of
 from hearthd.front.peers.tickets import GroupMember, hello
 from tests.support.front.fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, refusal_in, run
 from tests.support.timing import LATE
@@ -35,8 +34,8 @@ def test_operations_run_in_order_on_one_communicator(loop: str) -> None:
     async def work() -> None:
         async with pair() as both:
             for number, link in enumerate(both.ranks):
-                heard = await link.hears("group")
-                assert (heard["rank"], heard["ranks"], heard["group"]) == (number, 2, both.group.hex())
+                received = await link.wait_for("group")
+                assert (received["rank"], received["ranks"], received["group"]) == (number, 2, both.group.hex())
             went = [await both.run(sequence) for sequence in range(1, 6)]
             for index, gos in enumerate(went, 1):
                 assert [go["index"] for go in gos] == [index, index] and [go["rank"] for go in gos] == [0, 1]
@@ -55,7 +54,7 @@ def test_the_largest_numbers_that_a_command_can_hold() -> None:
         async with pair() as both:
             both.present(2**64 - 1, timeout=(2**64 - 1) / 1e9, count=2**64 - 1, root=2**32 - 1)
             for link in both.ranks:
-                await link.hears("go", sequence=2**64 - 1)
+                await link.wait_for("go", sequence=2**64 - 1)
 
     run(work())
 
@@ -66,7 +65,7 @@ def test_ranks_that_do_not_match() -> None:
             both.ranks[0].present(both.sessions[0], both.group, count=8)
             both.ranks[1].present(both.sessions[1], both.group, count=9)
             for link in both.ranks:
-                refusal = refusal_in(await link.hears("fail", sequence=1))
+                refusal = refusal_in(await link.wait_for("fail", sequence=1))
                 assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["field"] == "count"
                 assert refusal.details["odd_rank"] == "1" and refusal.details["requested"] == "9"
             await both.run(2)
@@ -80,16 +79,16 @@ def test_a_rank_that_withdraws(odd: int) -> None:
         async with pair() as both:
             other, link, session = both.ranks[1 - odd], both.ranks[odd], both.sessions[odd]
             other.present(both.sessions[1 - odd], both.group, timeout=60)
-            status = status_of(Refusal(Reason.OUT_OF_BOUNDS, "out\nof bounds"))
+            status = to_text(Refusal(Reason.OUT_OF_BOUNDS, "out\nof bounds"))
             channel = session.channels[link.ordinal].number
             body = {"op": "withdraw", "channel": channel, "group": both.group.hex(), "devices": [], "sequence": 1}
-            link.say({**body, "status": status})
-            refusal = refusal_in(await other.hears("fail", sequence=1))
+            link.send_to_front({**body, "status": status})
+            refusal = refusal_in(await other.wait_for("fail", sequence=1))
             assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == str(odd)
             assert link.ops("fail") == []
             # A group that this session does not have.
-            link.say({**body, "sequence": 7, "group": "ab" * 16, "status": status})
-            link.say({**body, "sequence": 2, "status": "%%"})
+            link.send_to_front({**body, "sequence": 7, "group": "ab" * 16, "status": status})
+            link.send_to_front({**body, "sequence": 2, "status": "%%"})
             await both.run(3)
 
     run(work())
@@ -100,11 +99,11 @@ def test_operation_behind_another_is_launched_after_it() -> None:
         async with pair() as both:
             for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
                 link, session = both.ranks[number], both.sessions[number]
-                for sequence, behind in rows:
-                    link.present(session, both.group, sequence, behind=behind)
+                for sequence, predecessors in rows:
+                    link.present(session, both.group, sequence, predecessors=predecessors)
             both.ranks[1].present(both.sessions[1], both.group, 1)
             for link in both.ranks:
-                first, second = [await link.hears("go", sequence=sequence) for sequence in (1, 2)]
+                first, second = [await link.wait_for("go", sequence=sequence) for sequence in (1, 2)]
                 assert (first["index"], second["index"]) == (1, 2)
 
     run(work())
@@ -114,14 +113,14 @@ def test_operation_behind_another_is_launched_after_it() -> None:
 def test_rank_that_never_presents(late: int) -> None:
     async def work() -> None:
         async with pair() as both:
-            there = both.ranks[1 - late]
-            begin = asyncio.get_running_loop().time()
-            there.present(both.sessions[1 - late], both.group, timeout=0.2)
-            refusal = refusal_in(await there.hears("fail"))
-            assert 0.15 < asyncio.get_running_loop().time() - begin < 0.2 + LATE
+            survivor = both.ranks[1 - late]
+            started_at = asyncio.get_running_loop().time()
+            survivor.present(both.sessions[1 - late], both.group, timeout=0.2)
+            refusal = refusal_in(await survivor.wait_for("fail"))
+            assert 0.15 < asyncio.get_running_loop().time() - started_at < 0.2 + LATE
             assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == str(late)
             both.ranks[late].present(both.sessions[late], both.group)
-            assert refusal_in(await both.ranks[late].hears("fail")).reason == Reason.COLLECTIVE_TIMEOUT
+            assert refusal_in(await both.ranks[late].wait_for("fail")).reason == Reason.COLLECTIVE_TIMEOUT
             await both.run(2)
 
     run(work())
@@ -135,25 +134,25 @@ def test_a_process_that_is_lost_is_replaced(lost: int) -> None:
             survivor = both.ranks[1 - lost]
             survivor.present(both.sessions[1 - lost], both.group, 2)  # the part of the lost rank will not be presented
             if lost == 0:
-                await settled(both)
+                await wait_until_presented(both)
             front = (both.first, both.second)[lost]
-            fresh = front.replace(0)
-            aborted = await survivor.hears("abort")
+            replacement = front.replace(0)
+            aborted = await survivor.wait_for("abort")
             assert aborted["comm"] == first[1 - lost]["comm"] and "SIGKILL" in aborted["reason"]
             assert refusal_in(aborted).reason == Reason.COMMUNICATOR_FAILED
-            failed = refusal_in(await survivor.hears("fail", sequence=2))
+            failed = refusal_in(await survivor.wait_for("fail", sequence=2))
             assert failed.reason == Reason.COMMUNICATOR_FAILED and "SIGKILL" in failed.message
-            fresh.open(both.sessions[lost])
-            heard = await fresh.hears("group")
-            assert heard["rank"] == lost
+            replacement.open(both.sessions[lost])
+            received = await replacement.wait_for("group")
+            assert received["rank"] == lost
             again = await both.run(3)
             assert again[0]["comm"] != first[0]["comm"] and again[0]["index"] == 1
 
     run(work())
 
 
-async def settled(both: Pair) -> None:
-    """Waits until the first front has received the second's messages."""
+async def wait_until_presented(both: Pair) -> None:
+    """Waits until the first front has received an operation of the second front."""
     (leader,) = both.first.groups
     assert isinstance(leader, Leader)
     async with asyncio.timeout(PATIENCE):
@@ -170,21 +169,21 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             survivor, session = both.ranks[1 - dead], both.sessions[1 - dead]
             survivor.present(session, both.group, 2)
             if dead == 0:
-                await settled(both)
-            begin = asyncio.get_running_loop().time()
+                await wait_until_presented(both)
+            lost_at = asyncio.get_running_loop().time()
             links = (both.first, both.second)[dead].groups.inspect().links
             assert links
             for link in links:
                 link.abort("the process was killed")
-            over_refusal = refusal_in(await survivor.hears("fail", sequence=2))
+            over_refusal = refusal_in(await survivor.wait_for("fail", sequence=2))
             assert over_refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in over_refusal.message.lower()
-            aborted = refusal_in(await survivor.hears("abort"))
+            aborted = refusal_in(await survivor.wait_for("abort"))
             assert aborted.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in aborted.message.lower()
-            assert asyncio.get_running_loop().time() - begin < LATE
+            assert asyncio.get_running_loop().time() - lost_at < LATE
             survivor.present(session, both.group, 3)
             over(survivor.ops("fail")[0], "over", f"node {dead}")  # at once, because the front knows of the loss
-            (part,) = (both.first, both.second)[1 - dead].groups
-            assert part.state == "failed" and f"node {dead}" in part.info().detail
+            (membership,) = (both.first, both.second)[1 - dead].groups
+            assert membership.state == "failed" and f"node {dead}" in membership.info().detail
             again = Pair(both.first, both.second)
             await again.form()
             await again.run(1)
@@ -199,7 +198,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
             both = Pair(first, second)
             await both.form()
             both.ranks[0].present(both.sessions[0], both.group)
-            refusal = refusal_in(await both.ranks[0].hears("fail"))
+            refusal = refusal_in(await both.ranks[0].wait_for("fail"))
             assert refusal.reason == Reason.COMMUNICATOR_FAILED and "no message arrived" in refusal.message
 
     run(work())
@@ -212,14 +211,14 @@ def test_invalid_tickets_are_refused() -> None:
     async def work() -> None:
         async with pair() as both:
             session = both.second.session(1)
-            told = []
+            errors = []
             for group, secret in ((both.group, b"x" * 16), (b"g" * 16, both.secret), (b"g" * 16, bytes(16))):
                 with pytest.raises(Refusal) as error:
                     ticket = both.first.ticket(secret)
                     await both.second.groups.join(session, group, 1, both.members, ticket, 5.0)
-                told.append(str(error.value))
+                errors.append(str(error.value))
                 assert error.value.reason == Reason.UNAUTHENTICATED
-            assert len(set(told)) == 1, "nothing says whether it was the group or the secret"
+            assert len(set(errors)) == 1, "nothing says whether it was the group or the secret"
             await both.run(1)
 
     run(work())
@@ -236,12 +235,12 @@ def test_join_that_contradicts_the_group_is_refused() -> None:
                 await second.groups.join(second.session(0), group, 1, members[:1] + members[:0:-1], ticket, 5.0)
             assert error.value.reason == Reason.COLLECTIVE_MISMATCH
             await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
-            assert [part.state for part in first.groups] == ["forming"]
+            assert [membership.state for membership in first.groups] == ["forming"]
             with pytest.raises(Refusal, match="has joined the group already") as error:
                 await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
             assert error.value.reason == Reason.HANDLE_IN_USE
             await second.groups.join(second.session(1), group, 2, members, ticket, 5.0)
-            assert [part.state for part in first.groups] == ["ready"]
+            assert [membership.state for membership in first.groups] == ["ready"]
 
     run(work())
 
@@ -255,13 +254,13 @@ def test_incomplete_group_times_out() -> None:
             group, secret = await first.groups.create(session, members, 0.3)
             await second.groups.join(other, group, 1, members, first.ticket(secret), 5.0)
             second.links[0].present(other, group)
-            refusal = refusal_in(await second.links[0].hears("fail"))
+            refusal = refusal_in(await second.links[0].wait_for("fail"))
             assert refusal.reason in (Reason.COLLECTIVE_TIMEOUT, Reason.COMMUNICATOR_FAILED)
             assert "nodes 2 did not join" in refusal.message
-            for front, theirs in ((first, session), (second, other)):
-                front.links[0].present(theirs, group, 2)
-                told = refusal_in(await front.links[0].hears("fail", sequence=2))
-                assert told.reason == Reason.COLLECTIVE_TIMEOUT and told.details["missing"] == "2"
+            for front, of_front in ((first, session), (second, other)):
+                front.links[0].present(of_front, group, 2)
+                refusal = refusal_in(await front.links[0].wait_for("fail", sequence=2))
+                assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "2"
             with pytest.raises(Refusal) as error:
                 await second.groups.join(second.session(1), group, 2, members, first.ticket(secret), 5.0)
             assert error.value.reason == Reason.UNAUTHENTICATED
@@ -332,14 +331,14 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
             writer.write(encode(hello(b"g" * 16, 1, b"s" * 16, (GroupMember(0, 0), GroupMember(1, 0)))))
             (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             assert b"refused" in await reader.readexactly(size)
-            assert port.strangers == 1, "it has not hung up"
+            assert port.unauthenticated == 1, "it has not hung up"
             begin = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             assert asyncio.get_running_loop().time() - begin < CLOSE_TIMEOUT + LATE
             writer.close()
             async with asyncio.timeout(PATIENCE):
-                while port.strangers:  # noqa: ASYNC110 - there is no notification
+                while port.unauthenticated:  # noqa: ASYNC110 - there is no notification
                     await asyncio.sleep(0.001)
 
     run(work())
@@ -355,11 +354,11 @@ def test_two_sessions_of_one_daemon() -> None:
             both = Pair(front, front)
             await both.form()
             both.present(1)
-            gos = [await front.links[0].hears("go", rank=rank) for rank in (0, 1)]
+            gos = [await front.links[0].wait_for("go", rank=rank) for rank in (0, 1)]
             assert gos[0]["channel"] != gos[1]["channel"] and gos[0]["comm"] != gos[1]["comm"]
-            front.groups.session_closed(both.sessions[1].id)
+            front.groups.on_session_closed(both.sessions[1].id)
             front.links[0].present(both.sessions[0], both.group, 2)
-            over(await front.links[0].hears("fail", sequence=2), "ode 1 ")
+            over(await front.links[0].wait_for("fail", sequence=2), "ode 1 ")
 
     run(work())
 
@@ -382,9 +381,9 @@ def test_group_of_another_session_is_reported_as_absent() -> None:
         async with pair() as both:
             stranger = both.first.session(0)
             both.ranks[0].present(stranger, both.group)
-            absent, hidden = refusal_in(await both.ranks[0].hears("fail")), b"g" * 16
+            absent, hidden = refusal_in(await both.ranks[0].wait_for("fail")), b"g" * 16
             both.ranks[0].present(stranger, hidden)
-            missing = refusal_in(await both.ranks[0].hears("fail"))
+            missing = refusal_in(await both.ranks[0].wait_for("fail"))
             assert absent.reason == missing.reason == Reason.INVALID_HANDLE
             assert absent.message.replace(both.group.hex(), "") == missing.message.replace(hidden.hex(), "")
             for group in (both.group, hidden):
@@ -397,34 +396,34 @@ def test_group_of_another_session_is_reported_as_absent() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("how", ["leave", "session"])
-def test_leaving_rank_ends_group_for_all(who: int, how: str) -> None:
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("way", ["leave", "session"])
+def test_leaving_rank_ends_group_for_all(node: int, way: str) -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)
-            stays, goes = both.ranks[1 - who], both.ranks[who]
-            stays.present(both.sessions[1 - who], both.group, 2)
-            if who == 0:
-                await settled(both)
-            front, session = (both.first, both.second)[who], both.sessions[who]
-            if how == "leave":
+            remaining, leaving = both.ranks[1 - node], both.ranks[node]
+            remaining.present(both.sessions[1 - node], both.group, 2)
+            if node == 0:
+                await wait_until_presented(both)
+            front, session = (both.first, both.second)[node], both.sessions[node]
+            if way == "leave":
                 front.groups.leave(session, both.group)
             else:
-                front.groups.session_closed(session.id)
-            await goes.hears("ungroup", group=both.group.hex())
-            assert refusal_in(await goes.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
-            assert refusal_in(await stays.hears("abort")).reason == Reason.COMMUNICATOR_FAILED
-            assert f"node {who}" in refusal_in(await stays.hears("fail", sequence=2)).message.lower()
-            stays.present(both.sessions[1 - who], both.group, 3)
-            over(await stays.hears("fail", sequence=3), f"node {who} has left it")
-            goes.present(session, both.group, 2)
-            assert refusal_in(await goes.hears("fail", sequence=2)).reason == Reason.INVALID_HANDLE
+                front.groups.on_session_closed(session.id)
+            await leaving.wait_for("ungroup", group=both.group.hex())
+            assert refusal_in(await leaving.wait_for("abort")).reason == Reason.COMMUNICATOR_FAILED
+            assert refusal_in(await remaining.wait_for("abort")).reason == Reason.COMMUNICATOR_FAILED
+            assert f"node {node}" in refusal_in(await remaining.wait_for("fail", sequence=2)).message.lower()
+            remaining.present(both.sessions[1 - node], both.group, 3)
+            over(await remaining.wait_for("fail", sequence=3), f"node {node} has left it")
+            leaving.present(session, both.group, 2)
+            assert refusal_in(await leaving.wait_for("fail", sequence=2)).reason == Reason.INVALID_HANDLE
             assert front.groups.of(session) == [] and not both.first.groups.inspect().leaders
-            (both.first, both.second)[1 - who].groups.leave(both.sessions[1 - who], both.group)
+            (both.first, both.second)[1 - node].groups.leave(both.sessions[1 - node], both.group)
             assert not list(both.first.groups) and not list(both.second.groups)
-            left = both.second.groups.inspect()
-            assert not left.followers and not left.sessions
+            state = both.second.groups.inspect()
+            assert not state.followers and not state.sessions
 
     run(work())
 
@@ -453,7 +452,7 @@ def test_group_of_one_node_needs_no_peer() -> None:
             group, _ = await front.groups.create(session, (GroupMember(0, 1), GroupMember(0, 0)), 0.0)
             for link in front.links:
                 link.present(session, group)
-            assert [(await link.hears("go"))["rank"] for link in front.links] == [1, 0]
+            assert [(await link.wait_for("go"))["rank"] for link in front.links] == [1, 0]
 
     run(work())
 
@@ -474,9 +473,9 @@ def test_peers_are_notified_of_the_end_of_a_daemon() -> None:
         async with pair() as both:
             await both.run(1)
             await both.first.stop()
-            await both.ranks[1].hears("abort")
+            await both.ranks[1].wait_for("abort")
             both.ranks[1].present(both.sessions[1], both.group, 2)
-            over(await both.ranks[1].hears("fail"), "its daemon is stopping")
+            over(await both.ranks[1].wait_for("fail"), "its daemon is stopping")
 
     run(work())
 
@@ -487,8 +486,8 @@ def test_batch_too_large_for_a_peer_message() -> None:
             link, session = both.ranks[1], both.sessions[1]
             entry = {"kind": "broadcast", "count": 1, "dtype": "float32", "reduce": "", "root": 0, "peer": 0}
             body = {"op": "present", "channel": session.channels[0].number, "group": both.group.hex(), "devices": []}
-            link.say({**body, "sequence": 1, "timeout": 5.0, "signature": [entry] * 20_000})
-            refusal = refusal_in(await link.hears("fail", sequence=1))
+            link.send_to_front({**body, "sequence": 1, "timeout": 5.0, "signature": [entry] * 20_000})
+            refusal = refusal_in(await link.wait_for("fail", sequence=1))
             assert refusal.reason == Reason.MESSAGE_TOO_LARGE
             await both.run(2)
 

@@ -27,23 +27,28 @@ class Insider:
     def __init__(self, front: FakeFront, link: PeerLink, group: bytes, session: Any) -> None:
         self.front, self.link, self.group, self.session = front, link, group, session
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.heard: list[Any] = []
-        link.start(self.heard.append, self.lost.set_result)
+        self.received: list[Any] = []
+        link.start(self.received.append, self.lost.set_result)
 
-    def say(self, body: dict[str, Any], device: Any = 0, process: Any = 1, what: str = "rank") -> None:
-        self.link.send({"t": what, "device": device, "process": process, "body": body})
+    def send_message(self, body: dict[str, Any], device: Any = 0, process: Any = 1, kind: str = "rank") -> None:
+        self.link.send({"t": kind, "device": device, "process": process, "body": body})
 
-    async def settled(self) -> None:
+    async def wait_until_handled(self) -> None:
         """Waits until all earlier messages were handled: a message sent after them has been answered."""
-        part = {"op": "present", "sequence": 10**6 + len(self.heard), "signature": [{"kind": "?"}], "timeout": 0.001}
-        self.heard.clear()
-        self.say(part)
+        presentation = {
+            "op": "present",
+            "sequence": 10**6 + len(self.received),
+            "signature": [{"kind": "?"}],
+            "timeout": 0.001,
+        }
+        self.received.clear()
+        self.send_message(presentation)
         async with asyncio.timeout(PATIENCE):
-            while not self.heard and not self.lost.done():  # noqa: ASYNC110 - there is no other notification
+            while not self.received and not self.lost.done():  # noqa: ASYNC110 - there is no other notification
                 await asyncio.sleep(0.001)
 
     @property
-    def abort(self) -> bool:
+    def is_disconnected(self) -> bool:
         return self.lost.done()
 
 
@@ -56,13 +61,13 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     assert both.first.groups.port is not None
     link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
     link.send(tickets.hello(group, 1, secret, members))
-    assert (await link.first())["t"] == "welcome"
-    made = Insider(both.first, link, group, session)
+    assert (await link.receive_first())["t"] == "welcome"
+    member = Insider(both.first, link, group, session)
     try:
-        yield made
+        yield member
     finally:
         link.close()
-        await link.gone
+        await link.closed
 
 
 async def unharmed(both: Pair, sequence: int, comm: str) -> None:
@@ -70,7 +75,7 @@ async def unharmed(both: Pair, sequence: int, comm: str) -> None:
     gos = await both.run(sequence)
     assert gos[0]["comm"] == comm and gos[0]["index"] == sequence
     for link in both.ranks:
-        assert not link.ops("fail", "abort"), link.heard
+        assert not link.ops("fail", "abort"), link.received
 
 
 def test_other_groups_are_out_of_reach() -> None:
@@ -78,16 +83,18 @@ def test_other_groups_are_out_of_reach() -> None:
         async with pair() as both, insider(both) as peer:
             comm = (await both.run(1))[0]["comm"]
             both.ranks[0].present(both.sessions[0], both.group, 2)
-            theirs = {"op": "present", "group": both.group.hex(), "sequence": 2, "timeout": 5.0}
-            peer.say({**theirs, "signature": [{"kind": "all_reduce", "count": 9}], "channel": 1})
+            message = {"op": "present", "group": both.group.hex(), "sequence": 2, "timeout": 5.0}
+            peer.send_message({**message, "signature": [{"kind": "all_reduce", "count": 9}], "channel": 1})
             for op in ("failed", "joined", "progress", "join_failed", "id"):
-                peer.say({"op": op, "comm": comm, "done": 99, "status": STATUS, "reason": "!", "unique_id": STATUS})
+                peer.send_message(
+                    {"op": op, "comm": comm, "done": 99, "status": STATUS, "reason": "!", "unique_id": STATUS}
+                )
             peer.link.send({"t": "lost", "device": 0, "process": 1, "why": "!"})
-            await peer.settled()
-            assert not peer.abort
+            await peer.wait_until_handled()
+            assert not peer.is_disconnected
             both.ranks[1].present(both.sessions[1], both.group, 2)
             for link in both.ranks:
-                assert (await link.hears("go", sequence=2))["index"] == 2
+                assert (await link.wait_for("go", sequence=2))["index"] == 2
             await unharmed(both, 3, comm)
             peer.link.send({"t": "leave", "why": "!"})
             async with asyncio.timeout(PATIENCE):
@@ -105,17 +112,17 @@ def test_local_communicators_are_out_of_reach() -> None:
             for ordinal, link in enumerate(front.links):
                 channel = session.channels[ordinal].number
                 body = {"op": "present", "channel": channel, "group": "", "devices": [0, 1], "sequence": 1}
-                link.say({**body, "signature": [{"kind": "barrier"}], "timeout": 5.0})
-            (comm,) = {(await link.hears("go", devices=[0, 1]))["comm"] for link in front.links}
+                link.send_to_front({**body, "signature": [{"kind": "barrier"}], "timeout": 5.0})
+            (comm,) = {(await link.wait_for("go", devices=[0, 1]))["comm"] for link in front.links}
             for device in (0, 1):
                 for process in (0, 1):
-                    peer.say({"op": "failed", "comm": comm, "reason": "!"}, device, process)
-            await peer.settled()
+                    peer.send_message({"op": "failed", "comm": comm, "reason": "!"}, device, process)
+            await peer.wait_until_handled()
             for ordinal, link in enumerate(front.links):
                 channel = session.channels[ordinal].number
                 body = {"op": "present", "channel": channel, "group": "", "devices": [0, 1], "sequence": 2}
-                link.say({**body, "signature": [{"kind": "barrier"}], "timeout": 5.0})
-            assert {(await link.hears("go", sequence=2, devices=[0, 1]))["comm"] for link in front.links} == {comm}
+                link.send_to_front({**body, "signature": [{"kind": "barrier"}], "timeout": 5.0})
+            assert {(await link.wait_for("go", sequence=2, devices=[0, 1]))["comm"] for link in front.links} == {comm}
 
     run(work())
 
@@ -124,12 +131,12 @@ def test_ranks_of_others_cannot_be_played() -> None:
     async def work() -> None:
         async with pair() as both, insider(both) as peer:
             for device in (1, 5, 10**9):
-                part = {"op": "present", "sequence": 1, "signature": [{"kind": "barrier"}], "timeout": 5.0}
-                peer.say(part, device)
-            await peer.settled()
-            assert not peer.abort and len(both.first.router.coordinator.matcher) == 0
+                presentation = {"op": "present", "sequence": 1, "signature": [{"kind": "barrier"}], "timeout": 5.0}
+                peer.send_message(presentation, device)
+            await peer.wait_until_handled()
+            assert not peer.is_disconnected and len(both.first.router.coordinator.matcher) == 0
             both.first.links[1].present(peer.session, peer.group, 1, timeout=0.2)
-            await both.first.links[1].hears("fail", sequence=1)
+            await both.first.links[1].wait_for("fail", sequence=1)
 
     run(work())
 
@@ -138,7 +145,8 @@ def test_operations_without_end_are_not_kept() -> None:
     async def work() -> None:
         async with pair() as both, insider(both) as peer:
             for sequence in range(1, MAX_PRESENTED + 10):
-                peer.say({**GOOD, "sequence": sequence})
+                # The timeout is long, so that no operation is answered before the last one is sent.
+                peer.send_message({**GOOD, "sequence": sequence, "timeout": 60.0})
             async with asyncio.timeout(PATIENCE):
                 await peer.lost
             assert "without waiting for an answer" in both.first.groups.of(peer.session)[0].info().detail
@@ -154,12 +162,12 @@ def test_a_batch_may_be_large_and_answers_make_room() -> None:
             device = both.first.links[1]
             for sequence in range(1, 4):
                 batch = [{"kind": "barrier"}] * (MAX_PRESENTED + 1)
-                peer.say({**GOOD, "sequence": sequence, "signature": batch})
+                peer.send_message({**GOOD, "sequence": sequence, "signature": batch})
                 body = {"op": "present", "channel": peer.session.channels[1].number, "group": peer.group.hex()}
-                device.say({**body, "devices": [], "sequence": sequence, "signature": [], "timeout": 5.0})
-                await device.hears("fail", sequence=sequence)
-            await peer.settled()
-            assert not peer.abort
+                device.send_to_front({**body, "devices": [], "sequence": sequence, "signature": [], "timeout": 5.0})
+                await device.wait_for("fail", sequence=sequence)
+            await peer.wait_until_handled()
+            assert not peer.is_disconnected
 
     run(work())
 
@@ -237,7 +245,7 @@ def test_messages_of_a_member_harm_no_other_group(messages: list[dict[str, Any]]
             comm = (await both.run(1))[0]["comm"]
             for message in messages:
                 peer.link.send(message)
-            await peer.settled()
+            await peer.wait_until_handled()
             await unharmed(both, 2, comm)
 
     run(work())
@@ -254,14 +262,14 @@ class Coordinator:
         self.session: Any = None
         self.group = b"g" * 16
         self.link: PeerLink | None = None
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.lost: list[str] = []
         self.port = port.PeerPort("127.0.0.1:0", (), "localhost", self._admit)
 
     def _admit(self, body: Any, link: PeerLink) -> None:
         self.link = link
         link.send({"t": "welcome"})
-        link.start(self.heard.append, self.lost.append)
+        link.start(self.received.append, self.lost.append)
 
     async def joined(self) -> None:
         await self.port.open()
@@ -270,31 +278,31 @@ class Coordinator:
         members = (GroupMember(0, 0), GroupMember(1, 0))
         await self.front.groups.join(self.session, self.group, 1, members, ticket, 5.0)
 
-    def tell(self, body: Any, device: Any = 0, process: Any = 1) -> None:
+    def send_message(self, body: Any, device: Any = 0, process: Any = 1) -> None:
         assert self.link is not None
         self.link.send({"t": "send", "device": device, "process": process, "body": body})
 
-    async def settled(self) -> None:
+    async def wait_until_handled(self) -> None:
         """Waits until all earlier messages have arrived: a message sent after them has been answered."""
         device = self.front.links[0]
         device.present(self.session, self.group, 777)
-        self.tell({"op": "fail", "sequence": 777, "status": STATUS})
-        await device.hears("fail", sequence=777)
+        self.send_message({"op": "fail", "sequence": 777, "status": STATUS})
+        await device.wait_for("fail", sequence=777)
 
 
 @contextlib.asynccontextmanager
 async def coordinator() -> AsyncIterator[Coordinator]:
     front = FakeFront("b")
     async with fronts(front):
-        made = Coordinator(front)
-        await made.joined()
+        peer = Coordinator(front)
+        await peer.joined()
         try:
-            yield made
+            yield peer
         finally:
-            await made.port.close()
-            assert made.link is not None
-            made.link.close()
-            await made.link.gone
+            await peer.port.close()
+            assert peer.link is not None
+            peer.link.close()
+            await peer.link.closed
 
 
 JOIN = {"op": "join", "comm": "c-1", "unique_id": STATUS, "rank": 1, "ranks": 2}
@@ -306,7 +314,7 @@ def test_a_coordinator_reaches_its_group_only() -> None:
             front, device = chief.front, chief.front.links[0]
             other = front.session(0)
             device.present(chief.session, chief.group, 1)
-            device.heard.clear()
+            device.received.clear()
             ignored = [
                 {"op": "abort", "comm": "local-1", "reason": "!", "status": STATUS},
                 {"op": "go", "sequence": 1, "comm": "local-1", "rank": 1, "ranks": 2, "index": 1},
@@ -314,23 +322,25 @@ def test_a_coordinator_reaches_its_group_only() -> None:
                 {**JOIN, "rank": 0}, {**JOIN, "ranks": 3}, {"op": "create_id", "comm": "c-1", "ranks": 9},
             ]  # fmt: skip
             for body in ignored:
-                chief.tell({**body, "channel": other.channels[0].number, "group": "ff" * 16})
+                chief.send_message({**body, "channel": other.channels[0].number, "group": "ff" * 16})
             for device_number, process in ((1, 1), (0, 2), (7, 1)):
-                chief.tell(JOIN, device_number, process)
-            await chief.settled()
-            assert device.heard == [] and front.links[1].heard == [] and not chief.lost
-            chief.tell(JOIN)
-            heard = await device.hears("join")
-            assert heard["comm"] == f"{chief.group.hex()}@1/c-1" and heard["group"] == chief.group.hex()
-            chief.tell({"op": "go", "sequence": 1, "comm": "c-1", "rank": 0, "ranks": 99, "index": 1, "channel": 99})
-            went = await device.hears("go")
+                chief.send_message(JOIN, device_number, process)
+            await chief.wait_until_handled()
+            assert device.received == [] and front.links[1].received == [] and not chief.lost
+            chief.send_message(JOIN)
+            received = await device.wait_for("join")
+            assert received["comm"] == f"{chief.group.hex()}@1/c-1" and received["group"] == chief.group.hex()
+            chief.send_message(
+                {"op": "go", "sequence": 1, "comm": "c-1", "rank": 0, "ranks": 99, "index": 1, "channel": 99}
+            )
+            went = await device.wait_for("go")
             assert went == {
                 "op": "go", "channel": chief.session.channels[0].number, "group": chief.group.hex(), "devices": [],
-                "sequence": 1, "comm": heard["comm"], "rank": 1, "ranks": 2, "index": 1,
+                "sequence": 1, "comm": received["comm"], "rank": 1, "ranks": 2, "index": 1,
             }  # fmt: skip
-            chief.tell({"op": "go", "sequence": 1, "comm": "c-1", "index": 2})
-            await chief.settled()
-            assert device.heard == [], "once is enough"
+            chief.send_message({"op": "go", "sequence": 1, "comm": "c-1", "index": 2})
+            await chief.wait_until_handled()
+            assert device.received == [], "once is enough"
 
     run(work())
 
@@ -339,18 +349,18 @@ def test_a_coordinator_cannot_have_helpers_without_end() -> None:
     async def work() -> None:
         async with coordinator() as chief:
             device = chief.front.links[0]
-            device.heard.clear()
+            device.received.clear()
             for number in range(5 * MAX_COMMUNICATORS):
-                chief.tell({**JOIN, "comm": f"c-{number}"})
-            await chief.settled()
+                chief.send_message({**JOIN, "comm": f"c-{number}"})
+            await chief.wait_until_handled()
             assert len(device.ops("join")) == MAX_COMMUNICATORS
-            chief.tell({"op": "abort", "comm": "c-0", "reason": "", "status": STATUS})
-            chief.tell({**JOIN, "comm": "again"})
-            await chief.settled()
+            chief.send_message({"op": "abort", "comm": "c-0", "reason": "", "status": STATUS})
+            chief.send_message({**JOIN, "comm": "again"})
+            await chief.wait_until_handled()
             assert len(device.ops("join")) == MAX_COMMUNICATORS + 1 and len(device.ops("abort")) == 1
             assert chief.link is not None
             chief.link.abort("the coordinator ends")
-            await device.hears("abort", comm=f"{chief.group.hex()}@1/again")
+            await device.wait_for("abort", comm=f"{chief.group.hex()}@1/again")
             assert len(device.ops("abort")) == MAX_COMMUNICATORS
 
     run(work())
@@ -378,7 +388,7 @@ def test_coordinator_that_sends_garbage_is_disconnected(nonsense: Any) -> None:
             device.present(chief.session, chief.group, 1)
             assert chief.link is not None
             chief.link.send(nonsense)
-            await device.hears("fail", sequence=1)
+            await device.wait_for("fail", sequence=1)
             assert chief.front.groups.of(chief.session)[0].state == "failed"
             assert not device.ops("join", "go", "abort", "x", "ungroup")
 

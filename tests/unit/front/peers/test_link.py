@@ -20,7 +20,7 @@ from hearthd.front.peers import link as peer_link
 from hearthd.front.peers import port as peer_port
 from hearthd.front.peers.frames import Body, encode
 from hearthd.front.peers.link import MAX_UNSENT, PeerLink, PeerLost
-from hearthd.front.peers.port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
+from hearthd.front.peers.port import MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_OF_HOST, PeerPort
 from tests.support.front.fake_peers import PATIENCE, quick, run
 from tests.support.timing import LATE
 
@@ -33,8 +33,8 @@ class Echo:
     def __init__(self, **port: Any) -> None:
         self.links: list[PeerLink] = []
         self.lost: list[str] = []
-        self.heard: list[Body] = []
-        self.news = asyncio.Event()
+        self.received: list[Body] = []
+        self.changed = asyncio.Event()
         self.port = PeerPort(port.pop("listen", "127.0.0.1:0"), port.pop("advertise", ()), "myself", self.admit, **port)
 
     def admit(self, body: Body, link: PeerLink) -> None:
@@ -42,19 +42,19 @@ class Echo:
             raise ValueError("it has no name")
         self.links.append(link)
         link.send({"welcome": body["name"]})
-        link.start(lambda said: self.hear(link, said), self.on_lost)
-        self.news.set()
+        link.start(lambda body: self.on_message(link, body), self.on_lost)
+        self.changed.set()
 
-    def hear(self, link: PeerLink, body: Body) -> None:
-        self.heard.append(body)
+    def on_message(self, link: PeerLink, body: Body) -> None:
+        self.received.append(body)
         if "raise" in body:
             raise KeyError("x")
         link.send({"echo": body})
-        self.news.set()
+        self.changed.set()
 
-    def on_lost(self, why: str) -> None:
-        self.lost.append(why)
-        self.news.set()
+    def on_lost(self, reason: str) -> None:
+        self.lost.append(reason)
+        self.changed.set()
 
     @property
     def address(self) -> Address:
@@ -63,56 +63,56 @@ class Echo:
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(PATIENCE):
             while not condition():
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 @contextlib.asynccontextmanager
 async def echo(**port: Any) -> AsyncIterator[Echo]:
-    made = Echo(**port)
-    await made.port.open()
+    server = Echo(**port)
+    await server.port.open()
     try:
-        yield made
+        yield server
     finally:
-        await made.port.close()
-        for link in made.links:
+        await server.port.close()
+        for link in server.links:
             link.close()
-            await link.gone
+            await link.closed
 
 
-async def greet(made: Echo, pin: bytes = b"", make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    link = await peer_port.connect(made.address, pin, PATIENCE, make)
+async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+    link = await peer_port.connect(server.address, pin, PATIENCE, link_factory)
     link.send({"name": "me"})
-    assert await link.first() == {"welcome": "me"}
+    assert await link.receive_first() == {"welcome": "me"}
     return link
 
 
-async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect_from(server: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects from 127.0.0.`host`."""
-    where = (f"127.0.0.{host}", 0)
-    return await asyncio.open_connection(made.address.host, made.address.port, local_addr=where)
+    local_address = (f"127.0.0.{host}", 0)
+    return await asyncio.open_connection(server.address.host, server.address.port, local_addr=local_address)
 
 
-async def strangers(made: Echo, count: int) -> None:
+async def wait_for_unauthenticated(server: Echo, count: int) -> None:
     async with asyncio.timeout(PATIENCE):
-        while made.port.strangers != count:  # noqa: ASYNC110 - there is no notification of them
+        while server.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
 
 
 @both_loops
 def test_messages_arrive_in_order(loop: str) -> None:
     async def work() -> None:
-        async with echo() as made:
-            link = await greet(made)
+        async with echo() as server:
+            link = await greet(server)
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            link.start(answers.put_nowait, lambda why: None)
+            link.start(answers.put_nowait, lambda reason: None)
             for number in range(200):
                 link.send({"n": number, "x": "y" * number * 50})
             for number in range(200):
                 assert (await answers.get())["echo"]["n"] == number
             link.close({"last": True})
-            await made.until(lambda: made.lost)
-            assert made.heard[-1] == {"last": True} and made.lost == ["it closed the connection"]
+            await server.until(lambda: server.lost)
+            assert server.received[-1] == {"last": True} and server.lost == ["it closed the connection"]
 
     run(work(), loop)
 
@@ -120,16 +120,16 @@ def test_messages_arrive_in_order(loop: str) -> None:
 @both_loops
 def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
     async def work() -> None:
-        async with echo(make=quick(0.05, 0.3)) as made:
-            idle = await greet(made, make=quick(0.05, 0.3))
+        async with echo(link_factory=quick(0.05, 0.3)) as server:
+            idle = await greet(server, link_factory=quick(0.05, 0.3))
             lost: list[str] = []
             idle.start(lambda body: None, lost.append)
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "silent"}))
             begin = asyncio.get_running_loop().time()
-            await made.until(lambda: made.lost)
+            await server.until(lambda: server.lost)
             assert 0.25 < asyncio.get_running_loop().time() - begin < LATE
-            assert "no message arrived" in made.lost[0] and len(made.lost) == 1
+            assert "no message arrived" in server.lost[0] and len(server.lost) == 1
             assert not lost and not idle.end_reason, "the other one says that it is alive"
             with contextlib.suppress(ConnectionError):
                 await reader.read()
@@ -141,15 +141,15 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
 
 def test_front_that_slept_does_not_cut_its_peers() -> None:
     async def work() -> None:
-        async with echo(make=quick(0.05, 0.3)) as made:
-            link = await greet(made, make=quick(0.05, 0.3))
-            link.start(lambda body: None, lambda why: None)
+        async with echo(link_factory=quick(0.05, 0.3)) as server:
+            link = await greet(server, link_factory=quick(0.05, 0.3))
+            link.start(lambda body: None, lambda reason: None)
             import time
 
             time.sleep(0.8)  # noqa: ASYNC251 - the loop, and both ends with it, is held up
             for _ in range(3):
                 await asyncio.sleep(0.1)
-            assert not link.end_reason and not made.lost
+            assert not link.end_reason and not server.lost
             link.close()
 
     run(work())
@@ -158,12 +158,12 @@ def test_front_that_slept_does_not_cut_its_peers() -> None:
 @both_loops
 def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
     async def work() -> None:
-        async with echo() as made:
-            _, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo() as server:
+            _, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.transport.pause_reading()
             writer.write(encode({"name": "deaf"}))
-            await made.until(lambda: made.links)
-            link = made.links[0]
+            await server.until(lambda: server.links)
+            link = server.links[0]
             sent = 0
             while not link.end_reason:
                 link.send({"x": "y" * 500_000})
@@ -171,7 +171,7 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
                 assert sent < 100 << 20
                 await asyncio.sleep(0)
             assert "has stopped reading" in link.end_reason and sent > MAX_UNSENT
-            assert made.lost == [link.end_reason]
+            assert server.lost == [link.end_reason]
             link.send({"after": "all"})
             writer.close()
 
@@ -184,16 +184,16 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
      b"\0\0\0\2[]", b"\0\0\0\2{x", encode({"name": 1})[:-1] + b"\xff", b"\0\x02\0\0" + b"x" * 70_000],
     ids=lambda data: repr(data[:8]),
 )  # fmt: skip
-def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
+def test_unauthenticated_peer_that_sends_garbage_is_disconnected(garbage: bytes) -> None:
     async def work() -> None:
-        async with echo() as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo() as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(garbage)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "nothing is answered"
             writer.close()
-            assert not made.links
-            link = await greet(made)
+            assert not server.links
+            link = await greet(server)
             link.close()
 
     run(work())
@@ -202,54 +202,54 @@ def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
 @both_loops
 def test_connection_without_a_hello_is_closed(loop: str) -> None:
     async def work() -> None:
-        async with echo(handshake=0.2) as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo(handshake_timeout=0.2) as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "x"})[:3])
             async with asyncio.timeout(PATIENCE):
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
-            link = await greet(made)
+            link = await greet(server)
             link.close()
 
     run(work(), loop)
 
 
-def teststrangers_are_few() -> None:
+def test_unauthenticated_connections_are_bounded() -> None:
     async def work() -> None:
-        async with echo() as made:
-            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_STRANGERS)]
-            await strangers(made, MAX_STRANGERS)
-            reader, writer = await stranger(made, 9)
+        async with echo() as server:
+            waiting = [await connect_from(server, 1 + number % 4) for number in range(MAX_UNAUTHENTICATED)]
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED)
+            reader, writer = await connect_from(server, 9)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more is hung up on"
             writer.close()
             waiting[0][1].close()
-            await strangers(made, MAX_STRANGERS - 1)
-            link = await greet(made)
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED - 1)
+            link = await greet(server)
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-        assert not made.port.strangers
+        assert not server.port.unauthenticated
 
     run(work())
 
 
 def test_connections_of_one_host_do_not_exclude_others() -> None:
     async def work() -> None:
-        async with echo() as made:
-            waiting = [await stranger(made, 2) for _ in range(MAX_STRANGERS_OF_ONE)]
-            await strangers(made, MAX_STRANGERS_OF_ONE)
-            reader, writer = await stranger(made, 2)
+        async with echo() as server:
+            waiting = [await connect_from(server, 2) for _ in range(MAX_UNAUTHENTICATED_OF_HOST)]
+            await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED_OF_HOST)
+            reader, writer = await connect_from(server, 2)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "one more of this host is hung up on"
             writer.close()
-            link = await greet(made)
+            link = await greet(server)
             link.close()
             for _, open_writer in waiting:
                 open_writer.close()
-            await strangers(made, 0)
-            assert not made.port.inspect().strangers
+            await wait_for_unauthenticated(server, 0)
+            assert not server.port.inspect().unauthenticated
 
     run(work())
 
@@ -257,7 +257,7 @@ def test_connections_of_one_host_do_not_exclude_others() -> None:
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
 def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
-    context, pin, make = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
+    context, pin, link_factory = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
     trusting = None
     if tls:
         context, pin = certificates.peers, certificates.fingerprint()
@@ -265,25 +265,25 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
     async def work() -> None:
-        async with echo(make=make, context=context) as made:
-            calm = await greet(made, pin, make=make)
+        async with echo(link_factory=link_factory, context=context) as server:
+            calm = await greet(server, pin, link_factory=link_factory)
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            calm.start(answers.put_nowait, lambda why: None)
-            _, writer = await asyncio.open_connection(made.address.host, made.address.port, ssl=trusting)
+            calm.start(answers.put_nowait, lambda reason: None)
+            _, writer = await asyncio.open_connection(server.address.host, server.address.port, ssl=trusting)
             writer.write(encode({"name": "flood"}))
-            await made.until(lambda: len(made.links) == 2)
+            await server.until(lambda: len(server.links) == 2)
             begin = asyncio.get_running_loop().time()
             writer.write(b"".join(encode({"n": number, "x": "y" * 80}) for number in range(20_000)))
-            asked = 0
-            while len(made.heard) < 20_000 + asked:
+            requests = 0
+            while len(server.received) < 20_000 + requests:
                 calm.send({"calm": True})
-                asked += 1
+                requests += 1
                 await asyncio.wait_for(answers.get(), 1.0)
-                assert not made.lost, "it waits; it is not cut"
+                assert not server.lost, "it waits; it is not cut"
             assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE
-            assert sum(link.pauses for link in made.links) >= 4
-            heard = [body["n"] for body in made.heard if "n" in body]
-            assert heard == list(range(20_000)), "and nothing of it is lost"
+            assert sum(link.pauses for link in server.links) >= 4
+            received = [body["n"] for body in server.received if "n" in body]
+            assert received == list(range(20_000)), "and nothing of it is lost"
             writer.close()
             calm.close()
 
@@ -292,13 +292,13 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
 
 def test_malformed_message_ends_the_link() -> None:
     async def work() -> None:
-        async with echo() as made:
-            link = await greet(made)
+        async with echo() as server:
+            link = await greet(server)
             lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             link.start(lambda body: None, lost.set_result)
             link.send({"raise": 1})
             assert await lost
-            assert "sent an invalid message" in made.lost[0]
+            assert "sent an invalid message" in server.lost[0]
 
     run(work())
 
@@ -309,30 +309,30 @@ def test_malformed_message_ends_the_link() -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServerCertificates:
     folder = tmp_path_factory.mktemp("tls")
-    return ServerCertificates(*issued(folder, trustme.CA()))
+    return ServerCertificates(*issue(folder, trustme.CA()))
 
 
-def issued(folder: Path, authority: trustme.CA) -> tuple[str, str]:
-    made = authority.issue_cert("some.other.name")
+def issue(folder: Path, authority: trustme.CA) -> tuple[str, str]:
+    credentials = authority.issue_cert("some.other.name")
     certificate, key = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    certificate.write_bytes(b"".join(blob.bytes() for blob in credentials.cert_chain_pems))
     key.touch(mode=0o600)
-    key.write_bytes(made.private_key_pem.bytes())
+    key.write_bytes(credentials.private_key_pem.bytes())
     return str(certificate), str(key)
 
 
 @both_loops
 def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers) as made:
-            link = await greet(made, certificates.fingerprint())
+        async with echo(context=certificates.peers) as server:
+            link = await greet(server, certificates.fingerprint())
             answers: asyncio.Queue[Body] = asyncio.Queue()
-            link.start(answers.put_nowait, lambda why: None)
+            link.start(answers.put_nowait, lambda reason: None)
             link.send({"n": 1})
             assert await answers.get() == {"echo": {"n": 1}}
             assert hashlib.sha256(link.certificate()).digest() == certificates.fingerprint()
             link.close()
-            await made.until(lambda: made.lost)
+            await server.until(lambda: server.lost)
 
     run(work(), loop)
 
@@ -340,40 +340,40 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
 @both_loops
 def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.5) as made:
+        async with echo(context=certificates.peers, handshake_timeout=0.5) as server:
             with pytest.raises(PeerLost, match="certificate is not the one"):
-                await peer_port.connect(made.address, b"x" * 32, PATIENCE)
-            plain = await peer_port.connect(made.address, b"", PATIENCE)
+                await peer_port.connect(server.address, b"x" * 32, PATIENCE)
+            plain = await peer_port.connect(server.address, b"", PATIENCE)
             plain.send({"name": "me", "secret": "in clear"})
             with pytest.raises(PeerLost):
-                await plain.first()
-            assert not made.links
-        async with echo() as made:
+                await plain.receive_first()
+            assert not server.links
+        async with echo() as server:
             with pytest.raises(PeerLost, match=r"TLS|closed|reset"):
-                await peer_port.connect(made.address, certificates.fingerprint(), PATIENCE)
-            assert not made.links
+                await peer_port.connect(server.address, certificates.fingerprint(), PATIENCE)
+            assert not server.links
 
     run(work(), loop)
 
 
 def test_the_pin_is_that_of_the_leaf(tmp_path: Path) -> None:
     authority = trustme.CA()
-    made = ServerCertificates(*issued(tmp_path, authority))
+    certificates = ServerCertificates(*issue(tmp_path, authority))
     leaf = (tmp_path / "cert.pem").read_text().split("-----END")[0] + ssl.PEM_FOOTER
-    assert made.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
+    assert certificates.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
 
 
 def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake=0.2) as made:
-            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+        async with echo(context=certificates.peers, handshake_timeout=0.2) as server:
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(b"\x16\x03\x01")
             async with asyncio.timeout(PATIENCE):
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
-            await strangers(made, 0)
-            link = await greet(made, certificates.fingerprint())
+            await wait_for_unauthenticated(server, 0)
+            link = await greet(server, certificates.fingerprint())
             link.close()
 
     run(work())
@@ -384,14 +384,14 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
 
 def test_port_opens_once_and_reports_its_address() -> None:
     async def work() -> None:
-        async with echo() as made:
-            first = made.port.addresses
-            await asyncio.gather(*(made.port.open() for _ in range(5)))
-            assert made.port.addresses == first and made.address.port
-        async with echo(listen="0.0.0.0:0") as made:
-            assert made.address.host == "myself"
-        async with echo(advertise=("gpu1:7424", "[::1]:5")) as made:
-            assert made.port.addresses == ("gpu1:7424", "[::1]:5")
+        async with echo() as server:
+            first = server.port.addresses
+            await asyncio.gather(*(server.port.open() for _ in range(5)))
+            assert server.port.addresses == first and server.address.port
+        async with echo(listen="0.0.0.0:0") as server:
+            assert server.address.host == "myself"
+        async with echo(advertise=("gpu1:7424", "[::1]:5")) as server:
+            assert server.port.addresses == ("gpu1:7424", "[::1]:5")
 
     run(work())
 
@@ -401,9 +401,9 @@ def test_ports_that_cannot_be_opened() -> None:
         with pytest.raises(Refusal, match=r"collectives\.listen") as error:
             await Echo(listen="").port.open()
         assert error.value.reason == Reason.UNSUPPORTED
-        async with echo() as made:
+        async with echo() as server:
             with pytest.raises(Refusal, match="in use") as error:
-                await Echo(listen=str(made.address)).port.open()
+                await Echo(listen=str(server.address)).port.open()
             assert error.value.reason == Reason.COMMUNICATOR_FAILED
             assert error.value.details["setting"] == "collectives.listen"
 
@@ -412,8 +412,8 @@ def test_ports_that_cannot_be_opened() -> None:
 
 def test_absent_peer() -> None:
     async def work() -> None:
-        async with echo() as made:
-            address = made.address
+        async with echo() as server:
+            address = server.address
         with pytest.raises(PeerLost, match="nothing listens there"):
             await peer_port.connect(address, b"", PATIENCE)
         with pytest.raises(PeerLost):

@@ -36,21 +36,21 @@ async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", time_li
 
 
 @contextlib.asynccontextmanager
-async def answering(how: str) -> AsyncIterator[str]:
+async def answering(behaviour: str) -> AsyncIterator[str]:
     """Yields an address at which something other than a coordinator listens, or nothing."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if how == "speaks":
+        if behaviour == "speaks":
             writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        elif how == "speaks frames":
+        elif behaviour == "speaks frames":
             writer.write(encode({"t": "hello"}))
-        elif how == "refuses in nonsense":
+        elif behaviour == "refuses in nonsense":
             writer.write(encode({"t": "refused", "status": "////"}))
-        if how != "hangs up":
+        if behaviour != "hangs up":
             await reader.read()
         writer.close()
 
-    if how == "closed":
+    if behaviour == "closed":
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             yield f"127.0.0.1:{unused.getsockname()[1]}"
@@ -69,17 +69,17 @@ KINDS = ["closed", "silent", "hangs up", "speaks", "speaks frames", "refuses in 
 def test_all_unreachable_targets_give_the_same_error(pin: bytes) -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
-        told, times, logged = set(), [], []
+        errors, times, logged = set(), [], []
         async with fronts(front):
             for kind in KINDS:
                 with structlog.testing.capture_logs() as logs:
                     async with answering(kind) as address:
                         refusal, seconds = await join(front, [address], pin)
                 assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["addresses"] == address
-                told.add((str(refusal).replace(address, "?"), str(refusal.details).replace(address, "?")))
+                errors.add((str(refusal).replace(address, "?"), str(refusal.details).replace(address, "?")))
                 times.append(seconds)
                 logged += [entry["why"] for entry in logs if entry["event"] == "peer_unreachable"]
-        assert len(told) == 1, told
+        assert len(errors) == 1, errors
         assert min(times) >= WINDOW * 0.99 and max(times) < WINDOW + LATE, times
         assert len(logged) == len(KINDS) and len(set(logged)) > 1, "the log says which it was"
 
@@ -100,7 +100,7 @@ def test_attempts_are_limited_by_address_and_in_all() -> None:
 
 
 def test_forbidden_addresses_are_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
+    monkeypatch.setattr(targets, "_resolve_host", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
 
     async def work() -> None:
         touched: list[Any] = []
@@ -145,7 +145,7 @@ def test_connection_goes_to_the_checked_address_of_a_name(monkeypatch: pytest.Mo
     """The name resolves to another address at each lookup. The connection goes to the address of the first lookup,
     which was checked."""
     answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]
-    monkeypatch.setattr(targets, "_resolved", lambda host: answers.pop(0))
+    monkeypatch.setattr(targets, "_resolve_host", lambda host: answers.pop(0))
 
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b", peers=("127.0.0.1",), window=WINDOW)

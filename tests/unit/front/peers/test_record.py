@@ -49,8 +49,8 @@ def test_follower_records_operations_of_its_ranks() -> None:
             both.ranks[0].present(both.sessions[0], both.group, 1)
             launched = await becomes(both.second, session, 1, "launched")
             assert launched.launched_unix_ns >= launched.presented_unix_ns and not launched.finished_unix_ns
-            comm = (await link.hears("go"))["comm"]
-            link.say({"op": "progress", "comm": comm, "done": 1})
+            comm = (await link.wait_for("go"))["comm"]
+            link.send_to_front({"op": "progress", "comm": comm, "done": 1})
             done = await becomes(both.second, session, 1, "done")
             assert done.finished_unix_ns >= done.launched_unix_ns and not done.error
             group = await described(both.second, session)
@@ -72,7 +72,7 @@ def test_why_an_operation_did_not_run() -> None:
             late = await becomes(both.second, session, 2, "failed")
             assert late.error and late.finished_unix_ns and not late.launched_unix_ns
             await both.run(3)
-            assert [each.state for each in (await described(both.second, session)).operations] == [
+            assert [operation.state for operation in (await described(both.second, session)).operations] == [
                 "failed", "failed", "launched",
             ]  # fmt: skip
 
@@ -109,9 +109,9 @@ def test_two_sessions_of_one_daemon_have_a_record_each() -> None:
             await both.form()
             both.present(1)
             for rank in (0, 1):
-                await front.links[0].hears("go", rank=rank)
+                await front.links[0].wait_for("go", rank=rank)
             first, second = [(await described(front, session)).operations for session in both.sessions]
-            assert [list(each.presented) for each in (*first, *second)] == [[0, 1], [1]]
+            assert [list(operation.presented) for operation in (*first, *second)] == [[0, 1], [1]]
             front.groups.leave(both.sessions[1], both.group)
             assert not front.groups.of(both.sessions[1])
 
@@ -128,11 +128,11 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
             await second.groups.join(two, group, 1, members, first.ticket(secret), 5.0)
             for link, session in ((second.links[0], two), (first.links[0], one), (second.links[1], two)):
                 link.present(session, group, 1)
-            comms = [(await link.hears("go"))["comm"] for link in second.links]
-            second.links[0].say({"op": "progress", "comm": comms[0], "done": 1})
+            comms = [(await link.wait_for("go"))["comm"] for link in second.links]
+            second.links[0].send_to_front({"op": "progress", "comm": comms[0], "done": 1})
             (operation,) = (await described(second, two)).operations
             assert operation.state == "launched" and list(operation.presented) == [0, 2]
-            second.links[1].say({"op": "progress", "comm": comms[1], "done": 1})
+            second.links[1].send_to_front({"op": "progress", "comm": comms[1], "done": 1})
             (operation,) = (await described(second, two)).operations
             assert operation.state == "done"
 
@@ -142,14 +142,14 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
 def test_record_is_bounded() -> None:
     record = PeerRecord("ab", 2, 1, FlightRecorder(clock=lambda: 5))
     for sequence in range(1, 10 * OPERATIONS):
-        record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.launched("c", (0, 1), 1, sequence, sequence)
+        record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
+        record.record_launch("c", (0, 1), 1, sequence, sequence)
     ring = record.ring
     assert ring is not None and len(ring.operations) == OPERATIONS
     assert record.inspect().in_flight == {("c", (0, 1)): OPERATIONS}
-    record.progress("c", (0, 1), 10 * OPERATIONS)
+    record.record_progress("c", (0, 1), 10 * OPERATIONS)
     assert {entry.state for entry in ring.operations.values()} == {"done"} and not record.inspect().unfinished
-    record.aborted("c", (0, 1), "the end")
+    record.record_abort("c", (0, 1), "the end")
     assert not record.inspect().in_flight and ring.aborts == 1
     assert {entry.state for entry in ring.operations.values()} == {"done"}
 
@@ -157,7 +157,7 @@ def test_record_is_bounded() -> None:
 def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:
     record = PeerRecord("ab", 3, 2)
     for sequence in range(1, 10 * OPERATIONS):
-        record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.launched("c", (0, 1), 1, sequence, sequence)
-        record.progress("c", (0, 1), sequence)
+        record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
+        record.record_launch("c", (0, 1), 1, sequence, sequence)
+        record.record_progress("c", (0, 1), sequence)
     assert 0 < record.inspect().unfinished <= OPERATIONS

@@ -16,16 +16,16 @@ from tests.support.timing import LATE
 
 def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with pair(verdict=0.1) as both:
+        async with pair(answer_margin=0.1) as both:
             await both.run(1)
             with monkeypatch.context() as silent:
-                heard: list[Any] = []
-                silent.setattr(CollectiveRouter, "present", lambda *arguments, **_: heard.append(arguments))
+                received: list[Any] = []
+                silent.setattr(CollectiveRouter, "present", lambda *arguments, **_: received.append(arguments))
                 begin = asyncio.get_running_loop().time()
                 both.present(2, timeout=0.2)
-                refusal = refusal_in(await both.ranks[1].hears("fail", sequence=2))
+                refusal = refusal_in(await both.ranks[1].wait_for("fail", sequence=2))
                 assert 0.25 < asyncio.get_running_loop().time() - begin < 0.3 + LATE
-                assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and heard
+                assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and received
                 assert not both.ranks[0].ops("fail")
             await both.run(3)  # it was only busy, and continues
 
@@ -34,13 +34,13 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_answer_in_time_is_the_only_one() -> None:
     async def work() -> None:
-        async with pair(verdict=0.05) as both:
+        async with pair(answer_margin=0.05) as both:
             await both.run(1)
             both.present(2, timeout=0.1)
             for link in both.ranks:
-                await link.hears("go", sequence=2)
+                await link.wait_for("go", sequence=2)
             both.ranks[1].present(both.sessions[1], both.group, 3, timeout=0.1)
-            await both.ranks[1].hears("fail", sequence=3)
+            await both.ranks[1].wait_for("fail", sequence=3)
             await asyncio.sleep(0.3)  # longer than all timers
             assert not both.ranks[1].ops("fail")
 

@@ -20,40 +20,42 @@ GROUP = b"g" * 16
 members = st.lists(st.builds(GroupMember, st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=8)
 
 
-def wire(found: list[GroupMember]) -> list[node_pb2.GroupMember]:
-    return [node_pb2.GroupMember(node=member.node, device=member.device) for member in found]
+def wire(group: list[GroupMember]) -> list[node_pb2.GroupMember]:
+    return [node_pb2.GroupMember(node=member.node, device=member.device) for member in group]
 
 
 @given(members)
-def test_members_are_a_group_or_refused(found: list[GroupMember]) -> None:
-    nodes = {member.node for member in found}
-    fine = len(set(found)) == len(found) and nodes == set(range(len(nodes)))
+def test_members_are_a_group_or_refused(group: list[GroupMember]) -> None:
+    nodes = {member.node for member in group}
+    is_valid = len(set(group)) == len(group) and nodes == set(range(len(nodes)))
     try:
-        assert tickets.members_of(wire(found)) == tuple(found)
+        assert tickets.members_of(wire(group)) == tuple(group)
     except Refusal as refusal:
-        assert not fine and refusal.reason == Reason.INVALID_ARGUMENT and refusal.fix and refusal.details["requested"]
+        assert (
+            not is_valid and refusal.reason == Reason.INVALID_ARGUMENT and refusal.fix and refusal.details["requested"]
+        )
     else:
-        assert fine
+        assert is_valid
 
 
 @pytest.mark.parametrize("count", [0, MAX_RANKS + 1])
 def test_too_few_and_too_many(count: int) -> None:
-    found = [GroupMember(0, device) for device in range(count)]
+    group = [GroupMember(0, device) for device in range(count)]
     with pytest.raises(Refusal, match=f"1 to {MAX_RANKS}") as error:
-        tickets.members_of(wire(found))
+        tickets.members_of(wire(group))
     assert error.value.details["requested"] == str(count)
     assert len(tickets.members_of(wire([GroupMember(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
 
 
 def test_ranks_of_a_node() -> None:
-    found = (GroupMember(0, 5), GroupMember(1, 0), GroupMember(0, 2))
-    assert tickets.devices_of(found, 0) == {5: 0, 2: 2} and tickets.devices_of(found, 1) == {0: 1}
+    group = (GroupMember(0, 5), GroupMember(1, 0), GroupMember(0, 2))
+    assert tickets.devices_of(group, 0) == {5: 0, 2: 2} and tickets.devices_of(group, 1) == {0: 1}
 
 
 def test_ids_and_secrets_differ() -> None:
-    made = [tickets.new_group() for _ in range(20)]
-    assert len({part for pair in made for part in pair}) == 40
-    assert {len(part) for pair in made for part in pair} == {16}
+    pairs = [tickets.new_group() for _ in range(20)]
+    assert len({token for pair in pairs for token in pair}) == 40
+    assert {len(token) for pair in pairs for token in pair} == {16}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +79,9 @@ def test_invalid_group_tickets_are_refused(change: dict[str, Any], match: str) -
 
 
 @given(members, st.binary(min_size=16, max_size=64), st.integers(0, 5))
-def test_hellos_survive_the_wire(found: list[GroupMember], secret: bytes, node: int) -> None:
-    body = tickets.hello(GROUP, node, secret, tuple(found))
-    assert tickets.parse_hello(body) == PeerHello(GROUP, node, secret, tuple(found), tickets.PROTOCOL)
+def test_hellos_survive_the_wire(group: list[GroupMember], secret: bytes, node: int) -> None:
+    body = tickets.hello(GROUP, node, secret, tuple(group))
+    assert tickets.parse_hello(body) == PeerHello(GROUP, node, secret, tuple(group), tickets.PROTOCOL)
 
 
 json = st.recursive(
@@ -118,7 +120,7 @@ def test_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "taken", "reason", "details"),
+    ("change", "joined", "reason", "details"),
     [
         ({"protocol": 99}, [], Reason.VERSION_UNSUPPORTED, {"requested": "99"}),
         ({"node": 0}, [], Reason.INVALID_ARGUMENT, {"requested": "0", "allowed": "1"}),
@@ -130,11 +132,11 @@ def test_secrets() -> None:
     ],
 )  # fmt: skip
 def test_mismatched_hellos_are_refused(
-    change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]
+    change: dict[str, Any], joined: list[int], reason: Reason, details: dict[str, str]
 ) -> None:
     good = PeerHello(GROUP, 1, SECRET, PAIR, tickets.PROTOCOL)
     tickets.check_hello(good, PAIR, [])
     with pytest.raises(Refusal) as error:
-        tickets.check_hello(good._replace(**change), PAIR, taken)
+        tickets.check_hello(good._replace(**change), PAIR, joined)
     assert error.value.reason == reason and error.value.fix
     assert error.value.details.items() >= details.items()
