@@ -32,29 +32,29 @@ class KernelWatch:
         of launches known to be queued behind it. At most `MOST` entries are returned.
         """
         now = time.perf_counter()
-        seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
-        found: list[dict[str, Any]] = []
+        observed: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
+        entries: list[dict[str, Any]] = []
         for track in tracks:
-            flying = [each for each in track.launched if each[0] > track.done_position]
-            if not flying:
+            in_flight = [launch for launch in track.launched if launch[0] > track.done_position]
+            if not in_flight:
                 continue
-            position, kernel, session = flying[0]
-            same = (track.done_position, kernel, session)
-            before, since = self._seen.get(track, (None, now))
-            if before != same:
+            position, kernel, session = in_flight[0]
+            observation = (track.done_position, kernel, session)
+            previous, since = self._seen.get(track, (None, now))
+            if previous != observation:
                 since = now
             probe = track.probe
             if probe is not None and probe.position == position:
                 since = min(since, probe.begun_ns / 1e9)
-            seen[track] = (same, since)
-            found.append(
+            observed[track] = (observation, since)
+            entries.append(
                 {
                     "kernel": kernel[:_NAME],
                     "session": session,
                     "seconds": round(now - since, 3),
-                    "queued": len(flying) - 1,
+                    "queued": len(in_flight) - 1,
                 }
             )
-        self._seen = seen
-        found.sort(key=lambda each: -float(each["seconds"]))
-        return found[:MOST]
+        self._seen = observed
+        entries.sort(key=lambda entry: -float(entry["seconds"]))
+        return entries[:MOST]

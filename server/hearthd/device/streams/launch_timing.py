@@ -29,15 +29,15 @@ class LaunchTiming:
         be polled.
         """
         probe = track.probe
-        found = probe is not None and not probe.launch and _is_launch(track, probe)
-        if probe is not None and found:
+        is_new_launch = probe is not None and not probe.launch and _is_launch(track, probe)
+        if probe is not None and is_new_launch:
             probe.launch = True
         if probe is not None and probe.launch:
             track.timing = 0
         else:
             track.timing = TIMED
             track.probe = LaunchProbe(position + 1, time.perf_counter_ns())
-        return found
+        return is_new_launch
 
     @staticmethod
     def passed(track: PooledStream) -> bool:
@@ -52,10 +52,10 @@ class LaunchTiming:
             track.probe = None
             track.timing = TIME_NEXT
             return False
-        found = not probe.launch
+        is_new_launch = not probe.launch
         probe.launch = True
         track.timing = 0
-        return found
+        return is_new_launch
 
     def reached(self, track: PooledStream, position: int) -> None:
         """Records that the track, which has a probe, has completed all commands up to `position`."""

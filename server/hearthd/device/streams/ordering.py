@@ -35,10 +35,10 @@ class Usage:
 
     def tracks(self) -> dict[int, int]:
         """Returns every track that last wrote the buffer or has read it since, with the position of its last use."""
-        used = dict(self.reads or ())
+        positions = dict(self.reads or ())
         if self.track >= 0:
-            used[self.track] = max(self.position, used.get(self.track, 0))
-        return used
+            positions[self.track] = max(self.position, positions.get(self.track, 0))
+        return positions
 
     def read_by(self, track: int, done: int) -> None:
         """Removes the reads by `track` if the last of them is at or before position `done`, which is completed.

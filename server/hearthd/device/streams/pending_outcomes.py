@@ -43,8 +43,8 @@ class PendingOutcome:
 
     def report(self) -> None:
         """Calls the callbacks of an outcome that is `settled`."""
-        behind, self._behind = self._behind, []
-        for callback in behind:
+        callbacks, self._behind = self._behind, []
+        for callback in callbacks:
             callback()
 
 
@@ -61,25 +61,25 @@ class PendingOutcomes:
         """Returns the pending outcomes that the contents of a buffer depend on, after all commands issued so far."""
         if not (usage.behind and self.open):
             return []
-        return [each for each in usage.behind if each in self.open]
+        return [outcome for outcome in usage.behind if outcome in self.open]
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
         """Propagates dependencies: the written buffers depend on all that a buffer of the command depended on."""
-        found: dict[Hashable, PendingOutcome] = {}
+        latest: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
-                for each in self.of_buffer(usage):
-                    known = found.get(each.row)
-                    if known is None or known.place < each.place:
-                        found[each.row] = each
+                for outcome in self.of_buffer(usage):
+                    previous = latest.get(outcome.row)
+                    if previous is None or previous.place < outcome.place:
+                        latest[outcome.row] = outcome
         for usage in writes:
-            usage.behind = tuple(found.values())
+            usage.behind = tuple(latest.values())
 
     def launched(self, outcome: PendingOutcome, writes: Iterable[Usage]) -> None:
         """Records the outcome that the contents of these buffers depend on from now on."""
         self.open[outcome] = None
         for usage in writes:
-            usage.behind = (*(each for each in self.of_buffer(usage) if each.row is not outcome.row), outcome)
+            usage.behind = (*(earlier for earlier in self.of_buffer(usage) if earlier.row is not outcome.row), outcome)
 
     def settle(self, outcome: PendingOutcome) -> None:
         """Marks an outcome as known, after its failure, if any, has been recorded. `PendingOutcome.report` follows."""
@@ -100,15 +100,15 @@ def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
 
     Callbacks keep their order, so errors surface in the order of the stream.
     """
-    waiting = [each for each in outcomes if not each.settled]
-    left = len(waiting) + 1
+    unsettled = [outcome for outcome in outcomes if not outcome.settled]
+    remaining = len(unsettled) + 1
 
-    def one() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+    def count_down() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             callback()
 
-    for each in waiting:
-        each.then(one)
-    return one
+    for outcome in unsettled:
+        outcome.then(count_down)
+    return count_down

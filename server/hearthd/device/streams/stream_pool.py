@@ -83,12 +83,12 @@ class StreamPool:
 
         Work on it waits for peers, and must neither delay other work nor wait for it.
         """
-        own = track_choice.free_track(self.all, 0) or self._add(0)
-        own.exclusive = True
-        own.since = own.submitted
-        self.set_barred(own, False)
-        own.users = 1
-        return own
+        track = track_choice.free_track(self.all, 0) or self._add(0)
+        track.exclusive = True
+        track.since = track.submitted
+        self.set_barred(track, False)
+        track.users = 1
+        return track
 
     def _add(self, priority: int) -> PooledStream:
         track = PooledStream(self.ordering.add_track(), self._server.create_stream(priority), priority)
@@ -118,11 +118,11 @@ class StreamPool:
                 track.withheld_since = now
             track.hold_count += 1
 
-        def let_go() -> None:
+        def end_withholding() -> None:
             for track in tracks:
                 track.hold_count -= 1
 
-        return let_go
+        return end_withholding
 
     @property
     def withheld(self) -> list[PooledStream]:
@@ -137,15 +137,15 @@ class StreamPool:
 
     def _all_kept_back(self) -> Refusal:
         kernels = list(dict.fromkeys(self.in_flight()))
-        named = listed(kernels)
+        names = listed(kernels)
         return Refusal(
             Reason.QUEUE_FULL,
             f"all {len(self.all)} streams of the device process are withheld from reuse: work of streams that were "
             f"destroyed, or whose session has ended, is still running on them"
-            + (f" (kernels: {named})" if kernels else ""),
+            + (f" (kernels: {names})" if kernels else ""),
             fix="give such launches a timeout, let them end before their stream is destroyed, use a dedicated session "
             '(isolation="dedicated"), or raise devices.max_streams',
-            details={"streams": len(self.all), "max_streams": self._max, "kernels": named},
+            details={"streams": len(self.all), "max_streams": self._max, "kernels": names},
             retry_after_s=track_choice.PATIENCE_S,
         )
 
@@ -157,14 +157,14 @@ class StreamPool:
         for track in self.all:
             track.held = held or track.barred
 
-    def set_barred(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
+    def set_barred(self, track: PooledStream, barred: bool, max_commands: int = NEVER) -> None:
         """Prevents launches on one track (`barred` True), or allows them again.
 
-        `most` limits the commands of any kind that may be submitted to the track until the next call.
+        `max_commands` limits the commands of any kind that may be submitted to the track until the next call.
         """
         track.barred = barred
         track.held = barred or self.held
-        track.stop = track.submitted + most if most != NEVER else NEVER
+        track.stop = track.submitted + max_commands if max_commands != NEVER else NEVER
         track.requested = 0
 
     # ---- order of work ----
@@ -262,14 +262,14 @@ class StreamPool:
 
     # ---- completion ----
 
-    def on_complete(self, track: PooledStream, callback: Callback, *, still_to_come: int = 0) -> None:
+    def on_complete(self, track: PooledStream, callback: Callback, *, unsubmitted: int = 0) -> None:
         """Calls `callback` when all work submitted to the track so far is done.
 
-        `still_to_come` is the number of positions that were taken for commands not submitted yet.
+        `unsubmitted` is the number of positions that were taken for commands not submitted yet.
         """
         event = self._server.record(track.stream)
         self.live[track] = None
-        track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
+        track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
@@ -278,18 +278,18 @@ class StreamPool:
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""
-        left = 1
+        remaining = 1
 
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+        def count_down() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if not remaining:
                 callback()
 
         for track in tracks:
-            left += 1
-            self.on_complete(track, one)
-        one()
+            remaining += 1
+            self.on_complete(track, count_down)
+        count_down()
 
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
@@ -308,12 +308,12 @@ class StreamPool:
         for event in (first, second):
             self._watched.hold(event)
 
-        def both() -> None:
+        def both_done() -> None:
             callback()
             for event in (first, second):
                 self._watched.drop(event)
 
-        self.watch(first, lambda: self.watch(second, both))
+        self.watch(first, lambda: self.watch(second, both_done))
 
     def retire(self, event: Event) -> None:
         """Releases an event as soon as it is no longer watched."""
@@ -327,8 +327,8 @@ class StreamPool:
             if track.pending:
                 self.reap(track)
         if self._watched:
-            found = self._watched.poll()  # the callbacks may reap tracks
-            self.completions += found
+            done_events = self._watched.poll()  # the callbacks may reap tracks
+            self.completions += done_events
         if self.completions == self._polled_completions:
             return False
         self._polled_completions = self.completions
@@ -339,11 +339,11 @@ class StreamPool:
     def ask(self, track: PooledStream, seconds: float) -> None:
         """Polls one track until its pending work is done, for at most `seconds` and while the spin policy allows it."""
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
-        until = time.perf_counter() + seconds
+        deadline = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
-            elif (now := time.perf_counter()) > until or not spins(now):
+            elif (now := time.perf_counter()) > deadline or not spins(now):
                 return
         self.spin_policy.wait_ended(time.perf_counter())
         self._timely = self.completions
@@ -417,14 +417,19 @@ class StreamPool:
         return [
             name
             for track in self.all
-            for at, name, who in track.launched
-            if at > track.done_position and session in (None, who)
+            for position, name, session_id in track.launched
+            if position > track.done_position and session in (None, session_id)
         ]
 
     def running_sessions(self) -> list[str]:
         """Returns the sessions that launched the running kernels, each once."""
-        found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
-        return list(found)
+        sessions = {
+            session_id: None
+            for track in self.all
+            for position, _, session_id in track.launched
+            if position > track.done_position
+        }
+        return list(sessions)
 
 
 def listed(names: Sequence[str]) -> str:

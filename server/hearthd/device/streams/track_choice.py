@@ -52,15 +52,16 @@ C = TypeVar("C", bound=ChoosableStream)
 
 def free_track(tracks: Sequence[C], priority: int) -> C | None:
     """Returns a track of this priority without users whose work is done; None if there is none."""
-    return next((each for each in tracks if not (each.users or each.hold_count) and each.priority == priority), None)
+    free = (track for track in tracks if not (track.users or track.hold_count))
+    return next((track for track in free if track.priority == priority), None)
 
 
-def may_create(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
+def may_create(tracks: Sequence[ChoosableStream], limit: int, now: float) -> bool:
     """True if another track may be created.
 
-    `most` is the limit, to which tracks that were withheld for long do not count.
+    Tracks that were withheld for long do not count toward `limit`.
     """
-    return len(tracks) - len(long_withheld(tracks, now)) < most and len(tracks) < MOST * most
+    return len(tracks) - len(long_withheld(tracks, now)) < limit and len(tracks) < MOST * limit
 
 
 def shared_track(tracks: Sequence[C], priority: int) -> C | None:
@@ -68,11 +69,11 @@ def shared_track(tracks: Sequence[C], priority: int) -> C | None:
 
     Returns None if all tracks are withheld or not shareable.
     """
-    candidates = [each for each in tracks if not (each.exclusive or each.hold_count)]
-    same = [each for each in candidates if each.priority == priority]
-    return min(same or candidates, key=lambda each: each.users, default=None)
+    candidates = [track for track in tracks if not (track.exclusive or track.hold_count)]
+    same = [track for track in candidates if track.priority == priority]
+    return min(same or candidates, key=lambda track: track.users, default=None)
 
 
 def long_withheld(tracks: Sequence[C], now: float) -> list[C]:
     """Returns the tracks that have been withheld for at least `PATIENCE_S`."""
-    return [each for each in tracks if each.hold_count and now - each.withheld_since >= PATIENCE_S]
+    return [track for track in tracks if track.hold_count and now - track.withheld_since >= PATIENCE_S]

@@ -40,11 +40,11 @@ class WatchedEvents:
         """Runs the callbacks of events that are done or have timed out. Returns the number of events that were done."""
         done = self._server.done
         watched, self._watched = self._watched, []
-        now, found = time.perf_counter(), 0
+        now, done_events = time.perf_counter(), 0
         for watch in watched:
             event, callback, deadline, on_timeout = watch
             if done(event):
-                found += 1
+                done_events += 1
                 callback()
             elif now > deadline:
                 on_timeout()
@@ -52,7 +52,7 @@ class WatchedEvents:
                 self._watched.append(watch)
                 continue
             self.drop(event)
-        return found
+        return done_events
 
     @property
     def any_done(self) -> bool:
@@ -70,9 +70,9 @@ class WatchedEvents:
 
     def drop(self, event: Event) -> None:
         """Ends one `hold`. The last one releases the event if it was retired."""
-        left = self._held[event] - 1
-        if left:
-            self._held[event] = left
+        remaining = self._held[event] - 1
+        if remaining:
+            self._held[event] = remaining
             return
         del self._held[event]
         if event in self._retired:
