@@ -69,7 +69,7 @@ class Cancellations:
         """
         self._last = max(self._last, number)
         ended = self._active.pop(number, None)
-        for lower in [each for each in self._active if each < number]:
+        for lower in [active for active in self._active if active < number]:
             del self._active[lower]
         return ended
 
@@ -80,7 +80,7 @@ class Cancellations:
 
     def find(self, kind: str, stream: int, request: int) -> Cancellation | None:
         """Returns the first cancellation that covers a command; None if there is none."""
-        for each in self._active.values():
-            if each.covers(kind, stream, request):
-                return each
+        for cancellation in self._active.values():
+            if cancellation.covers(kind, stream, request):
+                return cancellation
         return None

@@ -46,8 +46,8 @@ class Deferrable(Protocol):
         """
         ...
 
-    def announce(self, ahead: Sequence[Any]) -> None:
-        """Called at most once, if all commands `ahead` that this command waits for `stand`.
+    def announce(self, blockers: Sequence[Any]) -> None:
+        """Called at most once, if all commands that this command waits for, `blockers`, are `scheduled`.
 
         The command may request in advance the answers that it will wait for.
         """
@@ -111,14 +111,14 @@ class Deferred(Generic[C]):
             waiting = _Waiting(command)
         else:
             waiting = _Waiting(command)
-            ahead = self._ahead(command)
-            for other in ahead:
-                other.behind.append(waiting)
-            waiting.ahead = len(ahead)
-            if not ahead and command.step():
+            blockers = self._ahead(command)
+            for blocker in blockers:
+                blocker.behind.append(waiting)
+            waiting.ahead = len(blockers)
+            if not blockers and command.step():
                 return True
-            if ahead and all(other.command.scheduled for other in ahead):
-                command.announce([other.command for other in ahead])
+            if blockers and all(blocker.command.scheduled for blocker in blockers):
+                command.announce([blocker.command for blocker in blockers])
         self._hold(waiting)
         if not waiting.ahead:
             self._ready.append(waiting)
@@ -171,18 +171,18 @@ class Deferred(Generic[C]):
         """Returns the waiting commands that must run before this command."""
         if command.barrier:
             return set(self._all)
-        ahead: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
+        blockers: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
         for key in command.writes:
-            held = self._keys.get(key)
-            if held is not None:
-                ahead.update(held.readers)
-                if held.writer is not None:
-                    ahead.add(held.writer)
+            users = self._keys.get(key)
+            if users is not None:
+                blockers.update(users.readers)
+                if users.writer is not None:
+                    blockers.add(users.writer)
         for key in command.reads:
-            held = self._keys.get(key)
-            if held is not None and held.writer is not None:
-                ahead.add(held.writer)
-        return {waiting for waiting in ahead if not waiting.done}
+            users = self._keys.get(key)
+            if users is not None and users.writer is not None:
+                blockers.add(users.writer)
+        return {waiting for waiting in blockers if not waiting.done}
 
     def _hold(self, waiting: _Waiting[C]) -> None:
         self._all[waiting] = None
@@ -193,9 +193,9 @@ class Deferred(Generic[C]):
         for key in command.reads:
             self._keys.setdefault(key, _Key()).readers[waiting] = None
         for key in command.writes:
-            held = self._keys.setdefault(key, _Key())
-            held.writer = waiting
-            held.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
+            users = self._keys.setdefault(key, _Key())
+            users.writer = waiting
+            users.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
 
     def _release(self, waiting: _Waiting[C]) -> None:
         waiting.done = True
@@ -203,11 +203,11 @@ class Deferred(Generic[C]):
         if self._barrier is waiting:
             self._barrier = None
         for key in (*waiting.command.reads, *waiting.command.writes):
-            held = self._keys.get(key)
-            if held is None:
+            users = self._keys.get(key)
+            if users is None:
                 continue
-            if held.writer is waiting:
-                held.writer = None
-            held.readers.pop(waiting, None)
-            if held.writer is None and not held.readers:
+            if users.writer is waiting:
+                users.writer = None
+            users.readers.pop(waiting, None)
+            if users.writer is None and not users.readers:
                 del self._keys[key]

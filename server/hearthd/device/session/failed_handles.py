@@ -51,9 +51,9 @@ def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -
 
     Each handle that the command would have created, and that does not exist yet, fails with this reason from now on.
     """
-    made = MADE.get(kind)
-    if made is not None:
-        table, handles = made(session, command)
+    created_by = MADE.get(kind)
+    if created_by is not None:
+        table, handles = created_by(session, command)
         for handle in handles:
             table.mark_failed(handle, refusal)
 
@@ -63,8 +63,8 @@ def never_created(session: DeviceSession, kind: str, command: Any) -> bool:
 
     Removes the tombstone of the handle.
     """
-    unmade = UNMADE.get(kind)
-    if unmade is None:
+    destroyed_by = UNMADE.get(kind)
+    if destroyed_by is None:
         return False
-    table, handle = unmade(session, command)
+    table, handle = destroyed_by(session, command)
     return table.forget(handle)

@@ -37,19 +37,19 @@ class HandleTable(Generic[T]):
 
     def find(self, handle: int) -> T:
         """Returns the object of the handle. Raises the refusal of its failed creation, otherwise INVALID_HANDLE."""
-        found = self.items.get(handle)
-        if found is None:
+        item = self.items.get(handle)
+        if item is None:
             raise self.unknown(handle)
-        return found
+        return item
 
     def unknown(self, handle: int) -> Refusal:
         """Returns the refusal for a handle without an object.
 
         It is the reason of the handle's failed creation if there was one, otherwise INVALID_HANDLE.
         """
-        refused = self._refused.get(handle)
-        if refused is not None:
-            return refused
+        refusal = self._refused.get(handle)
+        if refusal is not None:
+            return refusal
         return Refusal(
             Reason.INVALID_HANDLE,
             f"{self.kind} {handle} is not live in this session on this device",
@@ -117,11 +117,11 @@ class HandleTable(Generic[T]):
 
         Clears the replay cache if launches in it may refer to the object.
         """
-        found = self.find(handle)
+        item = self.find(handle)
         del self.items[handle]
-        if self._replay_cache is not None and self._named(found):
+        if self._replay_cache is not None and self._named(item):
             self._replay_cache.forget()
-        return found
+        return item
 
     def refuses(self, handle: int) -> bool:
         """True if the handle has a tombstone."""
@@ -132,18 +132,18 @@ class HandleTable(Generic[T]):
 
         The second value is the refusal for the first unknown handle; None if all are known.
         """
-        found: list[T] = []
+        removed: list[T] = []
         items = self.items
-        wrong: int | None = None
+        first_unknown: int | None = None
         for handle in handles:
             item = items.pop(handle, None)
             if item is not None:
-                found.append(item)
-            elif not self.forget(handle) and wrong is None:
-                wrong = handle
-        if self._replay_cache is not None and any(map(self._named, found)):
+                removed.append(item)
+            elif not self.forget(handle) and first_unknown is None:
+                first_unknown = handle
+        if self._replay_cache is not None and any(map(self._named, removed)):
             self._replay_cache.forget()
-        return found, None if wrong is None else self.unknown(wrong)
+        return removed, None if first_unknown is None else self.unknown(first_unknown)
 
     def _named(self, _item: T) -> bool:
         """True if launches in the replay cache may refer to the object."""

@@ -43,9 +43,9 @@ class ReplayCache(Generic[T]):
                 self._credit = PATIENCE // 4
         return not self._pause
 
-    def report(self, found: int, missed: int) -> None:
+    def report(self, hits: int, misses: int) -> None:
         """Records the hits and misses of one run."""
-        self._credit = min(self._credit + found - missed, PATIENCE)
+        self._credit = min(self._credit + hits - misses, PATIENCE)
         if self._credit <= 0:
             self._pause = PAUSE
             self.known.clear()

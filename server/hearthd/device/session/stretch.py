@@ -28,11 +28,11 @@ class Stretch:
 
     def add(self, failure: StreamFailure) -> None:
         """Adds the failure of a command of the stream, if the command's position is in the stretch."""
-        place = (failure.seq, failure.index)
-        if place != (0, 0):  # a single call has no position
-            if self.since is not None and place <= self.since:
+        position = (failure.seq, failure.index)
+        if position != (0, 0):  # a single call has no position
+            if self.since is not None and position <= self.since:
                 return
-            if self.until is not None and place >= self.until:
+            if self.until is not None and position >= self.until:
                 return
         if len(self.failures) < MAX_KEPT:
             self.failures.append(failure)
