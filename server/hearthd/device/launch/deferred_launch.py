@@ -70,9 +70,9 @@ class LaunchRun:
         if self.validates:
             return self._validate(self._bound)
         while self._left and not stream.track.closed:
-            times = min(self._left, WINDOW, stream.track.room)
-            self._binder.issue(stream, self._bound, times)
-            self._left -= times
+            count = min(self._left, WINDOW, stream.track.room)
+            self._binder.issue(stream, self._bound, count)
+            self._left -= count
         return not self._left
 
     def _validate(self, bound: BoundLaunch) -> bool:
@@ -107,9 +107,9 @@ class LaunchRun:
         if refused is not None and not refused[1]():
             self._rested = refused[0]
         elif self._waiting is None:
-            what = f"the first launch of {bound.plan.name}"
+            description = f"the first launch of {bound.plan.name}"
             self._waiting = device.idle_work.load(
-                self._origin.session, what, lambda: self._issue_when_idle(bound), self._refuse
+                self._origin.session, description, lambda: self._issue_when_idle(bound), self._refuse
             )
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -144,10 +144,10 @@ class LaunchRun:
         if parsed.entry.module.pending:
             return False
         if self.validates or self._grid is not None:
-            what = 'mode="validate"' if self.validates else "a grid from a buffer"
+            feature = 'mode="validate"' if self.validates else "a grid from a buffer"
             raise Refusal(
                 Reason.CAPTURE_INVALID,
-                f"launch of {parsed.entry.name} with {what} cannot be captured: the host takes part in it",
+                f"launch of {parsed.entry.name} with {feature} cannot be captured: the host takes part in it",
                 fix="launch it outside the graph",
             )
         assert self._capture is not None

@@ -51,8 +51,8 @@ def shadow(size: int) -> Shadow:
 def pattern(start: int, size: int) -> bytes:
     """Returns the contents of `size` bytes of a zone that starts `start` bytes into the copy's memory."""
     phase = start % len(PATTERN)
-    whole = PATTERN * (size // len(PATTERN) + 2)
-    return whole[phase : phase + size]
+    repeated = PATTERN * (size // len(PATTERN) + 2)
+    return repeated[phase : phase + size]
 
 
 @dataclass(frozen=True)
@@ -72,5 +72,5 @@ def find_damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | 
     expected = pattern(start, len(zone))
     if zone == expected:
         return None
-    changed = [index for index, (is_, was) in enumerate(zip(zone, expected, strict=True)) if is_ != was]
+    changed = [index for index, (actual, intact) in enumerate(zip(zone, expected, strict=True)) if actual != intact]
     return Damage(start + changed[0] - plan.inside, start + changed[-1] - plan.inside, len(changed))

@@ -142,8 +142,8 @@ class StreamCommands:
         """
         start = origin.session.events.find(command.start)
         end = origin.session.events.find(command.end)
-        for each in (start, end):
-            _check_reached(each)
+        for event in (start, end):
+            _check_reached(event)
         device = self._device
 
         def run() -> bool:
@@ -209,7 +209,7 @@ class StreamCommands:
 
     def _sync_all(self, origin: Origin) -> bool:
         session, tracks = origin.session, self._device.tracks
-        flights = [flight for each in session.streams.marked for flight in each.flights]
+        flights = [flight for stream in session.streams.marked for flight in stream.flights]
         answer = self._timed(origin, lambda: session.streams.marked)
         answer = _behind_snapshots(session, None, answer) if session.snapshots else answer
         # Recording an event on each of many tracks is expensive, so idle tracks are skipped.
@@ -247,9 +247,9 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream,))
 
     @staticmethod
-    def _need_answer(origin: Origin, what: str) -> None:
+    def _need_answer(origin: Origin, command: str) -> None:
         if not origin.answered:
-            raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+            raise Refusal(Reason.INVALID_ARGUMENT, f"a {command} needs a request number", fix="set Command.request")
 
 
 def _check_reached(event: EventEntry) -> None:
@@ -285,17 +285,17 @@ def _behind_snapshots(
 
     Only snapshots that are under way now count: those of `stream`, or of any stream if `stream` is None.
     """
-    snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
+    snapshots = [snapshot for snapshot in session.snapshots if stream is None or snapshot.stream is stream]
     if not snapshots:
         return callback
-    left = len(snapshots) + 1
+    remaining = len(snapshots) + 1
 
-    def one() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+    def count_down() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             callback()
 
     for snapshot in snapshots:
-        snapshot.then(one)
-    return one
+        snapshot.then(count_down)
+    return count_down
