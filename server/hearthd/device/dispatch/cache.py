@@ -97,13 +97,13 @@ class KnownDispatches:
 
 
 def _likeness(command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> Likeness:
-    like = commands_pb2.Dispatch()
-    like.CopyFrom(command)
-    for binding, data in zip(like.bindings, inputs, strict=True):
+    stripped = commands_pb2.Dispatch()
+    stripped.CopyFrom(command)
+    for binding, data in zip(stripped.bindings, inputs, strict=True):
         if data:
             binding.ClearField("data")
         elif binding.HasField("value") and binding.value.HasField("raw"):
             binding.value.raw = bytes(len(binding.value.raw))
         elif binding.HasField("value") and binding.value.HasField("int64"):
             binding.value.int64 = 0
-    return like.SerializeToString(), tuple(map(len, inputs))
+    return stripped.SerializeToString(), tuple(map(len, inputs))

@@ -46,7 +46,10 @@ class DispatchCommands:
             else (known.plan, [])
         )
         device = self._resources.device
-        slots = {what.binding: TransientSlot(device, origin, what, inputs[what.binding]) for what in plan.transients}
+        slots = {
+            transient.binding: TransientSlot(device, origin, transient, inputs[transient.binding])
+            for transient in plan.transients
+        }
         pointers = _pointers(session, plan.pointed, slots, failures)
         entry = session.functions.get(command.function)
         if entry is None:

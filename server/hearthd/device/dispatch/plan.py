@@ -88,8 +88,8 @@ def read_bindings(
     transients: list[TransientBuffer] = []
     pointed: list[PointerTarget] = []
     for index, (binding, data) in enumerate(zip(command.bindings, inputs, strict=True)):
-        wrong = [] if is_plain(binding, data) else check_binding(index, binding, data)
-        failures += wrong
+        faults = [] if is_plain(binding, data) else check_binding(index, binding, data)
+        failures += faults
         if binding.role == Binding.ROLE_VALUE:
             value = binding.value
             arguments.append(value)
@@ -102,7 +102,7 @@ def read_bindings(
             continue
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
-        if not wrong:
+        if not faults:
             pointed.append(PointerTarget(index, 0))
             transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
@@ -168,22 +168,22 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
         role = Binding.Role.Name(binding.role)
     except ValueError:
         role = str(binding.role)
-    known = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
-    if binding.role not in known:
+    known_roles = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
+    if binding.role not in known_roles:
         return [_invalid(index, f"has the role {role}; it must be one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
-    wrong: list[BindingFailure] = []
+    faults: list[BindingFailure] = []
     for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
-        wrong.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
+        faults.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
     if binding.role == Binding.ROLE_VALUE:
         if binding.value.WhichOneof("value") is None:
-            wrong.append(_invalid(index, "is a VALUE without a value"))
-        return wrong
+            faults.append(_invalid(index, "is a VALUE without a value"))
+        return faults
     if binding.role != Binding.ROLE_OUTPUT:
-        wrong += _check_input(index, binding, data)
+        faults += _check_input(index, binding, data)
     if binding.role != Binding.ROLE_INPUT:
-        wrong += _check_range(index, binding)
-    return wrong
+        faults += _check_range(index, binding)
+    return faults
 
 
 def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
@@ -220,12 +220,12 @@ _AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
 
 def _given(binding: Binding, data: bytes) -> set[str]:
     """Returns the names of the fields that are set; both fields of a range count as "range"."""
-    given = {"value"} if binding.HasField("value") else set()
+    fields = {"value"} if binding.HasField("value") else set()
     if binding.range_offset or binding.HasField("range_size"):
-        given.add("range")
+        fields.add("range")
     if data:
-        given.add("data")
-    return given | {field for field in ("size", "upload", "download") if getattr(binding, field)}
+        fields.add("data")
+    return fields | {field for field in ("size", "upload", "download") if getattr(binding, field)}
 
 
 def _transient(index: int, binding: Binding) -> TransientBuffer:

@@ -57,16 +57,16 @@ class TransientSlot:
 
     __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
 
-    def __init__(self, device: DeviceContext, origin: Origin, what: TransientBuffer, data: bytes) -> None:
-        self.what = what
+    def __init__(self, device: DeviceContext, origin: Origin, transient: TransientBuffer, data: bytes) -> None:
+        self.what = transient
         self.data = data
         """The input, if it was sent inside the message; otherwise empty."""
-        self.buffer = Buffer(0, what.size)
+        self.buffer = Buffer(0, transient.size)
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
         self.output = b""
-        self.into = DirectCopies(device, origin, self.buffer, RowLayout(0, what.size))
-        self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(what.offset, what.length))
+        self.into = DirectCopies(device, origin, self.buffer, RowLayout(0, transient.size))
+        self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(transient.offset, transient.length))
 
     def place(self, reservation: Reservation, offset: int) -> None:
         """Assigns the buffer its reservation and its address."""
@@ -196,13 +196,13 @@ class DispatchRun:
         device = self._device
         alignment = device.server.properties.memory_alignment
         sizes = [-(-slot.what.size // alignment) * alignment for slot in self._slots]
-        *places, required = accumulate(sizes, initial=0)
+        *offsets, required = accumulate(sizes, initial=0)
         if required >= ASK_FROM:
             check_budget(required, device.server.memory_info(), device.spec.memory_limit)
         buffers = [slot.buffer for slot in self._slots]
         reservation = self._resources.memory.reservations.allocate(self._origin.session, required, self._track, buffers)
-        for slot, place in zip(self._slots, places, strict=True):
-            slot.place(reservation, place)
+        for slot, offset in zip(self._slots, offsets, strict=True):
+            slot.place(reservation, offset)
 
     def _upload(self) -> bool:
         try:
@@ -213,26 +213,26 @@ class DispatchRun:
 
     def _bring(self, slot: TransientSlot) -> bool:
         """Fills the buffer. Returns True once it is filled completely."""
-        what = slot.what
+        transient = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
             return self._resources.transfers.uploads.receive(
-                self._origin, what.upload, slot.upload, what.size, put, slot.into
+                self._origin, transient.upload, slot.upload, transient.size, put, slot.into
             )
-        if not what.size:
+        if not transient.size:
             return True
         if self._track.full:
             return False
-        if not what.brings:
+        if not transient.brings:
             self._clear(slot.buffer)
             return True
-        host = self._host(what.size, slot.into)
+        host = self._host(transient.size, slot.into)
         if host is not None:
-            host.view[: what.size] = slot.data
-            self._put(slot, host, 0, what.size)
-        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(slot.data)):
+            host.view[: transient.size] = slot.data
+            self._put(slot, host, 0, transient.size)
+        elif not self._without(transient.size, slot.into) or not slot.into.write(0, memoryview(slot.data)):
             return False
-        self._device.telemetry.upload_inline_bytes += what.size
+        self._device.telemetry.upload_inline_bytes += transient.size
         return True
 
     def _clear(self, buffer: Buffer) -> None:
@@ -261,14 +261,14 @@ class DispatchRun:
             return False
         if self._timed:  # waiting for other streams must not count as time of the kernel
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
-        turn = TURN
+        quota = TURN
         try:
-            while self._left and turn and not self._track.closed:
+            while self._left and quota and not self._track.closed:
                 self._kernel.start()
-                times = min(self._left, turn, WINDOW, self._track.room)
-                self._resources.binder.issue(self._origin.stream, bound, times)
-                self._left -= times
-                turn -= times
+                count = min(self._left, quota, WINDOW, self._track.room)
+                self._resources.binder.issue(self._origin.stream, bound, count)
+                self._left -= count
+                quota -= count
         finally:
             self._kernel.stop()
         if self._left:
@@ -288,7 +288,7 @@ class DispatchRun:
             return False
         self._handed_ns = time.perf_counter_ns()
         pending_outcomes = self._device.tracks.pending_outcomes
-        outcomes = [each for slot in self._slots for each in pending_outcomes.of_buffer(slot.buffer.usage)]
+        outcomes = [outcome for slot in self._slots for outcome in pending_outcomes.of_buffer(slot.buffer.usage)]
         if outcomes:
             self._keep_soon()  # the outcomes may take long to become known
         self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
@@ -296,25 +296,25 @@ class DispatchRun:
 
     def _fetch(self, slot: TransientSlot) -> bool:
         """Submits the copy of an output to the host. Returns True once all of it is submitted."""
-        what = slot.what
+        transient = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
             send = self._resources.transfers.downloads.send
-            if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
+            if not send(self._origin, transient.download, slot.download, transient.length, take, direct=slot.out_of):
                 return False
-        elif what.length:
+        elif transient.length:
             if self._track.full:
                 return False
-            host = self._host(what.length, slot.out_of)
+            host = self._host(transient.length, slot.out_of)
             if host is not None:
-                self._take(slot, host, 0, what.length)
+                self._take(slot, host, 0, transient.length)
                 self._fetched.append((slot, host))
             else:
-                data = slot.out_of.read(0, what.length) if self._without(what.length, slot.out_of) else None
+                data = slot.out_of.read(0, transient.length) if self._without(transient.length, slot.out_of) else None
                 if data is None:
                     return False
                 slot.output = data
-            self._device.telemetry.download_inline_bytes += what.length
+            self._device.telemetry.download_inline_bytes += transient.length
         self._release(slot)
         return True
 
@@ -342,7 +342,7 @@ class DispatchRun:
     def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
         """Answers the dispatch. `outcomes` belong to collectives whose results its kernel used."""
         self._keep(self._fetched)
-        failure = next((each.failure for each in outcomes if each.failure is not None), None)
+        failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
         if failure is not None:
             self._origin.skip(failure, ())
             return

@@ -77,8 +77,8 @@ class GraphCommands:
         streams = entry.detach()
         if command.discard:
             session.graphs.pop(command.graph)
-            nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._ending(origin, entry, *streams, answer=nothing)
+            no_graph = commands_pb2.Result(graph=commands_pb2.GraphResult())
+            return self._ending(origin, entry, *streams, answer=no_graph)
         entry.unsettled += 1
         operation = Operation(origin, partial(self._make, origin, entry), writes=(*streams, entry))
         operation.on_failure = partial(self._not_made, entry)
@@ -317,12 +317,12 @@ def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
     node = entry.nodes[index] if index < len(entry.nodes) else None
     if isinstance(node, kind):
         return node
-    wanted = [number for number, each in enumerate(entry.nodes) if isinstance(each, kind)]
-    what = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
+    candidates = [number for number, candidate in enumerate(entry.nodes) if isinstance(candidate, kind)]
+    problem = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
     raise Refusal(
         Reason.INVALID_ARGUMENT,
-        f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {what}; its nodes of that kind are "
-        f"{_listed(wanted)}",
+        f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {problem}; its nodes of that kind are "
+        f"{_listed(candidates)}",
         fix="name a node of that kind; see GraphResult",
         details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
     )
@@ -331,17 +331,17 @@ def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes."""
     plan = bound.plan
-    wrong = []
+    changes = []
     if plan.function is not node.function:
-        wrong.append(f"it launches {entry.kernels[index]}, not {plan.name}")
+        changes.append(f"it launches {entry.kernels[index]}, not {plan.name}")
     if plan.attributes != node.attributes:
-        wrong.append("whether it is cooperative, and its clusters, cannot change")
+        changes.append("whether it is cooperative, and its clusters, cannot change")
     if plan.iterations != 1:
-        wrong.append(f"it is one launch, not {plan.iterations}")
-    if wrong:
+        changes.append(f"it is one launch, not {plan.iterations}")
+    if changes:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"node {index} of {entry.name}: " + "; ".join(wrong),
+            f"node {index} of {entry.name}: " + "; ".join(changes),
             fix="record the graph again",
             details={"graph": entry.handle, "node": index, "kernel": entry.kernels[index]},
         )

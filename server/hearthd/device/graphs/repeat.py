@@ -78,7 +78,7 @@ class Rounds:
         watchdog: Watchdog,
         stream: LogicalStream,
         program: LaunchProgram,
-        left: int,
+        count: int,
         issue: Callable[[int], None],
         *,
         limit: Callable[[], tuple[str, float]] | None = None,
@@ -87,7 +87,7 @@ class Rounds:
         self._watchdog = watchdog
         self._stream = stream
         self._program = program
-        self._left = left
+        self._left = count
         self._issue = issue
         self._limit = limit
 
@@ -99,10 +99,10 @@ class Rounds:
             return True
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
-        turn = min(program.turn, track.room)
+        quota = min(program.turn, track.room)
         # The order of the conditions matters, because checking `closed` requests a time slice.
-        while self._left and not track.closed and turn > 0:
-            count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
+        while self._left and not track.closed and quota > 0:
+            count = min(self._left, max(1, min(track.budget, quota) // cost)) if self._limit is None else 1
             tracks.claim_position(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)
             position = tracks.ordering.position(track.index)
@@ -114,8 +114,8 @@ class Rounds:
             for buffer in summary.renewed:
                 buffer.failure = None
             self._left -= count
-            turn -= count * cost
-        if self._left and turn <= 0 and not track.closed:
+            quota -= count * cost
+        if self._left and quota <= 0 and not track.closed:
             device.retry_soon()  # otherwise the device would be idle until completion of these rounds is noticed
         return not self._left
 
@@ -154,12 +154,12 @@ class ProgramLaunch(Operation):
         return super().step()
 
 
-def check_count(count: int, what: str) -> None:
+def check_count(count: int, program: str) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if `count` is 0."""
     if not count:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{what} is to be launched 0 times; the minimum is 1",
+            f"{program} is to be launched 0 times; the minimum is 1",
             fix="skip the command when there is nothing to launch",
             details={"count": count},
             fields=["count"],
