@@ -73,14 +73,14 @@ class InlineAnswer:
         """The track that the copy runs on."""
         return self._stream.track
 
-    def follow(self, then: Callback) -> bool:
-        """Calls `then` as soon as this command is answered, so that one message carries both answers.
+    def follow(self, callback: Callback) -> bool:
+        """Calls `callback` as soon as this command is answered, so that one message carries both answers.
 
         Returns False if the command already has a follower, or is over.
         """
         if self.over or self._then is not None:
             return False
-        self._then = then
+        self._then = callback
         return True
 
     def _send(self, answer: bytes) -> None:
@@ -115,8 +115,8 @@ def latest(track: PooledStream, position: int) -> InlineAnswer | None:
     """
     if not track.pending or track.pending[-1][0] != position:  # the track has later work
         return None
-    found = getattr(track.pending[-1][2], "__self__", None)
-    return found if isinstance(found, InlineAnswer) else None
+    command = getattr(track.pending[-1][2], "__self__", None)
+    return command if isinstance(command, InlineAnswer) else None
 
 
 def is_unobstructed(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:

@@ -122,9 +122,9 @@ class InlinePath:
             if plain is not None:
                 return self._plain(batch, plain)
         else:
-            found = plain_batch.lone_copy(payload, seq)
-            if found is not None:
-                return self._copy(batch, found)
+            lone = plain_batch.lone_copy(payload, seq)
+            if lone is not None:
+                return self._copy(batch, lone)
             if plain_batch.only_launches(payload, seq):  # the client does not wait for these launches now
                 return False
         mixed = mixed_batch.read(payload, seq)
@@ -193,28 +193,28 @@ class InlinePath:
     def _given(
         self,
         batch: InlineBatch,
-        waiting: InlineSync | InlineAnswer,
+        pending: InlineSync | InlineAnswer,
         track: PooledStream,
         commands: int,
         launches: int,
-        soon: bool,
+        poll_first: bool,
     ) -> None:
         """Accounts for submitted commands, of which `launches` are launches.
 
-        If `soon`, the awaited work may complete at any moment, and is polled first.
+        If `poll_first`, the awaited work may complete at any moment, and is polled first.
         """
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
-        lone = not sharing.active
-        if soon:
+        was_idle = not sharing.active
+        if poll_first:
             tracks.ask(track, self.poll_s)
-        if waiting.over and lone and not tracks.live:
+        if pending.over and was_idle and not tracks.live:
             sharing.completed_inline(batch.backlog, since, commands)
         else:
             sharing.submitted(batch.backlog, since)
-        if waiting.over:
+        if pending.over:
             self.answered = True
         else:
-            waiting.delay_answer()
+            pending.delay_answer()
         self._count_metrics(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
@@ -243,26 +243,26 @@ class InlinePath:
 
     # ---- copies, and mixed batches ----
 
-    def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
+    def _copy(self, batch: InlineBatch, lone: LoneCopy) -> bool:
         """Executes a single Write or Read. No time slice is needed, because no other session has work."""
-        named, command = self.copies.known(found), None
-        if named is None:
+        operands, command = self.copies.known(lone), None
+        if operands is None:
             try:
-                command = commands_pb2.Command.FromString(found.data)
+                command = commands_pb2.Command.FromString(lone.data)
             except DecodeError:
                 return False
-            if command.WhichOneof("kind") != found.kind:  # the command has more fields
+            if command.WhichOneof("kind") != lone.kind:  # the command has more fields
                 return False
-            named = self.copies.cache_operands(found, command)
-        if named is not None:
-            copy = self.submit_copy(batch, found.request, named)
+            operands = self.copies.cache_operands(lone, command)
+        if operands is not None:
+            copy = self.submit_copy(batch, lone.request, operands)
             if copy is not None:
                 batch.accept()
                 self._copied(batch, copy, 0)
                 return True
         if command is None:
-            command = commands_pb2.Command.FromString(found.data)
-        self._mixed(batch, mixed_batch.alone(found.kind, command))
+            command = commands_pb2.Command.FromString(lone.data)
+        self._mixed(batch, mixed_batch.alone(lone.kind, command))
         return True
 
     def _mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
@@ -303,8 +303,8 @@ class InlinePath:
                 index += count
                 launches += count
                 continue
-            runs = self._at_once.get(kind)
-            if runs is None or not runs[0](session, command, entry, index):
+            handler = self._at_once.get(kind)
+            if handler is None or not handler[0](session, command, entry, index):
                 self._executor.command(session, command, kind, batch=entry, index=index)
             index += 1
         return index, launches
@@ -316,8 +316,8 @@ class InlinePath:
             self._account(batch, launches)
             copy.fail(copy.refusal)
             return
-        soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
-        self._given(batch, copy, copy.track, launches + 1, launches, soon)
+        poll_first = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
+        self._given(batch, copy, copy.track, launches + 1, launches, poll_first)
 
     # ---- common ----
 

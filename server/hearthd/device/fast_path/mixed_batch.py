@@ -52,13 +52,13 @@ def read(data: bytes, seq: int) -> MixedBatch | None:
     kind = last.WhichOneof("kind")
     if not last.request or (kind != "sync" and not (kind == "read" and _inside(last.read))):
         return None
-    before = []
+    unanswered = []
     for command in commands[:-1]:
-        what = command.WhichOneof("kind") or ""
-        if command.request or what not in _BEFORE:
+        command_kind = command.WhichOneof("kind") or ""
+        if command.request or command_kind not in _BEFORE:
             return None
-        before.append((what, command))
-    return MixedBatch(tuple(before), kind, last)
+        unanswered.append((command_kind, command))
+    return MixedBatch(tuple(unanswered), kind, last)
 
 
 def alone(kind: str, command: commands_pb2.Command) -> MixedBatch:

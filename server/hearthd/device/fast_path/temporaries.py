@@ -49,13 +49,13 @@ class Temporaries:
         stream = _plain(session, command, "allocate")
         if stream is None:
             return False
-        asked, buffers = command.allocate, session.buffers
-        handle = asked.buffer
-        if not handle or handle in buffers.items or len(asked.parts) or buffers.refuses(handle):
+        allocation, buffers = command.allocate, session.buffers
+        handle = allocation.buffer
+        if not handle or handle in buffers.items or len(allocation.parts) or buffers.refuses(handle):
             return False
         if len(buffers.items) >= buffers.bound:
             return False
-        buffer = Buffer(handle, asked.size)
+        buffer = Buffer(handle, allocation.size)
         if not self._reservations.allocate_one(session, buffer, stream.track):
             return False
         buffers.items[handle] = buffer
@@ -69,24 +69,24 @@ class Temporaries:
             return False
         handles = command.free.buffers[:]  # a list, because iteration over the protobuf field takes twice as long
         items = session.buffers.items
-        found = list(map(items.get, handles))
-        if not 0 < len(found) <= FEW or (len(found) > 1 and len(set(handles)) < len(found)):
+        freed = list(map(items.get, handles))
+        if not 0 < len(freed) <= FEW or (len(freed) > 1 and len(set(handles)) < len(freed)):
             return False
-        for buffer in found:
+        for buffer in freed:
             if buffer is None or buffer.place is not None or buffer.durable is not None or buffer.holders:
                 return False
             reservation: Reservation | None = buffer.reservation
             if reservation is None or not reservation.alone:
                 return False
         self._counts["free"] += 1
-        give = self._reservations.free_one
+        free_one = self._reservations.free_one
         failure: Refusal | None = None
         pop = session.buffers.pop
         for handle in handles:
             buffer = pop(handle)
             buffer.freed = True
             try:
-                give(session, buffer)
+                free_one(session, buffer)
             except DeviceFault:
                 raise
             except Exception as error:  # the remaining buffers are freed nevertheless
@@ -100,12 +100,12 @@ class Temporaries:
         stream = _plain(session, command, "fill")
         if stream is None:
             return False
-        asked = command.fill
-        offset, size, pattern = asked.offset, asked.size, asked.pattern
+        fill = command.fill
+        offset, size, pattern = fill.offset, fill.size, fill.pattern
         width = len(pattern)
         if width not in PATTERN_SIZES or size % width or offset % width:
             return False
-        buffer = _writable(session, stream, asked.buffer, offset, size)
+        buffer = _writable(session, stream, fill.buffer, offset, size)
         if buffer is None:
             return False
         device, track = self._device, stream.track
@@ -127,12 +127,12 @@ class Temporaries:
         stream = _plain(session, command, "write")
         if stream is None:
             return False
-        asked = command.write
-        if asked.transfer or asked.HasField("shared") or asked.HasField("rows"):
+        write = command.write
+        if write.transfer or write.HasField("shared") or write.HasField("rows"):
             return False
-        data, offset = asked.data, asked.offset
+        data, offset = write.data, write.offset
         size = len(data)
-        buffer = _writable(session, stream, asked.buffer, offset, size)
+        buffer = _writable(session, stream, write.buffer, offset, size)
         if buffer is None:
             return False
         device, track = self._device, stream.track

@@ -98,29 +98,35 @@ class Arrivals:
         entry = BatchEntry(session.last_seq)
         session.batches.append(entry)
         index = 0
-        for place, command in enumerate(batch.commands):
+        for position, command in enumerate(batch.commands):
             records = command.launches
             # This implies the kind "launches"; WhichOneof would cost as much as a launch.
             if records and not command.request:
-                index += yield from self._run(backlog, records, entry, index, place)
+                index += yield from self._run(backlog, records, entry, index, position)
                 continue
             kind = command.WhichOneof("kind") or ""
-            runs, work = at_once.get(kind, _NOBODY)
-            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered and not session.dropping:
-                if runs(session, command, entry, index):
+            handler, cost = at_once.get(kind, _NOBODY)
+            if (
+                handler is not None
+                and backlog.left > 0
+                and backlog.room >= cost
+                and not answered
+                and not session.dropping
+            ):
+                if handler(session, command, entry, index):
                     backlog.left -= 1
-                    backlog.room -= work
+                    backlog.room -= cost
                     index += 1
                     continue
             elif kind == "launches" and not command.request:
                 continue  # the field is empty
-            if not answered or place not in answered:
+            if not answered or position not in answered:
                 need = NEEDS.get(kind, NOTHING)
                 while backlog.left <= 0 or (
                     (not backlog.may_submit(need) or (need and self._full(backlog, command)))
                     and not (session.dropping and _dropped(backlog, command, kind))
                 ):
-                    yield from _pause(backlog, place)
+                    yield from _pause(backlog, position)
                 self._commands.command(session, command, kind, batch=entry, index=index)
                 backlog.left -= 1 + HEAVY.get(kind, 0)
                 if need:
@@ -135,7 +141,7 @@ class Arrivals:
         telemetry.batch_execution.observe(time.perf_counter_ns() - began - backlog.paused)
 
     def _run(
-        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
+        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, position: int
     ) -> Generator[None, None, int]:
         """Runs packed launches and returns their number."""
         telemetry, session = self._device.telemetry, backlog.session
@@ -148,11 +154,11 @@ class Arrivals:
                 if dropped:
                     continue
             if backlog.left <= 0 or not backlog.may_submit(LAUNCH):
-                yield from _pause(backlog, place)
+                yield from _pause(backlog, position)
                 continue
-            most = 1 if session.dropping else min(2 * backlog.left, backlog.room)
+            limit = 1 if session.dropping else min(2 * backlog.left, backlog.room)
             launches, at = self._launches.run_records(
-                session, records, entry, index + count, at, most, backlog.stands_still_before
+                session, records, entry, index + count, at, limit, backlog.stands_still_before
             )
             telemetry.count("launch", launches)
             count += launches
@@ -160,7 +166,7 @@ class Arrivals:
             backlog.room -= launches
             if backlog.standstill.stream is not None:
                 paused = backlog.paused
-                yield from _pause(backlog, place)
+                yield from _pause(backlog, position)
                 telemetry.queue_delay.observe(backlog.paused - paused)
         return count
 
@@ -173,9 +179,9 @@ class Arrivals:
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands already answered; None if there is nothing to run."""
         session = backlog.session
-        ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
+        peeked = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:
-            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if peeked is None else peeked.batch
         except DecodeError:
             self._protocol_error(session, "it is not a valid ExecuteRequest")
             return None
@@ -192,7 +198,7 @@ class Arrivals:
         session.last_seq = seq
         self._device.telemetry.batches += 1
         backlog.under = batch
-        return batch, ahead.answered if ahead is not None else _NONE
+        return batch, peeked.answered if peeked is not None else _NONE
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
         """Runs a single call; yields until the session may run it."""
@@ -229,19 +235,19 @@ class Arrivals:
             return
         if batch.seq != session.last_seq + len(backlog.ahead) + 1:
             return  # the batch was sent twice, or its number is out of order
-        before = [each.changes for each in backlog.ahead.values()]
+        before = [peeked.changes for peeked in backlog.ahead.values()]
         if backlog.work is not None and backlog.under is not None:
             before.append(_changes(backlog.under.commands[backlog.place :]))
         changes = _changes(batch.commands)
-        known = [each for each in before if each is not None]
+        known_changes = [earlier for earlier in before if earlier is not None]
         answered: list[int] = []
-        if changes is not None and len(known) == len(before):
-            for place, command in enumerate(batch.commands):
+        if changes is not None and len(known_changes) == len(before):
+            for position, command in enumerate(batch.commands):
                 if command.WhichOneof("kind") == "query_event" and command.request:
-                    known.append(_changes(batch.commands[:place]) or {})
-                    if self._answer(backlog, command, known):
-                        answered.append(place)
-                    known.pop()
+                    known_changes.append(_changes(batch.commands[:position]) or {})
+                    if self._answer(backlog, command, known_changes):
+                        answered.append(position)
+                    known_changes.pop()
         backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
@@ -254,27 +260,27 @@ class Arrivals:
         if stream is None or stream.capture is not None:
             return False
         handle = command.query_event.event
-        ahead = [each[handle] for each in before if handle in each]
-        if ahead == [True]:
+        recorded = [changes[handle] for changes in before if handle in changes]
+        if recorded == [True]:
             backlog.awaited.setdefault(handle, []).append(command)
             return True
         event = session.events.get(handle)
-        if ahead or event is None or event.event is None:
+        if recorded or event is None or event.event is None:
             return False
         self._commands.command(session, command, "query_event")
         return True
 
-    def _protocol_error(self, session: DeviceSession, why: str) -> None:
+    def _protocol_error(self, session: DeviceSession, fault: str) -> None:
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"the message is not a valid batch: {why}; none of its commands was executed",
+            f"the message is not a valid batch: {fault}; none of its commands was executed",
             fix="send ExecuteRequest messages with batches numbered from 1",
             details={"last_seq": session.last_seq},
         )
         event = device_pb2.Event(protocol_error=refusal.to_status())
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
-        self._device.outbox.refused(session.channel, why)
+        self._device.outbox.refused(session.channel, fault)
 
 
 def _dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool:
@@ -286,9 +292,9 @@ def _dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool
     return True
 
 
-def _pause(backlog: Backlog, place: int) -> Iterator[None]:
+def _pause(backlog: Backlog, position: int) -> Iterator[None]:
     """Yields once before the command at this place of its batch."""
-    backlog.place = place
+    backlog.place = position
     began = time.perf_counter_ns()
     yield
     backlog.paused += time.perf_counter_ns() - began

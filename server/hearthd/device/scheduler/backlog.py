@@ -42,10 +42,10 @@ class Slice:
 
     __slots__ = ("base", "begun", "count", "late", "limit", "turn")
 
-    def __init__(self, begun: float, most: int, turn: bool, base: dict[PooledStream, int]) -> None:
-        self.begun = begun
-        self.limit = most
-        self.turn = turn
+    def __init__(self, start: float, limit: int, in_turn: bool, base: dict[PooledStream, int]) -> None:
+        self.begun = start
+        self.limit = limit
+        self.turn = in_turn
         """True if the time slices of other sessions wait for this slice; otherwise it runs beside them."""
         self.base = base
         """Number of commands submitted to each track before the slice."""
@@ -208,17 +208,19 @@ class Backlog:
     @property
     def in_turn(self) -> bool:
         """True if the time slices of other sessions wait for this session."""
-        return (self.open is not None and self.open.turn) or any(each.turn and not each.late for each in self.slices)
+        return (self.open is not None and self.open.turn) or any(
+            time_slice.turn and not time_slice.late for time_slice in self.slices
+        )
 
     @property
     def late(self) -> bool:
         """True if a slice of the session is late."""
-        return any(each.late for each in self.slices)
+        return any(time_slice.late for time_slice in self.slices)
 
     @property
     def on_device(self) -> int:
         """Number of commands in slices that are neither done nor late."""
-        return sum(each.count for each in self.slices if not each.late)
+        return sum(time_slice.count for time_slice in self.slices if not time_slice.late)
 
     def may_submit(self, need: int) -> bool:
         """True if the next command may submit this kind of work now; otherwise execution stops before it."""
@@ -254,16 +256,16 @@ class Backlog:
         self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
-            asked = track.requested
+            requested = track.requested
             tracks.set_barred(track, True, 0)
-            track.requested = asked
+            track.requested = requested
 
-    def allow_submission(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
-        """Allows the session to submit up to `most` commands; without `launches` only copies."""
-        self.room = most
+    def allow_submission(self, tracks: StreamPool, max_commands: int = NEVER, launches: bool = True) -> None:
+        """Allows the session to submit up to `max_commands` commands; without `launches` only copies."""
+        self.room = max_commands
         self.launches = launches
         for track in self.tracks():
-            tracks.set_barred(track, not launches, most)
+            tracks.set_barred(track, not launches, max_commands)
 
     def done(self) -> int:
         """Returns the number of the session's commands that are known to be done."""
@@ -278,9 +280,9 @@ class Backlog:
         """True if the device has work of the session not known to be done."""
         return bool(tracks.unfinished(self.busy_tracks()))
 
-    def update_pace(self, count: int, begun: float, now: float) -> None:
-        """Updates the pace: `count` commands, submitted from `begun` on, were done between `since` and `now`."""
-        self.pace.update(count, self.used - self.paid, now - begun)
+    def update_pace(self, count: int, start: float, now: float) -> None:
+        """Updates the pace: `count` commands, submitted from `start` on, were done between `since` and `now`."""
+        self.pace.update(count, self.used - self.paid, now - start)
         self.paid, self.since = self.used, now
 
     # ---- frames that are not executed in order ----

@@ -129,10 +129,10 @@ class FairShare:
 
     def enqueue_behind(self, session: DeviceSession, frame: Frame) -> bool:
         """Queues a message of an upload if it must stay behind waiting commands; returns True in that case."""
-        behind = self.backlogs[session.channel].must_enqueue(frame)
-        if behind:
+        must_wait = self.backlogs[session.channel].must_enqueue(frame)
+        if must_wait:
             self.enqueue(session, frame)
-        return behind
+        return must_wait
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
         """Removes a single call that has not been decoded; True if it was found."""
@@ -175,8 +175,8 @@ class FairShare:
         if self.slicing.on:
             backlog.forbid_submission(self._tracks)
         elif len(self._active) > 1:
-            for other in tuple(self._active):  # their work may have ended since the last poll
-                for track in other.busy_tracks():
+            for active_backlog in tuple(self._active):  # their work may have ended since the last poll
+                for track in active_backlog.busy_tracks():
                     self._tracks.reap(track)
             self.settle(False)
             if len(self._active) > 1:
@@ -230,24 +230,24 @@ class FairShare:
         for backlog in tuple(self._active):
             if backlog.waiting:
                 continue
-            undone = backlog.unfinished(self._tracks)
-            if not undone:
+            unfinished = backlog.unfinished(self._tracks)
+            if not unfinished:
                 self._rest(backlog)
-            elif idle and not any(track.pending for track in undone):
-                for track in undone:
+            elif idle and not any(track.pending for track in unfinished):
+                for track in unfinished:
                     self._tracks.on_complete(track, _no_op)
 
-    def max_sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
+    def max_sleep(self, timeout: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds; at most `timeout`, where None means no limit."""
         if self._more or self.slicing.more:
             return 0.0
         if self.slicing.on:
-            asleep = self.slicing.max_sleep(asleep)
+            timeout = self.slicing.max_sleep(timeout)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
-                    asleep = at_most(backlog.standstill.seconds_left(time.perf_counter()), asleep)
-        return self.meter.poll(self.turns.max_sleep(asleep))
+                    timeout = at_most(backlog.standstill.seconds_left(time.perf_counter()), timeout)
+        return self.meter.poll(self.turns.max_sleep(timeout))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Executes up to `commands` commands of the session; returns True if more are waiting."""
@@ -298,9 +298,9 @@ class FairShare:
         if backlog.waiting and not backlog.stands_still(self._tracks):
             backlog.room, backlog.launches = NEVER, True
             if self._advance(backlog, PIECE):
-                until = self.meter.clock() + STRETCH_S
+                deadline = self.meter.clock() + STRETCH_S
                 while backlog.standstill.stream is None and self._advance(backlog, PIECE):
-                    if self.meter.clock() > until:
+                    if self.meter.clock() > deadline:
                         self._more = True
                         break
         if backlog.active and not backlog.metered:
@@ -325,10 +325,10 @@ class FairShare:
         self.slicing.on = True
         self._shared_at = self.meter.advance()
         for backlog in self.backlogs.values():
-            alone = backlog.metered
-            if alone:
+            was_alone = backlog.metered
+            if was_alone:
                 self._unmeter(backlog)
-            self.slicing.begin(backlog, was_alone=alone)
+            self.slicing.begin(backlog, was_alone=was_alone)
 
     def _keep_sharing(self) -> bool:
         now = self.meter.clock()
