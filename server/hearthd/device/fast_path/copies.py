@@ -29,10 +29,10 @@ from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segments import Segments
 
-MOST = 512
+MAX_CACHED = 512
 """Most commands whose operands are cached."""
 
-LONGEST = 128
+MAX_COMMAND_BYTES = 128
 """Largest cached command, in bytes; such a command carries no data."""
 
 
@@ -60,17 +60,17 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
-        self.most = MOST
-        """Commands that are known by their bytes."""
+        self.max_cached = MAX_CACHED
         self.resolved: dict[bytes, SegmentOperands] = {}
+        """Operands of the cached commands, by the command's bytes without the request number."""
         self._began = 0.0
         """Time at which the latest copy was submitted, in seconds."""
         self._alone = False
         """True if the stream was idle before the latest copy."""
 
-    def known(self, lone: LoneCopy) -> SegmentOperands | None:
+    def find_operands(self, lone: LoneCopy) -> SegmentOperands | None:
         """Returns the cached operands of the command; None if the command is not cached or has no request number."""
-        return self.resolved.get(lone.rest) if lone.request else None
+        return self.resolved.get(lone.body) if lone.request else None
 
     def cache_operands(self, lone: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """Caches and returns the operands of a plain copy from or to shared memory; returns None for other commands.
@@ -78,13 +78,13 @@ class InlineCopies:
         `command` is the decoded command.
         """
         copy = command.write if lone.kind == "write" else command.read
-        if not lone.request or len(lone.rest) > LONGEST or not copy.HasField("shared"):
+        if not lone.request or len(lone.body) > MAX_COMMAND_BYTES or not copy.HasField("shared"):
             return None
-        operands = _named(commands_pb2.Command.FromString(lone.rest))
+        operands = _operands_of(commands_pb2.Command.FromString(lone.body))
         if operands is not None:
-            if len(self.resolved) >= self.most:
+            if len(self.resolved) >= self.max_cached:
                 self.resolved.clear()
-            self.resolved[lone.rest] = operands
+            self.resolved[lone.body] = operands
         return operands
 
     def submit(self, batch: InlineBatch, request: bytes, operands: SegmentOperands) -> InlineCopy | None:
@@ -108,16 +108,18 @@ class InlineCopies:
             or track.budget < operands.parts
         ):
             return None
-        refusal = self._give(buffer, segment, track, operands)
+        refusal = self._submit_parts(buffer, segment, track, operands)
         copy = InlineCopy(self._device, self._replies, batch, stream, segment, request, operands, self._began)
         copy.refusal = refusal
         if refusal is None:
             copy.signalled = signal(self._device, batch, stream, request)
             self._device.tracks.on_complete(track, copy.end)
-            self._note(copy, operands)
+            self._record_metrics(copy, operands)
         return copy
 
-    def _give(self, buffer: Buffer, segment: Segment, track: PooledStream, operands: SegmentOperands) -> Refusal | None:
+    def _submit_parts(
+        self, buffer: Buffer, segment: Segment, track: PooledStream, operands: SegmentOperands
+    ) -> Refusal | None:
         """Submits the copy. Returns the error because of which the driver did not accept all of it; None if it did."""
         tracks, server, stream = self._device.tracks, self._device.server, track.stream
         writes, reads = ((buffer.usage,), ()) if operands.writes else ((), (buffer.usage,))
@@ -141,7 +143,7 @@ class InlineCopies:
             return error if isinstance(error, Refusal) else internal_error(_kind(operands), error)
         return None
 
-    def _note(self, copy: InlineCopy, operands: SegmentOperands) -> None:
+    def _record_metrics(self, copy: InlineCopy, operands: SegmentOperands) -> None:
         """Updates the metrics and the forecast for a submitted copy."""
         telemetry, size = self._device.telemetry, operands.size
         if self._alone:
@@ -193,7 +195,7 @@ class InlineCopy(InlineAnswer):
     def end(self) -> None:
         """Answers the copy, which is done."""
         now = time.perf_counter()
-        self.over = True
+        self.is_done = True
         self._send(self._answer)
         if self.forecast is not None:
             self._device.tracks.forecast.completed(self.forecast, now)
@@ -215,7 +217,7 @@ def _kind(operands: SegmentOperands) -> str:
     return "write" if operands.writes else "read"
 
 
-def _named(command: commands_pb2.Command) -> SegmentOperands | None:
+def _operands_of(command: commands_pb2.Command) -> SegmentOperands | None:
     """Returns the operands of a plain copy from or to shared memory; None for other commands."""
     kind = command.WhichOneof("kind")
     if command.request or kind not in ("write", "read"):

@@ -33,7 +33,7 @@ _RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
 _SHORT = 0x80
 """Lengths below this value are encoded in one byte."""
 
-_MOST = 9
+_MAX_VARINT = 9
 """Longest encoded number that is decoded here, in bytes."""
 
 
@@ -45,7 +45,7 @@ class LoneCopy(NamedTuple):
     data: bytes
     request: bytes
     """Request number, as an encoded varint; empty if there is none, or if it is too long to be decoded here."""
-    rest: bytes
+    body: bytes
     """The encoded Command without the request number."""
 
 
@@ -100,7 +100,7 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
             while data[at] >= 0x80:
                 at += 1
             at += 1
-            if at - start <= _MOST + 1 and data[at - 1]:
+            if at - start <= _MAX_VARINT + 1 and data[at - 1]:
                 request, body_start = data[start + 1 : at], at
         if data[at] == _STREAM:
             at += 1
@@ -147,7 +147,7 @@ def _commands(data: bytes, seq: int) -> int:
             byte = data[at]
             batch_seq |= (byte & 0x7F) << 7 * (at - start)
             at += 1
-    if batch_seq != seq or at - start > _MOST or data[at] != _COMMANDS:
+    if batch_seq != seq or at - start > _MAX_VARINT or data[at] != _COMMANDS:
         raise IndexError
     return at + 1
 
@@ -160,7 +160,7 @@ def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
     at = start
     while data[at] >= 0x80:
         at += 1
-    if at - start >= _MOST or not data[at]:  # 0: the Sync has no answer
+    if at - start >= _MAX_VARINT or not data[at]:  # 0: the Sync has no answer
         return None
     at += 1
     request = data[start:at]

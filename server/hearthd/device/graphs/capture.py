@@ -14,7 +14,7 @@ from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, Ke
 from hearthd.device.backend.resources import Graph
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.node_order import NodeOrders
-from hearthd.device.graphs.repeat import NAMED, TURN, LaunchProgram
+from hearthd.device.graphs.repeat import MAX_NAMED, MAX_PER_ITERATION, LaunchProgram
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
@@ -34,7 +34,8 @@ class GraphEntry(LaunchProgram):
 
     __slots__ = ("failures", "graph", "kernels", "nodes", "order", "orders", "streams")
 
-    turn = 2 * TURN  # for the driver, a command in a graph takes a third of the time of a single command
+    # For the driver, a command in a graph takes a third of the time of a single command.
+    max_per_iteration = 2 * MAX_PER_ITERATION
 
     def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
         super().__init__(handle, holdings)
@@ -94,9 +95,9 @@ class GraphEntry(LaunchProgram):
 
     @property
     def names(self) -> list[str]:
-        """Names of the last `NAMED` different kernels, each with the graph's; only the graph's if it has no kernel."""
+        """Names of the last `MAX_NAMED` different kernels, each with the graph's; without kernels only the graph's."""
         kernels = list(dict.fromkeys(filter(None, self.kernels)))
-        return [f"{kernel} ({self.name})" for kernel in kernels[-NAMED:]] or [self.name]
+        return [f"{kernel} ({self.name})" for kernel in kernels[-MAX_NAMED:]] or [self.name]
 
 
 class Capture:

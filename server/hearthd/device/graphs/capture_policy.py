@@ -16,7 +16,7 @@ RECORDED = frozenset(
 
 TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
-BESIDE = frozenset(
+EXECUTED = frozenset(
     {
         # Creation and destruction of handles. A client's garbage collector may destroy handles at any time; the
         # recording holds the objects that it uses.
@@ -109,7 +109,7 @@ class CaptureOrder:
 
         Raises Refusal(CAPTURE_INVALID) for any other command.
         """
-        if not self.recording or kind in BESIDE or kind in TRANSITIONS:
+        if not self.recording or kind in EXECUTED or kind in TRANSITIONS:
             return False
         if kind in RECORDED:
             return True

@@ -78,17 +78,17 @@ class GraphCommands:
         if command.discard:
             session.graphs.pop(command.graph)
             no_graph = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._ending(origin, entry, *streams, answer=no_graph)
+            return self._release_operation(origin, entry, *streams, answer=no_graph)
         entry.unsettled += 1
-        operation = Operation(origin, partial(self._make, origin, entry), writes=(*streams, entry))
-        operation.on_failure = partial(self._not_made, entry)
+        operation = Operation(origin, partial(self._instantiate, origin, entry), writes=(*streams, entry))
+        operation.on_failure = partial(self._fail, entry)
         return operation
 
-    def _make(self, origin: Origin, entry: GraphEntry) -> bool:
+    def _instantiate(self, origin: Origin, entry: GraphEntry) -> bool:
         failures = entry.failures.pop_all()
         if failures:
             refusal = _not_recorded(entry, failures)
-            self._not_made(entry, refusal)
+            self._fail(entry, refusal)
             if not origin.answered:
                 origin.fail(refusal)
                 return True
@@ -108,7 +108,7 @@ class GraphCommands:
         origin.reply(commands_pb2.Result(graph=result))
         return True
 
-    def _not_made(self, entry: GraphEntry, refusal: Refusal) -> None:
+    def _fail(self, entry: GraphEntry, refusal: Refusal) -> None:
         """Keeps the handle, with the reason of the failure, until it is destroyed."""
         entry.unsettled -= 1
         entry.error = Refusal(
@@ -119,7 +119,7 @@ class GraphCommands:
         )
         self._release(entry)
 
-    def _ending(
+    def _release_operation(
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
         """Returns the operation that releases a graph.
@@ -283,7 +283,7 @@ class GraphCommands:
         if entry.order.recording:
             entry.check()
         session.graphs.pop(command.graph)
-        return self._ending(origin, entry)
+        return self._release_operation(origin, entry)
 
     # ---- end of streams and sessions ----
 

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
-from hearthd.device.graphs.repeat import NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
+from hearthd.device.graphs.repeat import MAX_NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
@@ -26,7 +26,7 @@ from hearthd.device.session.stream import LogicalStream
 MAX_LAUNCHES = 65_536
 """Most launches in one list, counting each iteration."""
 
-LISTED = 16
+MAX_LISTED = 16
 """Most failures of a list that its refusal names."""
 
 
@@ -58,8 +58,8 @@ class PreparedEntry(LaunchProgram):
 
     @property
     def names(self) -> list[str]:
-        """Names of the kernels of the last `NAMED` launches, each once."""
-        return list(dict.fromkeys(bound.plan.name for bound in self.launches[-NAMED:]))
+        """Names of the kernels of the last `MAX_NAMED` launches, each once."""
+        return list(dict.fromkeys(bound.plan.name for bound in self.launches[-MAX_NAMED:]))
 
 
 class PreparedCommands:
@@ -209,11 +209,11 @@ class _Run:
         if self._rounds is None:  # the number of launches is not known earlier
             entry.check()
             rounds = self._count * len(entry.launches)
-            limit = self._next if entry.seconds else None
+            limit = self._next_limit if entry.seconds else None
             self._rounds = Rounds(self._device, self._watchdog, self._stream, entry, rounds, self._issue, limit=limit)
         return self._rounds.run()
 
-    def _next(self) -> tuple[str, float]:
+    def _next_limit(self) -> tuple[str, float]:
         return self._entry.launches[self._at].plan.name, self._entry.seconds[self._at]
 
     def _issue(self, count: int) -> None:
@@ -256,8 +256,8 @@ def _refusal(entry: PreparedEntry, records: int, refusals: dict[int, Refusal]) -
     The first fault determines the reason.
     """
     index, first = next(iter(refusals.items()))
-    listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(refusals.items())[:LISTED])
-    more = f"; and {len(refusals) - LISTED} more" if len(refusals) > LISTED else ""
+    listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(refusals.items())[:MAX_LISTED])
+    more = f"; and {len(refusals) - MAX_LISTED} more" if len(refusals) > MAX_LISTED else ""
     return Refusal(
         first.reason,
         f"{len(refusals)} of the {records} launches of {entry.name} cannot be prepared: {listed}{more}",

@@ -134,7 +134,7 @@ class Binder:
         """Makes the checks of `bind` and returns the launch plan. The buffers need not have addresses yet."""
         plan = entry.plans.get(key)
         positions = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
-        out_of_bounds = _outside(record, positions, pointers)
+        out_of_bounds = _pointer_faults(record, positions, pointers)
         try:
             if plan is None:
                 plan = self.plan(entry, record, key)
@@ -185,13 +185,13 @@ class Binder:
             track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
             if limit:
                 with self._watchdog.limit(track, plan.name, limit, stream.session):
-                    self._to_driver(bound, stream)
+                    self._submit_to_driver(bound, stream)
             else:
-                self._to_driver(bound, stream)
+                self._submit_to_driver(bound, stream)
         if bound.module.prints is not None:
             device.output.launched(bound.module.prints, track)
 
-    def _to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
+    def _submit_to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
         plan = bound.plan
         device = self._device
         device.server.launch(
@@ -207,13 +207,13 @@ class Binder:
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
         if plan is None:
-            plan = self._check(entry, record)
+            plan = self._create_plan(entry, record)
             if len(entry.plans) >= MAX_PLANS:
                 entry.plans.clear()
             entry.plans[key] = plan
         return plan
 
-    def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
+    def _create_plan(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
         """Checks flags, arguments, geometry, cluster and residency, in this order.
 
         Raises one Refusal that lists all faults.
@@ -230,7 +230,7 @@ class Binder:
         fixes = [launch_limits.fix_of_arguments(split_nested(layout)[0], function.parameters)] if faults else []
         residency_faults: list[str] = []
         if not faults and record.flags & LaunchFlag.FIT:
-            record = self._fitted(function, record)
+            record = self._fit_grid(function, record)
         if not record.flags & LaunchFlag.UNCHECKED:
             geometry_faults, residency_faults = self._check_geometry(function, record)
             faults += geometry_faults
@@ -265,7 +265,7 @@ class Binder:
             return None
         return blocks * threads * FULL // limit if limit > 0 else None
 
-    def _fitted(self, function: Function, record: Record) -> Record:
+    def _fit_grid(self, function: Function, record: Record) -> Record:
         """Returns the record with a cooperative grid that can be resident; unchanged if its block is invalid.
 
         A launch with clusters is not changed: its grid must stay a multiple of the cluster.
@@ -313,7 +313,7 @@ class Binder:
         return faults, residency_faults
 
 
-def _outside(record: Record, positions: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
+def _pointer_faults(record: Record, positions: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
     """Returns messages for the pointer arguments that start beyond the end of their buffers.
 
     `positions` are the positions of the pointers, from `launch_plan.addresses`.

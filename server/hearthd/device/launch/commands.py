@@ -19,8 +19,8 @@ from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, Reach
-from hearthd.device.session.launch_plan import KEY_AT, LaunchPlan, Q
-from hearthd.device.session.session import BatchEntry, DeviceSession, KnownLaunch
+from hearthd.device.session.launch_plan import KEY_OFFSET, LaunchPlan, Q
+from hearthd.device.session.session import BatchEntry, CachedLaunch, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import NEVER, WINDOW
@@ -67,7 +67,7 @@ class LaunchCommands:
         tracks = self._device.tracks
         traced = session.trace is not None
         replay_cache = session.replay_cache
-        entries = replay_cache.known if replay_cache.should_look_up() else None
+        entries = replay_cache.entries if replay_cache.should_look_up() else None
         last, cached = b"", None
         hits = 0
         size = len(data)
@@ -75,7 +75,7 @@ class LaunchCommands:
         misses = 0
         while at < end:
             if size - at < HEADER.size:
-                self._malformed(
+                self._report_malformed(
                     session, batch, index + misses + hits, f"{size - at} bytes are left; a record has at least 64 bytes"
                 )
                 at = size
@@ -85,7 +85,7 @@ class LaunchCommands:
                 if not last or not data.startswith(last, at):  # a record equal to the previous one needs no lookup
                     last = data[at : at + LENGTH.unpack_from(data, at)[0]]
                     cached = entries.get(last)
-                if cached is not None and self._repeat(cached):
+                if cached is not None and self._relaunch(cached):
                     at += len(last)
                     hits += 1
                     continue
@@ -93,7 +93,7 @@ class LaunchCommands:
             header = unpack_header(data, at)
             length = header[0]
             if length < HEADER.size or length & 7 or length > size - at:
-                self._malformed(
+                self._report_malformed(
                     session,
                     batch,
                     index + misses + hits,
@@ -104,7 +104,9 @@ class LaunchCommands:
                 break
             entry = functions.get(header[3])
             stream = streams.get(header[4])
-            plan = entry.plans.get(data[at + KEY_AT : at + HEADER.size + 4 * header[1]]) if entry is not None else None
+            plan = (
+                entry.plans.get(data[at + KEY_OFFSET : at + HEADER.size + 4 * header[1]]) if entry is not None else None
+            )
             if (
                 plan is None
                 or stream is None
@@ -117,12 +119,12 @@ class LaunchCommands:
                 or plan.length != length
                 or stream.track.held
                 or (stream.track.budget <= 0 and not tracks.reap(stream.track))
-                or not self._launch_again(session, stream, plan, data, at, entries is not None)
+                or not self._launch_planned(session, stream, plan, data, at, entries is not None)
             ):
                 if (
                     must_stop_before is not None
                     and stream is not None
-                    and _full(session, stream)
+                    and _is_full(session, stream)
                     and must_stop_before(stream)
                 ):
                     break
@@ -161,13 +163,13 @@ class LaunchCommands:
         Returns False, without effect, if the launch is not in the cache or cannot be issued now.
         """
         replay_cache = session.replay_cache
-        cached = replay_cache.known.get(record)
-        if cached is None or not self._repeat(cached):
+        cached = replay_cache.entries.get(record)
+        if cached is None or not self._relaunch(cached):
             return False
         replay_cache.report(1, 0)
         return True
 
-    def _repeat(self, launch: KnownLaunch) -> bool:
+    def _relaunch(self, launch: CachedLaunch) -> bool:
         """Repeats a launch whose record equals an earlier one byte for byte.
 
         Returns False, without effect, if the launch has to wait.
@@ -193,7 +195,7 @@ class LaunchCommands:
         device.telemetry.launched += plan.weight
         return True
 
-    def _launch_again(
+    def _launch_planned(
         self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
         """Launches on the inline path. Returns False, without effect, if a buffer needs further checks."""
@@ -234,7 +236,9 @@ class LaunchCommands:
         if remember:
             for usage in (*usages, *reads):
                 usage.replayable = True
-            session.replay_cache.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
+            session.replay_cache.remember(
+                data[at : at + plan.length], CachedLaunch(stream, plan, params, usages, reads)
+            )
         device.telemetry.launched += plan.weight
         return True
 
@@ -287,7 +291,7 @@ class LaunchCommands:
             call=origin.call,
         )
 
-    def _malformed(self, session: DeviceSession, batch: BatchEntry, index: int, fault: str) -> None:
+    def _report_malformed(self, session: DeviceSession, batch: BatchEntry, index: int, fault: str) -> None:
         origin = Origin(self._replies, session, session.streams.items[0], "launch", batch=batch, index=index)
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
@@ -310,7 +314,7 @@ class LaunchCommands:
 
         The operation can wait for its module, its buffers or room on its track.
         """
-        stream, name = self._whose(session, data)
+        stream, name = self._stream_and_name(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
             # A session without the right to launch has no functions, so its launches always arrive here.
@@ -318,7 +322,7 @@ class LaunchCommands:
                 permissions.check(self._device.outbox, session, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
-            origin.fail(refusal, self._named(session, data))
+            origin.fail(refusal, self._named_buffers(session, data))
             return
         run = LaunchRun(self._device, self._binder, origin, parsed)
         written, read = parsed.split()
@@ -338,7 +342,7 @@ class LaunchCommands:
         submit(operation)
 
     @staticmethod
-    def _whose(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
+    def _stream_and_name(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
         """Returns the stream and the command name of a record, or defaults if its handles are unknown."""
         header = HEADER.unpack_from(data)
         entry = session.functions.get(header[3])
@@ -349,7 +353,7 @@ class LaunchCommands:
         )
 
     @staticmethod
-    def _named(session: DeviceSession, data: bytes) -> list[Buffer]:
+    def _named_buffers(session: DeviceSession, data: bytes) -> list[Buffer]:
         """Returns the buffers that a refused record names; empty if the record or its function is invalid."""
         try:
             (record,) = unpack(data)
@@ -361,7 +365,7 @@ class LaunchCommands:
         return [buffer for buffer in buffers if buffer is not None]
 
 
-def _full(session: DeviceSession, stream: LogicalStream) -> bool:
+def _is_full(session: DeviceSession, stream: LogicalStream) -> bool:
     """True if a launch would have to wait for other launches of its stream."""
     deferred = session.deferred
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
@@ -389,7 +393,7 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
     return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)
 
 
-def asked_for_launches(_origin: Origin, _records: bytes) -> None:
+def refuse_answered_launches(_origin: Origin, _records: bytes) -> None:
     """Refuses packed launches outside a batch, or with a request number, because their answer would never be sent."""
     raise Refusal(
         Reason.INVALID_ARGUMENT,

@@ -20,12 +20,12 @@ class Shadow:
     zone: int
 
     @property
-    def inside(self) -> int:
+    def buffer_offset(self) -> int:
         """Offset of the buffer's bytes."""
         return self.zone
 
     @property
-    def behind(self) -> int:
+    def second_zone(self) -> int:
         """Offset of the second zone.
 
         The zone begins directly after the buffer's last byte, so that a write one byte too far is detected.
@@ -73,4 +73,4 @@ def find_damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | 
     if zone == expected:
         return None
     changed = [index for index, (actual, intact) in enumerate(zip(zone, expected, strict=True)) if actual != intact]
-    return Damage(start + changed[0] - plan.inside, start + changed[-1] - plan.inside, len(changed))
+    return Damage(start + changed[0] - plan.buffer_offset, start + changed[-1] - plan.buffer_offset, len(changed))

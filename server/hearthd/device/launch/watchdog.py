@@ -18,7 +18,7 @@ CHECK_S = 0.01
 """Interval, in seconds, at which limits are checked while any launch has one."""
 
 
-def shorter(requested: float, default: float) -> float:
+def shorter_limit(requested: float, default: float) -> float:
     """Returns the time limit of a session's launches in seconds: `requested`, capped by the daemon's `default`.
 
     For each of the three, 0 means no limit.

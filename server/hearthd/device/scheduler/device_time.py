@@ -27,7 +27,7 @@ class DeviceTimePayer(Protocol):
     used: float
     """Device time charged so far, in seconds."""
 
-    owes: float
+    debt: float
     """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
     means no limit."""
 
@@ -79,19 +79,19 @@ class DeviceTimeMeter(Generic[P]):
 
     def _share(self, elapsed: float) -> None:
         share = elapsed / len(self._under_way)
-        paying_share = [payer for payer in self._under_way if payer.owes >= share]
-        paying_less = [payer for payer in self._under_way if payer.owes < share]
+        paying_share = [payer for payer in self._under_way if payer.debt >= share]
+        paying_less = [payer for payer in self._under_way if payer.debt < share]
         if not paying_share:
             paying_share, paying_less = paying_less, []
         for payer in paying_less:
-            elapsed -= payer.owes
-            self._pay(payer, payer.owes)
+            elapsed -= payer.debt
+            self._pay(payer, payer.debt)
         for payer in paying_share:
             self._pay(payer, elapsed / len(paying_share))
 
     def _pay(self, payer: P, seconds: float) -> None:
         payer.used += seconds
-        payer.owes = max(payer.owes - seconds, 0.0)
+        payer.debt = max(payer.debt - seconds, 0.0)
         session = payer.session_id
         self._unreported[session] = self._unreported.get(session, 0.0) + seconds
         self._charge(payer, seconds)

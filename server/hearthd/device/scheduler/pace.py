@@ -10,13 +10,13 @@ SLICE_S = 1e-3
 QUANTUM_S = 3e-3
 """Device time, in seconds, that a session of average weight receives in each round."""
 
-PATIENCE_S = 0.1
+LATE_S = 0.1
 """Time, in seconds, after which a slice is late and other sessions run beside it."""
 
 BESIDE_S = SLICE_S
 """Time, in seconds, for which a slice beside the turn of another session costs no more than its expected time alone."""
 
-AHEAD = 2
+MAX_SLICES_ON_DEVICE = 2
 """Number of slices of the session with the turn that may be on the device at once, so that the device does not run out
 of work between them."""
 
@@ -64,7 +64,10 @@ class Pace:
         if not self.seconds:
             return max(FIRST_SLICE - on_device, 0)
         minimum = int(not on_device)
-        return max(minimum, min(math.ceil(min(limit / self.seconds, AHEAD * MAX_COMMANDS)) - on_device, MAX_COMMANDS))
+        return max(
+            minimum,
+            min(math.ceil(min(limit / self.seconds, MAX_SLICES_ON_DEVICE * MAX_COMMANDS)) - on_device, MAX_COMMANDS),
+        )
 
     def expected_time(self, count: int) -> float:
         """Returns the expected time, in seconds, of `count` commands that run alone; infinity if unknown."""

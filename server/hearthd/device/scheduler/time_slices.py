@@ -10,7 +10,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
-from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
+from hearthd.device.scheduler.pace import BESIDE_S, LATE_S, MAX_SLICES_ON_DEVICE, QUANTUM_S, SLICE_S
 from hearthd.device.streams.stream_pool import NEVER, PooledStream
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
@@ -20,10 +20,10 @@ STRETCH_S = 2e-4
 SHORT_STRETCH_S = 5e-5
 """Replaces `STRETCH_S`, in seconds, while another session waits for short work beside the turn to complete."""
 
-PIECE = 64
+COMMANDS_PER_CHECK = 64
 """Number of commands between two readings of the clock."""
 
-FEW = 2
+MAX_BESIDE_TURN = 2
 """Largest number of sessions with slices beside the turn for which `SHORT_STRETCH_S` applies."""
 
 NEAR_S = 1.5e-4
@@ -34,17 +34,17 @@ take longer than requested."""
 class TimeSlices:
     """Time slices of the sessions. Device-handle thread only.
 
-    `advance` executes up to a given number of commands and returns True if more are waiting. `rest` is called for a
+    `advance` executes up to a given number of commands and returns True if more are waiting. `on_idle` is called for a
     session that becomes idle.
     """
 
     def __init__(
-        self, device: DeviceContext, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
+        self, device: DeviceContext, advance: Callable[[Backlog, int], bool], on_idle: Callable[[Backlog], None]
     ) -> None:
         self._device = device
         self._tracks = device.tracks
         self._advance = advance
-        self._rest = rest
+        self._on_idle = on_idle
         self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
         self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
@@ -117,7 +117,7 @@ class TimeSlices:
         for backlog in self.active:
             if backlog.slices or backlog.open is not None:
                 if now > backlog.since + BESIDE_S:
-                    backlog.owes = math.inf
+                    backlog.debt = math.inf
                 if now > backlog.late_at:
                     for time_slice in backlog.slices:
                         time_slice.late = True
@@ -153,7 +153,7 @@ class TimeSlices:
         self._changed.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
-            if self._advance(backlog, PIECE) and not backlog.need:
+            if self._advance(backlog, COMMANDS_PER_CHECK) and not backlog.need:
                 self.more = True
                 self.mark_changed(backlog)
         if not backlog.active:
@@ -171,7 +171,7 @@ class TimeSlices:
             if collectives:
                 self._slice_existing_work(backlog, collectives, turn=False)
             else:
-                self._rest(backlog)
+                self._on_idle(backlog)
 
     def _set_wanting(self, backlog: Backlog, wanting: bool) -> None:
         backlog.wanting = wanting
@@ -192,7 +192,7 @@ class TimeSlices:
         for backlog in tuple(self._opened):
             if backlog.open is None:
                 continue
-            if backlog.open.turn and backlog is not holder:
+            if backlog.open.in_turn and backlog is not holder:
                 self.close(backlog)
                 self._examine(backlog)
             else:
@@ -206,7 +206,7 @@ class TimeSlices:
         if not copies and previous is not None and previous is not backlog and previous.in_turn:
             self._open_without_turn(backlog)
             return
-        limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
+        limit = min(MAX_SLICES_ON_DEVICE * SLICE_S, self._fair.credit(backlog))
         max_commands = min(backlog.pace.slice_size(backlog.on_device, limit), backlog.pace.slice_size(0))
         if max_commands > 0:
             self._open(backlog, max_commands, launches=not copies, turn=not copies)
@@ -235,8 +235,8 @@ class TimeSlices:
         self.meter.begin(backlog)
         now = self.meter.clock()
         if not backlog.slices:
-            backlog.paid, backlog.since = backlog.used, now
-            backlog.owes = math.inf if turn else 0.0
+            backlog.used_at_since, backlog.since = backlog.used, now
+            backlog.debt = math.inf if turn else 0.0
         base = {track: track.submitted for track in backlog.busy_tracks()}
         backlog.open = Slice(now, max_commands, turn, base)
         self._opened[backlog] = None
@@ -260,25 +260,25 @@ class TimeSlices:
         time_slice = backlog.open
         assert time_slice is not None
         start = self.meter.clock()
-        if not backlog.waiting and not time_slice.turn and start < backlog.since + SLICE_S:
+        if not backlog.waiting and not time_slice.in_turn and start < backlog.since + SLICE_S:
             return
-        hurry = 0 < len(self._beside_turn - {backlog}) <= FEW
-        deadline = start + (SHORT_STRETCH_S if hurry else STRETCH_S)
+        is_urgent = 0 < len(self._beside_turn - {backlog}) <= MAX_BESIDE_TURN
+        deadline = start + (SHORT_STRETCH_S if is_urgent else STRETCH_S)
         self.more = True
         counted = time_slice.submitted(backlog.busy_tracks())
         while True:
             submitted = time_slice.submitted(backlog.busy_tracks())
             backlog.room = time_slice.limit - submitted
-            if not time_slice.turn and submitted != counted:
-                backlog.owes += backlog.pace.expected_time(submitted - counted)
+            if not time_slice.in_turn and submitted != counted:
+                backlog.debt += backlog.pace.expected_time(submitted - counted)
                 counted = submitted
             if backlog.room <= 0 or backlog.need or not backlog.waiting:
                 break
             if self.meter.clock() > deadline:
                 return
-            self._advance(backlog, PIECE // 4 if hurry else PIECE)
+            self._advance(backlog, COMMANDS_PER_CHECK // 4 if is_urgent else COMMANDS_PER_CHECK)
         if backlog.open is time_slice and (
-            time_slice.turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S
+            time_slice.in_turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S
         ):
             self.close(backlog)
             self._examine(backlog)
@@ -308,23 +308,23 @@ class TimeSlices:
         time_slice.count = time_slice.submitted(tracks)
         self._device.telemetry.slices += 1
         self.meter.begin(backlog)
-        if time_slice.turn:
+        if time_slice.in_turn:
             self._holder = backlog
         if not backlog.on_device:
-            backlog.late_at = self.meter.clock() + PATIENCE_S
+            backlog.late_at = self.meter.clock() + LATE_S
         backlog.slices.append(time_slice)
-        self._tracks.after_all(tracks, partial(self._done, backlog, time_slice))
+        self._tracks.after_all(tracks, partial(self._complete, backlog, time_slice))
 
-    def _done(self, backlog: Backlog, time_slice: Slice) -> None:
+    def _complete(self, backlog: Backlog, time_slice: Slice) -> None:
         self.meter.end(backlog)
         now = self.meter.clock()
         backlog.slices.remove(time_slice)
         backlog.exempt = False
         backlog.extra_slices.reset()
-        backlog.update_pace(time_slice.count, time_slice.begun, now)
-        backlog.late_at = now + PATIENCE_S
+        backlog.update_pace(time_slice.count, time_slice.start, now)
+        backlog.late_at = now + LATE_S
         if not backlog.slices and backlog.open is None:
-            backlog.owes = math.inf
+            backlog.debt = math.inf
             self._beside_turn.discard(backlog)
         if backlog.ended:
             self._release(backlog)

@@ -97,7 +97,7 @@ class Buffer:
         return self.address + offset
 
     def check_writable(self, subject: str) -> None:
-        """Raises Refusal(READ_ONLY) if the buffer is published or attached."""
+        """Raises Refusal(READ_ONLY) if the buffer is published, attached, or an array of pointers."""
         if self.read_only is not None:
             raise Refusal(
                 Reason.READ_ONLY,

@@ -14,7 +14,7 @@ DROPPED = frozenset(
 and syncs run, because they describe the work that was not dropped; collectives run, because their peers depend on
 them."""
 
-MOST = 64
+MAX_ACTIVE = 64
 """Largest number of cancellations in effect. A further one has no effect before its command is executed."""
 
 
@@ -57,7 +57,7 @@ class Cancellations:
 
         Returns False, without effect, if its command has been executed, if it is in effect already, or if too many are.
         """
-        if number <= self._last or number in self._active or len(self._active) >= MOST:
+        if number <= self._last or number in self._active or len(self._active) >= MAX_ACTIVE:
             return False
         self._active[number] = cancellation
         return True

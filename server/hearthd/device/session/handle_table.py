@@ -11,7 +11,7 @@ from hearthd.device.session.replay_cache import ReplayCache
 
 T = TypeVar("T")
 
-REFUSED = 1024
+MAX_TOMBSTONES = 1024
 """Most tombstones kept for one kind of handle; the oldest are dropped first."""
 
 
@@ -29,7 +29,7 @@ class HandleTable(Generic[T]):
         """Returns the next bound, at least `more` above the present number of handles. Raises
         Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
-        self._refused: dict[int, Refusal] = {}
+        self._tombstones: dict[int, Refusal] = {}
         """Tombstones: reasons of handles whose creation was refused, until the handles are destroyed."""
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class HandleTable(Generic[T]):
 
         It is the reason of the handle's failed creation if there was one, otherwise INVALID_HANDLE.
         """
-        refusal = self._refused.get(handle)
+        refusal = self._tombstones.get(handle)
         if refusal is not None:
             return refusal
         return Refusal(
@@ -78,8 +78,8 @@ class HandleTable(Generic[T]):
                 fix="mint a handle that was not used before",
                 details={"kind": self.kind, "handle": handle},
             )
-        if self._refused:
-            self._refused.pop(handle, None)
+        if self._tombstones:
+            self._tombstones.pop(handle, None)
 
     def check_room(self, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) if the table may not have `more` additional handles."""
@@ -93,18 +93,18 @@ class HandleTable(Generic[T]):
         """
         if handle == 0 or handle in self.items:
             return
-        self._refused[handle] = Refusal(
+        self._tombstones[handle] = Refusal(
             refusal.reason,
             f"{self.kind} {handle} was not made: {refusal.message}",
             fix=refusal.fix,
             details=refusal.details,  # without retry_after, because retrying the use does not create the object
         )
-        if len(self._refused) > REFUSED:
-            del self._refused[next(iter(self._refused))]
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
 
     def forget(self, handle: int) -> bool:
         """Removes the tombstone of the handle; returns True if there was one."""
-        return self._refused.pop(handle, None) is not None
+        return self._tombstones.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
         """Stores the object under a new handle and returns it. Raises the refusals of `check_new`."""
@@ -119,13 +119,13 @@ class HandleTable(Generic[T]):
         """
         item = self.find(handle)
         del self.items[handle]
-        if self._replay_cache is not None and self._named(item):
+        if self._replay_cache is not None and self._may_be_cached(item):
             self._replay_cache.forget()
         return item
 
-    def refuses(self, handle: int) -> bool:
+    def has_tombstone(self, handle: int) -> bool:
         """True if the handle has a tombstone."""
-        return handle in self._refused
+        return handle in self._tombstones
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
         """Removes and returns the objects of the handles.
@@ -141,10 +141,10 @@ class HandleTable(Generic[T]):
                 removed.append(item)
             elif not self.forget(handle) and first_unknown is None:
                 first_unknown = handle
-        if self._replay_cache is not None and any(map(self._named, removed)):
+        if self._replay_cache is not None and any(map(self._may_be_cached, removed)):
             self._replay_cache.forget()
         return removed, None if first_unknown is None else self.unknown(first_unknown)
 
-    def _named(self, _item: T) -> bool:
+    def _may_be_cached(self, _item: T) -> bool:
         """True if launches in the replay cache may refer to the object."""
         return True

@@ -26,7 +26,7 @@ from hearthd.device.platform.tally import launch_weight
 Q = struct.Struct("<Q")
 _INTEGER = struct.Struct("<q")
 
-KEY_AT = 24
+KEY_OFFSET = 24
 """Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
 
 
@@ -40,8 +40,8 @@ class LaunchPlan:
     """
 
     __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "integers",
-                 "iterations", "length", "moves", "name", "params_at", "params_size", "patches", "pointers", "readers",
-                 "real_size", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
+                 "iterations", "kernel_params_size", "length", "moves", "name", "params_at", "params_size", "patches",
+                 "pointers", "readers", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
     def __init__(self, function: Function, name: str, record: Record, layout: Sequence[Place]) -> None:
         parameters = function.parameters
@@ -64,9 +64,11 @@ class LaunchPlan:
         self.handles_at = HEADER.size + padded(len(record.layout))
         self.params_at = self.handles_at + 8 * pointers
         self.params_size = len(record.params)
-        self.real_size = max((offset + size for offset, size in parameters), default=0)
+        self.kernel_params_size = max((offset + size for offset, size in parameters), default=0)
         pairs = list(zip(split_nested(layout)[0], parameters, strict=True))
-        in_place = self.params_size == self.real_size and all(place[:2] == parameter for place, parameter in pairs)
+        in_place = self.params_size == self.kernel_params_size and all(
+            place[:2] == parameter for place, parameter in pairs
+        )
         self.moves = () if in_place else tuple((place.offset, *parameter) for place, parameter in pairs)
         self.integers = tuple(
             (place.offset, *integer_range(function.kinds[index], parameter[1]), index)
@@ -131,7 +133,7 @@ class LaunchPlan:
         """Returns the kernel's parameter block from the client's block."""
         if not self.moves:
             return bytearray(params)
-        block = bytearray(self.real_size)
+        block = bytearray(self.kernel_params_size)
         for source, target, size in self.moves:
             block[target : target + size] = params[source : source + size]
         return block
@@ -187,8 +189,8 @@ def plan_key(data: bytes, record: Record) -> bytes:
     """
     layout_size = len(record.layout)
     if record.extension is None:
-        return data[KEY_AT : HEADER.size + layout_size]
-    return b"extended" + data[KEY_AT : HEADER.size + EXTENSION.size + layout_size]
+        return data[KEY_OFFSET : HEADER.size + layout_size]
+    return b"extended" + data[KEY_OFFSET : HEADER.size + EXTENSION.size + layout_size]
 
 
 def check_layout(layout: Sequence[Place], params_size: int) -> str:

@@ -1,4 +1,4 @@
-"""Streams of a session by handle. Keeps track of their tracks, failures and collectives without walking the table."""
+"""Table of a session's streams, which lists their tracks, failures and collectives without a walk over all streams."""
 
 from __future__ import annotations
 

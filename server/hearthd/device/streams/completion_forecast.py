@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-LEAST = 2 << 20
+MIN_SIZE = 2 << 20
 """Smallest copy with a forecast, in bytes."""
 
-MOST = 8
+MAX_FORECASTS = 8
 """Most copies with a forecast at one time; a later copy completes after these anyway."""
 
 _MARGIN = 16
-_LEAST_MARGIN_S, _MOST_MARGIN_S = 20e-6, 250e-6
+_MIN_MARGIN_S, _MAX_MARGIN_S = 20e-6, 250e-6
 """The margin of a forecast is the copy's time divided by `_MARGIN`, within these bounds in seconds. The loop polls from
 one margin before the expected end until two margins after it."""
 
@@ -25,12 +25,12 @@ faster copy replaces the estimate, as no copy is faster than the link."""
 
 
 class CopyForecast:
-    """The forecast of one copy: completion is expected between `begins` and `ends`.
+    """The forecast of one copy: completion is expected between `window_start` and `window_end`.
 
-    `begins` is one `margin` before the expected end, `ends` two margins after it.
+    `window_start` is one `margin` before the expected end, `window_end` two margins after it.
     """
 
-    __slots__ = ("alone", "begins", "ends", "given", "margin", "size", "way")
+    __slots__ = ("alone", "direction", "margin", "size", "submitted_at", "window_end", "window_start")
 
     def __init__(
         self,
@@ -42,20 +42,20 @@ class CopyForecast:
         margin: float,
         short: float = 0.0,
     ) -> None:
-        self.way = direction
+        self.direction = direction
         self.size = size
-        self.given = submitted_at
+        self.submitted_at = submitted_at
         self.alone = alone
         """True if the copy may be used to measure the speed, because no other copy in its direction was under way."""
         self.margin = margin
-        self.begins = submitted_at if expected_end - submitted_at <= short else expected_end - margin
-        self.ends = expected_end + 2 * margin
+        self.window_start = submitted_at if expected_end - submitted_at <= short else expected_end - margin
+        self.window_end = expected_end + 2 * margin
 
 
 class CompletionForecast:
     """Forecasts for the copies of one device.
 
-    Copies in one direction (`way`) run one after another, and in parallel with those in other directions.
+    Copies in one direction run one after another, and in parallel with those in other directions.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class CompletionForecast:
 
         Returns None if the copy is small, or too many forecasts exist.
         """
-        if size < LEAST or len(self.under_way) >= MOST:
+        if size < MIN_SIZE or len(self.under_way) >= MAX_FORECASTS:
             return None
-        alone = all(other.way != direction for other in self.under_way)
+        alone = all(other.direction != direction for other in self.under_way)
         start = submitted_at if alone else max(submitted_at, self._free_at.get(direction, submitted_at))
         duration = size * self.pace(direction, size)  # infinite if no such copy has been measured
         if duration != math.inf:
             self._free_at[direction] = start + duration
-        margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, duration / _MARGIN))
+        margin = min(_MAX_MARGIN_S, max(_MIN_MARGIN_S, duration / _MARGIN))
         forecast = CopyForecast(direction, size, submitted_at, alone, start + duration, margin, self.short)
         self.under_way.append(forecast)
         return forecast
@@ -99,9 +99,12 @@ class CompletionForecast:
         self.under_way.remove(forecast)
         if not forecast.alone:
             return
-        key = forecast.way, forecast.size.bit_length()
-        duration = now - forecast.given
-        if forecast.begins not in (math.inf, forecast.given) and now <= forecast.begins + forecast.margin / 4:
+        key = forecast.direction, forecast.size.bit_length()
+        duration = now - forecast.submitted_at
+        if (
+            forecast.window_start not in (math.inf, forecast.submitted_at)
+            and now <= forecast.window_start + forecast.margin / 4
+        ):
             duration -= forecast.margin  # the copy was done before the first poll
         pace = max(duration, 0.0) / forecast.size
         measured = self._pace.get(key)
@@ -109,11 +112,14 @@ class CompletionForecast:
 
     def near_completion(self, now: float) -> bool:
         """True if a copy is likely to complete at time `now`."""
-        return any(forecast.begins <= now < forecast.ends for forecast in self.under_way)
+        return any(forecast.window_start <= now < forecast.window_end for forecast in self.under_way)
 
-    def ahead(self, now: float) -> float:
+    def seconds_until_next(self, now: float) -> float:
         """Returns the seconds until a copy is likely to complete; infinity if there is no forecast."""
-        return min((forecast.begins - now for forecast in self.under_way if forecast.begins > now), default=math.inf)
+        return min(
+            (forecast.window_start - now for forecast in self.under_way if forecast.window_start > now),
+            default=math.inf,
+        )
 
     def pace(self, direction: int, size: int) -> float:
         """Returns the seconds per byte of copies of this direction and magnitude.

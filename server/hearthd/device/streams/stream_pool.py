@@ -45,8 +45,8 @@ class StreamPool:
         self._polled_completions = 0
         """Value of `completions` at the last `poll`. A reap of a single track may find completions in between; `poll`
         reports those as well."""
-        self._timely = 0
-        """Value of `completions` when `ask` last noticed a completion."""
+        self._completions_at_track_poll = 0
+        """Value of `completions` when `poll_track` last noticed a completion."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[PooledStream] = []
@@ -62,30 +62,30 @@ class StreamPool:
         """
         track = track_choice.free_track(self.all, priority)
         if track is None:
-            self._look_after_kept()
+            self._reap_withheld()
             track = track_choice.free_track(self.all, priority)
         if track is None and track_choice.may_create(self.all, self._max, time.monotonic()):
             track = self._add(priority)
         track = track or track_choice.shared_track(self.all, priority)
         if track is None:
-            if bounded and len(self.all) >= track_choice.MOST * self._max:
-                raise self._all_kept_back()
+            if bounded and len(self.all) >= track_choice.MAX_FACTOR * self._max:
+                raise self._all_withheld()
             track = self._add(priority)
         if not track.users:
             track.timing = track.timing or TIME_NEXT
-            track.since = track.submitted
+            track.first_submitted = track.submitted
             self.set_barred(track, False)
         track.users += 1
         return track
 
-    def acquire_own(self) -> PooledStream:
+    def acquire_exclusive(self) -> PooledStream:
         """Returns a track that is not shared until it is released, even beyond the limit.
 
         Work on it waits for peers, and must neither delay other work nor wait for it.
         """
         track = track_choice.free_track(self.all, 0) or self._add(0)
         track.exclusive = True
-        track.since = track.submitted
+        track.first_submitted = track.submitted
         self.set_barred(track, False)
         track.users = 1
         return track
@@ -103,11 +103,11 @@ class StreamPool:
         track.users -= 1
         track.exclusive = False
         if not self.done(track):
-            self.on_complete(track, self.keep((track,)))
+            self.on_complete(track, self.withhold((track,)))
 
     # ---- withheld tracks ----
 
-    def keep(self, tracks: Collection[PooledStream]) -> Callback:
+    def withhold(self, tracks: Collection[PooledStream]) -> Callback:
         """Withholds the tracks from new users, because work on them may never end.
 
         The caller ends this by one call of the returned function.
@@ -129,13 +129,13 @@ class StreamPool:
         """Tracks withheld from reuse for long: work of a destroyed stream or closed session still runs."""
         return track_choice.long_withheld(self.all, time.monotonic())
 
-    def _look_after_kept(self) -> None:
+    def _reap_withheld(self) -> None:
         """Reaps the withheld tracks, whose work may be done by now."""
         for track in self.all:
             if track.hold_count and track.pending:
                 self.reap(track)
 
-    def _all_kept_back(self) -> Refusal:
+    def _all_withheld(self) -> Refusal:
         kernels = list(dict.fromkeys(self.in_flight()))
         names = listed(kernels)
         return Refusal(
@@ -146,7 +146,7 @@ class StreamPool:
             fix="give such launches a timeout, let them end before their stream is destroyed, use a dedicated session "
             '(isolation="dedicated"), or raise devices.max_streams',
             details={"streams": len(self.all), "max_streams": self._max, "kernels": names},
-            retry_after_s=track_choice.PATIENCE_S,
+            retry_after_s=track_choice.WITHHELD_GRACE_S,
         )
 
     # ---- launches that have to wait ----
@@ -164,7 +164,7 @@ class StreamPool:
         """
         track.barred = barred
         track.held = barred or self.held
-        track.stop = track.submitted + max_commands if max_commands != NEVER else NEVER
+        track.slice_limit = track.submitted + max_commands if max_commands != NEVER else NEVER
         track.requested = 0
 
     # ---- order of work ----
@@ -192,7 +192,7 @@ class StreamPool:
         The track waits for those users on the device.
         """
         if self.pending_outcomes.open:
-            self.pending_outcomes.spread(writes, reads)
+            self.pending_outcomes.propagate(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
@@ -209,7 +209,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if track.probe is not None and track.timing and self.timing.passed(track) and not window:
+        if track.probe is not None and track.timing and self.timing.skip(track) and not window:
             self.on_complete(track, _no_op)
         return self.ordering.step(track.index)
 
@@ -218,7 +218,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if self.timing.between(track, self.ordering.position(track.index)) and not window:
+        if self.timing.select(track, self.ordering.position(track.index)) and not window:
             self.on_complete(track, _no_op)
 
     def charge(self, track: PooledStream, more: int) -> None:
@@ -332,11 +332,11 @@ class StreamPool:
         if self.completions == self._polled_completions:
             return False
         self._polled_completions = self.completions
-        if self.completions != self._timely:
+        if self.completions != self._completions_at_track_poll:
             self.spin_policy.wait_ended(time.perf_counter())
         return True
 
-    def ask(self, track: PooledStream, seconds: float) -> None:
+    def poll_track(self, track: PooledStream, seconds: float) -> None:
         """Polls one track until its pending work is done, for at most `seconds` and while the spin policy allows it."""
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         deadline = time.perf_counter() + seconds
@@ -346,7 +346,7 @@ class StreamPool:
             elif (now := time.perf_counter()) > deadline or not spins(now):
                 return
         self.spin_policy.wait_ended(time.perf_counter())
-        self._timely = self.completions
+        self._completions_at_track_poll = self.completions
 
     @property
     def has_completions(self) -> bool:
@@ -360,7 +360,7 @@ class StreamPool:
         return self._watched.any_done
 
     @property
-    def awaits(self) -> bool:
+    def should_poll(self) -> bool:
         """True if work under way may complete within moments and the backend does not notify of completions."""
         if self.notified:
             return False
@@ -374,7 +374,7 @@ class StreamPool:
     def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
-        For less than a millisecond, it is better to poll `has_completions` while `awaits` is true.
+        For less than a millisecond, it is better to poll `has_completions` while `should_poll` is true.
         """
         if self.completions != self._polled_completions:
             return 0.0
@@ -383,7 +383,7 @@ class StreamPool:
         if self.notified:  # the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self.spin_policy.sleep(now), self.forecast.ahead(now))
+        return min(self.spin_policy.sleep(now), self.forecast.seconds_until_next(now))
 
     def reap(self, track: PooledStream) -> bool:
         """Runs the callbacks of completed work on one track. Returns True if the track accepts more commands."""
@@ -400,10 +400,10 @@ class StreamPool:
         track.done_position = position
         self.completions += 1
         if track.probe is not None:
-            self.timing.reached(track, position)
+            self.timing.completed(track, position)
         callback()
         if not track.pending:
-            self.timing.rested(track)
+            self.timing.became_idle(track)
             if self.done(track):
                 self.live.pop(track, None)
 

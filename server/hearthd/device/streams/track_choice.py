@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-PATIENCE_S = 1.0
+WITHHELD_GRACE_S = 1.0
 """Seconds for which a withheld track counts toward the limit, because its work will probably be done soon. After that,
 a new track may replace it."""
 
-MOST = 2
+MAX_FACTOR = 2
 """Limit of all tracks for streams that clients create, as a multiple of the configured limit of tracks."""
 
 
@@ -61,7 +61,7 @@ def may_create(tracks: Sequence[ChoosableStream], limit: int, now: float) -> boo
 
     Tracks that were withheld for long do not count toward `limit`.
     """
-    return len(tracks) - len(long_withheld(tracks, now)) < limit and len(tracks) < MOST * limit
+    return len(tracks) - len(long_withheld(tracks, now)) < limit and len(tracks) < MAX_FACTOR * limit
 
 
 def shared_track(tracks: Sequence[C], priority: int) -> C | None:
@@ -75,5 +75,5 @@ def shared_track(tracks: Sequence[C], priority: int) -> C | None:
 
 
 def long_withheld(tracks: Sequence[C], now: float) -> list[C]:
-    """Returns the tracks that have been withheld for at least `PATIENCE_S`."""
-    return [track for track in tracks if track.hold_count and now - track.withheld_since >= PATIENCE_S]
+    """Returns the tracks that have been withheld for at least `WITHHELD_GRACE_S`."""
+    return [track for track in tracks if track.hold_count and now - track.withheld_since >= WITHHELD_GRACE_S]

@@ -21,7 +21,7 @@ class WatchedEvents:
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
         self._watched: list[tuple[Event, Callback, float, Callback]] = []
-        self._held: dict[Event, int] = {}
+        self._hold_counts: dict[Event, int] = {}
         self._retired: set[Event] = set()
 
     def __bool__(self) -> bool:
@@ -66,22 +66,22 @@ class WatchedEvents:
 
     def hold(self, event: Event) -> None:
         """Prevents the release of the event; each call must be matched by one call of `drop`."""
-        self._held[event] = self._held.get(event, 0) + 1
+        self._hold_counts[event] = self._hold_counts.get(event, 0) + 1
 
     def drop(self, event: Event) -> None:
         """Ends one `hold`. The last one releases the event if it was retired."""
-        remaining = self._held[event] - 1
+        remaining = self._hold_counts[event] - 1
         if remaining:
-            self._held[event] = remaining
+            self._hold_counts[event] = remaining
             return
-        del self._held[event]
+        del self._hold_counts[event]
         if event in self._retired:
             self._retired.discard(event)
             self._server.release_event(event)
 
     def retire(self, event: Event) -> None:
         """Releases an event as soon as it is no longer watched."""
-        if event in self._held:
+        if event in self._hold_counts:
             self._retired.add(event)
         else:
             self._server.release_event(event)
