@@ -184,9 +184,9 @@ class Memberships:
         if group:
             # The coordinator of another group does not know this group's order: on one track for both, each could wait
             # for the other.
-            track, lane = tracks.acquire_own(), LaunchOrder[Any]()
+            track, lane = tracks.acquire_exclusive(), LaunchOrder[Any]()
         else:
-            self._shared = self._shared or (tracks.acquire_own(), LaunchOrder[Any]())
+            self._shared = self._shared or (tracks.acquire_exclusive(), LaunchOrder[Any]())
             track, lane = self._shared
         self._live[comm] = Membership(comm, communicator, track, lane, group)
         self._send({"op": "joined", "comm": comm})

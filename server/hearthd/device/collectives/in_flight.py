@@ -73,7 +73,7 @@ class InFlightCollective:
             return
         spoiled = dict.fromkeys(self._destinations)
         spoiled.update(
-            (buffer, None) for buffer in self.origin.session.buffers.items.values() if outcome in buffer.usage.behind
+            (buffer, None) for buffer in self.origin.session.buffers.items.values() if outcome in buffer.usage.outcomes
         )
         origin = self.origin
         # otherwise its source had failed, which is its error; it ran only so that the other ranks could

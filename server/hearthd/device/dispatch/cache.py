@@ -15,17 +15,17 @@ from hearthd.device.dispatch.plan import DispatchPlan
 from hearthd.device.launch.arguments import dim, pack_arguments, value_bytes
 from hearthd.device.session.launch_plan import plan_key
 
-MOST = 256
+MAX_DISPATCHES = 256
 """Most dispatches in the cache."""
 
-LONGEST = 2 << 10
+MAX_COMMAND_BYTES = 2 << 10
 """Largest cached command, in bytes without its inputs."""
 
-Likeness = tuple[bytes, tuple[int, ...]]
+CacheKey = tuple[bytes, tuple[int, ...]]
 """Cache key: the command's bytes without inputs and values, and the sizes of the inputs."""
 
 
-class KnownDispatch(NamedTuple):
+class CachedDispatch(NamedTuple):
     """Plan of a dispatch. It refers to objects by handle only, so it can serve every session."""
 
     plan: DispatchPlan
@@ -46,20 +46,20 @@ class KnownDispatch(NamedTuple):
         return self.first._replace(stream=stream, params=bytes(params))
 
 
-class KnownDispatches:
+class DispatchCache:
     """The cache. Device-handle thread only."""
 
-    def __init__(self, most: int = MOST) -> None:
-        """`most`: dispatches in the cache."""
-        self._most = most
-        self._known: dict[Likeness, KnownDispatch] = {}
+    def __init__(self, max_dispatches: int = MAX_DISPATCHES) -> None:
+        """`max_dispatches` is the largest number of dispatches in the cache."""
+        self._max_dispatches = max_dispatches
+        self._entries: dict[CacheKey, CachedDispatch] = {}
 
-    def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[Likeness, KnownDispatch | None]:
+    def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[CacheKey, CachedDispatch | None]:
         """Returns the command's likeness, which `add` takes, and the known dispatch with that likeness or None."""
-        likeness = _likeness(command, inputs)
-        return likeness, self._known.get(likeness)
+        cache_key = _cache_key(command, inputs)
+        return cache_key, self._entries.get(cache_key)
 
-    def add(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
+    def add(self, cache_key: CacheKey, command: commands_pb2.Dispatch, plan: DispatchPlan) -> CachedDispatch:
         """Adds a valid command to the cache, and returns its entry.
 
         Raises Refusal(LAUNCH_INVALID) if its parameters are too large.
@@ -78,7 +78,7 @@ class KnownDispatches:
             params=params,
         )
         places = unpack_layout(layout)
-        known = KnownDispatch(
+        entry = CachedDispatch(
             plan._replace(arguments=[]),  # without the arguments, which would keep the whole command in memory
             record,
             plan_key(pack(record), record),
@@ -89,21 +89,21 @@ class KnownDispatches:
                 if argument.WhichOneof("value") in ("raw", "int64")
             ),
         )
-        if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number in each command
-            if len(self._known) >= self._most:
-                self._known.clear()
-            self._known[likeness] = known
-        return known
+        if len(cache_key[0]) <= MAX_COMMAND_BYTES and not plan.transfers:  # transfers have a new number in each command
+            if len(self._entries) >= self._max_dispatches:
+                self._entries.clear()
+            self._entries[cache_key] = entry
+        return entry
 
 
-def _likeness(command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> Likeness:
-    like = commands_pb2.Dispatch()
-    like.CopyFrom(command)
-    for binding, data in zip(like.bindings, inputs, strict=True):
+def _cache_key(command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> CacheKey:
+    stripped = commands_pb2.Dispatch()
+    stripped.CopyFrom(command)
+    for binding, data in zip(stripped.bindings, inputs, strict=True):
         if data:
             binding.ClearField("data")
         elif binding.HasField("value") and binding.value.HasField("raw"):
             binding.value.raw = bytes(len(binding.value.raw))
         elif binding.HasField("value") and binding.value.HasField("int64"):
             binding.value.int64 = 0
-    return like.SerializeToString(), tuple(map(len, inputs))
+    return stripped.SerializeToString(), tuple(map(len, inputs))

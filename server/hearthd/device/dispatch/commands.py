@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.dispatch.cache import KnownDispatches
+from hearthd.device.dispatch.cache import DispatchCache
 from hearthd.device.dispatch.plan import BindingFailure, PointerTarget, named_transfers, read_bindings, refuse
 from hearthd.device.dispatch.run import DispatchResources, DispatchRun, TransientSlot
 from hearthd.device.launch.binder import Pointer, split
@@ -20,7 +20,7 @@ class DispatchCommands:
 
     def __init__(self, resources: DispatchResources) -> None:
         self._resources = resources
-        self._known = KnownDispatches()
+        self._cache = DispatchCache()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
         """Returns the operation of a dispatch.
@@ -39,15 +39,18 @@ class DispatchCommands:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a dispatch needs a request number", fix="set Command.request")
         inputs = [binding.data for binding in command.bindings]
-        likeness, known = self._known.find(command, inputs)
+        cache_key, cached = self._cache.find(command, inputs)
         plan, failures = (
             read_bindings(command, inputs, self._resources.device.spec.max_inline_bytes)
-            if known is None
-            else (known.plan, [])
+            if cached is None
+            else (cached.plan, [])
         )
         device = self._resources.device
-        slots = {what.binding: TransientSlot(device, origin, what, inputs[what.binding]) for what in plan.transients}
-        pointers = _pointers(session, plan.pointed, slots, failures)
+        slots = {
+            transient.binding: TransientSlot(device, origin, transient, inputs[transient.binding])
+            for transient in plan.transients
+        }
+        pointers = _pointers(session, plan.pointer_targets, slots, failures)
         entry = session.functions.get(command.function)
         if entry is None:
             unknown = session.functions.unknown(command.function)
@@ -55,14 +58,14 @@ class DispatchCommands:
         origin.name = f"dispatch {entry.name}"
         if failures:
             raise refuse(entry.name, failures)
-        if known is None:
-            known = self._known.add(likeness, command, plan)
+        if cached is None:
+            cached = self._cache.add(cache_key, command, plan)
         run = DispatchRun(
             self._resources,
             origin,
             entry,
-            known.record(command, origin.stream.handle),
-            known.key,
+            cached.record(command, origin.stream.handle),
+            cached.key,
             pointers,
             list(slots.values()),
             plan.iterations,
@@ -70,7 +73,7 @@ class DispatchCommands:
         )
         run.arrived_ns = arrived_ns
         run.claim_transfers()
-        written, read = split(pointers, known.read_only)
+        written, read = split(pointers, cached.read_only)
         operation = Operation(
             origin,
             run.step,
@@ -94,13 +97,13 @@ class DispatchCommands:
 
 def _pointers(
     session: DeviceSession,
-    pointed: Sequence[PointerTarget],
+    pointer_targets: Sequence[PointerTarget],
     slots: dict[int, TransientSlot],
     failures: list[BindingFailure],
 ) -> list[Pointer]:
     """Returns the targets of the kernel's pointers, in order. Appends unknown handles to `failures`."""
     pointers: list[Pointer] = []
-    for binding, handle, tensor_map in pointed:
+    for binding, handle, tensor_map in pointer_targets:
         if binding in slots:
             pointers.append(slots[binding].buffer)
             continue

@@ -40,10 +40,10 @@ class TransientBuffer(NamedTuple):
     binding: int
     """Index of the binding."""
     size: int
-    brings: bool
+    has_input: bool
     """True if the buffer is filled from the host; otherwise it is cleared."""
     upload: int
-    returns: bool
+    has_output: bool
     offset: int
     length: int
     download: int
@@ -66,7 +66,7 @@ class DispatchPlan(NamedTuple):
 
     arguments: list[commands_pb2.Argument]
     transients: list[TransientBuffer]
-    pointed: list[PointerTarget]
+    pointer_targets: list[PointerTarget]
     """Targets of the pointers, in the order of the parameters."""
     iterations: int
 
@@ -86,31 +86,31 @@ def read_bindings(
     failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[TransientBuffer] = []
-    pointed: list[PointerTarget] = []
+    pointer_targets: list[PointerTarget] = []
     for index, (binding, data) in enumerate(zip(command.bindings, inputs, strict=True)):
-        wrong = [] if is_plain(binding, data) else check_binding(index, binding, data)
-        failures += wrong
+        faults = [] if is_plain(binding, data) else check_binding(index, binding, data)
+        failures += faults
         if binding.role == Binding.ROLE_VALUE:
             value = binding.value
             arguments.append(value)
             if value.HasField("pointer"):
-                pointed.append(PointerTarget(index, value.pointer.buffer))
+                pointer_targets.append(PointerTarget(index, value.pointer.buffer))
             elif value.HasField("tensor_map"):
-                pointed.append(PointerTarget(index, value.tensor_map, tensor_map=True))
+                pointer_targets.append(PointerTarget(index, value.tensor_map, tensor_map=True))
             elif value.HasField("structure"):
-                pointed += [PointerTarget(index, field.pointer.buffer) for field in value.structure.pointers]
+                pointer_targets += [PointerTarget(index, field.pointer.buffer) for field in value.structure.pointers]
             continue
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
-        if not wrong:
-            pointed.append(PointerTarget(index, 0))
+        if not faults:
+            pointer_targets.append(PointerTarget(index, 0))
             transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
         failures.append(
             BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel must be launched at least once")
         )
-    inline = sum(slot.length for slot in transients if slot.returns and not slot.download)
+    inline = sum(slot.length for slot in transients if slot.has_output and not slot.download)
     if inline > max_inline_bytes:
         failures.append(
             BindingFailure(
@@ -119,7 +119,7 @@ def read_bindings(
                 "name a download for the large ones",
             )
         )
-    plan = DispatchPlan(arguments, transients, pointed, iterations)
+    plan = DispatchPlan(arguments, transients, pointer_targets, iterations)
     transfers = plan.transfers
     if len(transfers) != len(set(transfers)):
         for number, times in Counter(transfers).items():
@@ -168,22 +168,22 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
         role = Binding.Role.Name(binding.role)
     except ValueError:
         role = str(binding.role)
-    known = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
-    if binding.role not in known:
+    known_roles = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
+    if binding.role not in known_roles:
         return [_invalid(index, f"has the role {role}; it must be one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
-    wrong: list[BindingFailure] = []
-    for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
-        wrong.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
+    faults: list[BindingFailure] = []
+    for field in sorted(_set_fields(binding, data) - _FIELDS[binding.role]):
+        faults.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
     if binding.role == Binding.ROLE_VALUE:
         if binding.value.WhichOneof("value") is None:
-            wrong.append(_invalid(index, "is a VALUE without a value"))
-        return wrong
+            faults.append(_invalid(index, "is a VALUE without a value"))
+        return faults
     if binding.role != Binding.ROLE_OUTPUT:
-        wrong += _check_input(index, binding, data)
+        faults += _check_input(index, binding, data)
     if binding.role != Binding.ROLE_INPUT:
-        wrong += _check_range(index, binding)
-    return wrong
+        faults += _check_range(index, binding)
+    return faults
 
 
 def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
@@ -218,27 +218,27 @@ _FIELDS = {
 _AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
 
 
-def _given(binding: Binding, data: bytes) -> set[str]:
+def _set_fields(binding: Binding, data: bytes) -> set[str]:
     """Returns the names of the fields that are set; both fields of a range count as "range"."""
-    given = {"value"} if binding.HasField("value") else set()
+    fields = {"value"} if binding.HasField("value") else set()
     if binding.range_offset or binding.HasField("range_size"):
-        given.add("range")
+        fields.add("range")
     if data:
-        given.add("data")
-    return given | {field for field in ("size", "upload", "download") if getattr(binding, field)}
+        fields.add("data")
+    return fields | {field for field in ("size", "upload", "download") if getattr(binding, field)}
 
 
 def _transient(index: int, binding: Binding) -> TransientBuffer:
     length = binding.range_size if binding.HasField("range_size") else binding.size - binding.range_offset
-    returns = binding.role != Binding.ROLE_INPUT
+    has_output = binding.role != Binding.ROLE_INPUT
     return TransientBuffer(
         binding=index,
         size=binding.size,
-        brings=binding.role != Binding.ROLE_OUTPUT,
+        has_input=binding.role != Binding.ROLE_OUTPUT,
         upload=binding.upload,
-        returns=returns,
+        has_output=has_output,
         offset=binding.range_offset,
-        length=length if returns else 0,
+        length=length if has_output else 0,
         download=binding.download,
     )
 

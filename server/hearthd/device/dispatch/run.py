@@ -27,7 +27,7 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
-from hearthd.device.graphs.repeat import TURN
+from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
@@ -44,7 +44,7 @@ from hearthd.device.transfers.transfers import Transfers
 
 CLEAR = b"\0"
 
-ASK_FROM = 16 << 20
+CHECK_FROM = 16 << 20
 """Smallest size, in bytes, for which the free memory of the device is checked before an allocation. For smaller sizes
 the check costs more than it can save, as the pool refuses a reservation as a whole."""
 
@@ -52,27 +52,27 @@ the check costs more than it can save, as the pool refuses a reservation as a wh
 class TransientSlot:
     """A transient buffer: its binding, its memory, and the paths of its bytes.
 
-    `into` and `out_of` are used if there is no page-locked memory.
+    `direct_upload` and `direct_download` are used if there is no page-locked memory.
     """
 
-    __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
+    __slots__ = ("buffer", "data", "direct_download", "direct_upload", "download", "output", "transient", "upload")
 
-    def __init__(self, device: DeviceContext, origin: Origin, what: TransientBuffer, data: bytes) -> None:
-        self.what = what
+    def __init__(self, device: DeviceContext, origin: Origin, transient: TransientBuffer, data: bytes) -> None:
+        self.transient = transient
         self.data = data
         """The input, if it was sent inside the message; otherwise empty."""
-        self.buffer = Buffer(0, what.size)
+        self.buffer = Buffer(0, transient.size)
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
         self.output = b""
-        self.into = DirectCopies(device, origin, self.buffer, RowLayout(0, what.size))
-        self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(what.offset, what.length))
+        self.direct_upload = DirectCopies(device, origin, self.buffer, RowLayout(0, transient.size))
+        self.direct_download = DirectCopies(device, origin, self.buffer, RowLayout(transient.offset, transient.length))
 
-    def place(self, reservation: Reservation, offset: int) -> None:
+    def assign(self, reservation: Reservation, offset: int) -> None:
         """Assigns the buffer its reservation and its address."""
         self.buffer.reservation = reservation
-        self.buffer.address = self.into.address = reservation.memory.address + offset
-        self.out_of.address = self.buffer.address + self.what.offset
+        self.buffer.address = self.direct_upload.address = reservation.memory.address + offset
+        self.direct_download.address = self.buffer.address + self.transient.offset
 
 
 class DispatchResources(NamedTuple):
@@ -111,30 +111,30 @@ class DispatchRun:
         self._slots = slots
         self._timed = timed
         self._incoming = slots
-        self._outgoing = [slot for slot in slots if slot.what.returns]
+        self._outgoing = [slot for slot in slots if slot.transient.has_output]
         self._fetched: list[tuple[TransientSlot, HostBuffer]] = []
         """Outputs that are being copied to the host, for whose completion no callback is registered yet."""
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, resources.memory.reservations, origin.session, self._reserve
         )
         self._bound: BoundLaunch | None = None
-        self._left = iterations
+        self._remaining = iterations
         self._stages = [self._prepare, self._upload, self._launch, self._download]
         self._up, self._kernel, self._down = (
             Stopwatch(device.server, device.tracks, self._track, timed) for _ in range(3)
         )
         self.arrived_ns = 0
-        self._handed_ns = 0
+        self._submitted_ns = 0
 
     def claim_transfers(self) -> None:
         """Claims all transfers that the dispatch names, or none. Raises Refusal."""
         session, transfers = self._origin.session, self._resources.transfers
         try:
             for slot in self._slots:
-                if slot.what.upload:
-                    slot.upload = transfers.uploads.expect(session, slot.what.upload, "dispatch")
-                if slot.what.download:
-                    slot.download = transfers.downloads.promise(session, slot.what.download, "dispatch")
+                if slot.transient.upload:
+                    slot.upload = transfers.uploads.expect(session, slot.transient.upload, "dispatch")
+                if slot.transient.download:
+                    slot.download = transfers.downloads.promise(session, slot.transient.download, "dispatch")
         except Refusal as refusal:
             self.cancel(refusal)
             raise
@@ -154,14 +154,14 @@ class DispatchRun:
         """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
-        self._keep_soon()
+        self._save_outputs_soon()
         session = self._origin.session
         for slot in self._slots:
             self._release(slot)
-            if slot.upload is not None and session.uploads.get(slot.what.upload) is slot.upload:
-                self._resources.transfers.abort(session, slot.what.upload, refusal)
-            if slot.download is not None and session.downloads.get(slot.what.download) is slot.download:
-                self._resources.transfers.abort(session, slot.what.download, refusal)
+            if slot.upload is not None and session.uploads.get(slot.transient.upload) is slot.upload:
+                self._resources.transfers.abort(session, slot.transient.upload, refusal)
+            if slot.download is not None and session.downloads.get(slot.transient.download) is slot.download:
+                self._resources.transfers.abort(session, slot.transient.download, refusal)
 
     # ---- the stages ----
 
@@ -195,44 +195,46 @@ class DispatchRun:
             return
         device = self._device
         alignment = device.server.properties.memory_alignment
-        sizes = [-(-slot.what.size // alignment) * alignment for slot in self._slots]
-        *places, required = accumulate(sizes, initial=0)
-        if required >= ASK_FROM:
+        sizes = [-(-slot.transient.size // alignment) * alignment for slot in self._slots]
+        *offsets, required = accumulate(sizes, initial=0)
+        if required >= CHECK_FROM:
             check_budget(required, device.server.memory_info(), device.spec.memory_limit)
         buffers = [slot.buffer for slot in self._slots]
         reservation = self._resources.memory.reservations.allocate(self._origin.session, required, self._track, buffers)
-        for slot, place in zip(self._slots, places, strict=True):
-            slot.place(reservation, place)
+        for slot, offset in zip(self._slots, offsets, strict=True):
+            slot.assign(reservation, offset)
 
     def _upload(self) -> bool:
         try:
-            self._incoming = [slot for slot in self._incoming if not self._bring(slot)]
+            self._incoming = [slot for slot in self._incoming if not self._fill(slot)]
         finally:
             self._up.stop()
         return not self._incoming
 
-    def _bring(self, slot: TransientSlot) -> bool:
+    def _fill(self, slot: TransientSlot) -> bool:
         """Fills the buffer. Returns True once it is filled completely."""
-        what = slot.what
+        transient = slot.transient
         if slot.upload is not None:
-            put = partial(self._put, slot)
+            put = partial(self._upload_part, slot)
             return self._resources.transfers.uploads.receive(
-                self._origin, what.upload, slot.upload, what.size, put, slot.into
+                self._origin, transient.upload, slot.upload, transient.size, put, slot.direct_upload
             )
-        if not what.size:
+        if not transient.size:
             return True
         if self._track.full:
             return False
-        if not what.brings:
+        if not transient.has_input:
             self._clear(slot.buffer)
             return True
-        host = self._host(what.size, slot.into)
+        host = self._host(transient.size, slot.direct_upload)
         if host is not None:
-            host.view[: what.size] = slot.data
-            self._put(slot, host, 0, what.size)
-        elif not self._without(what.size, slot.into) or not slot.into.write(0, memoryview(slot.data)):
+            host.view[: transient.size] = slot.data
+            self._upload_part(slot, host, 0, transient.size)
+        elif not self._uses_direct_copy(transient.size, slot.direct_upload) or not slot.direct_upload.write(
+            0, memoryview(slot.data)
+        ):
             return False
-        self._device.telemetry.upload_inline_bytes += what.size
+        self._device.telemetry.upload_inline_bytes += transient.size
         return True
 
     def _clear(self, buffer: Buffer) -> None:
@@ -247,10 +249,10 @@ class DispatchRun:
         """Returns page-locked memory for a copy; None if the copy must wait or be made without it."""
         return None if direct.asked else self._device.staging.find(size, self._origin.session)
 
-    def _without(self, size: int, direct: DirectCopies) -> bool:
+    def _uses_direct_copy(self, size: int, direct: DirectCopies) -> bool:
         return direct.asked or self._device.staging.refusal(size) is not None
 
-    def _put(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
+    def _upload_part(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._up.start()
         self._resources.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
 
@@ -261,20 +263,20 @@ class DispatchRun:
             return False
         if self._timed:  # waiting for other streams must not count as time of the kernel
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
-        turn = TURN
+        quota = MAX_PER_ITERATION
         try:
-            while self._left and turn and not self._track.closed:
+            while self._remaining and quota and not self._track.closed:
                 self._kernel.start()
-                times = min(self._left, turn, WINDOW, self._track.room)
-                self._resources.binder.issue(self._origin.stream, bound, times)
-                self._left -= times
-                turn -= times
+                count = min(self._remaining, quota, WINDOW, self._track.room)
+                self._resources.binder.issue(self._origin.stream, bound, count)
+                self._remaining -= count
+                quota -= count
         finally:
             self._kernel.stop()
-        if self._left:
+        if self._remaining:
             return False
         for slot in self._slots:
-            if not slot.what.returns:
+            if not slot.transient.has_output:
                 self._release(slot)
         return True
 
@@ -284,54 +286,60 @@ class DispatchRun:
         finally:
             self._down.stop()
         if self._outgoing:
-            self._keep_soon()  # the remaining outputs may be waiting for this memory
+            self._save_outputs_soon()  # the remaining outputs may be waiting for this memory
             return False
-        self._handed_ns = time.perf_counter_ns()
+        self._submitted_ns = time.perf_counter_ns()
         pending_outcomes = self._device.tracks.pending_outcomes
-        outcomes = [each for slot in self._slots for each in pending_outcomes.of_buffer(slot.buffer.usage)]
+        outcomes = [outcome for slot in self._slots for outcome in pending_outcomes.of_buffer(slot.buffer.usage)]
         if outcomes:
-            self._keep_soon()  # the outcomes may take long to become known
+            self._save_outputs_soon()  # the outcomes may take long to become known
         self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
         return True
 
     def _fetch(self, slot: TransientSlot) -> bool:
         """Submits the copy of an output to the host. Returns True once all of it is submitted."""
-        what = slot.what
+        transient = slot.transient
         if slot.download is not None:
-            take = partial(self._take, slot)
+            take = partial(self._download_part, slot)
             send = self._resources.transfers.downloads.send
-            if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
+            if not send(
+                self._origin, transient.download, slot.download, transient.length, take, direct=slot.direct_download
+            ):
                 return False
-        elif what.length:
+        elif transient.length:
             if self._track.full:
                 return False
-            host = self._host(what.length, slot.out_of)
+            host = self._host(transient.length, slot.direct_download)
             if host is not None:
-                self._take(slot, host, 0, what.length)
+                self._download_part(slot, host, 0, transient.length)
                 self._fetched.append((slot, host))
             else:
-                data = slot.out_of.read(0, what.length) if self._without(what.length, slot.out_of) else None
+                data = (
+                    slot.direct_download.read(0, transient.length)
+                    if self._uses_direct_copy(transient.length, slot.direct_download)
+                    else None
+                )
                 if data is None:
                     return False
                 slot.output = data
-            self._device.telemetry.download_inline_bytes += what.length
+            self._device.telemetry.download_inline_bytes += transient.length
         self._release(slot)
         return True
 
-    def _take(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
+    def _download_part(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._down.start()
-        address = slot.buffer.address + slot.what.offset + at
+        address = slot.buffer.address + slot.transient.offset + at
         self._resources.copies.download(self._origin, slot.buffer, address, host, size)
 
-    def _keep_soon(self) -> None:
+    def _save_outputs_soon(self) -> None:
         """Copies outputs out of page-locked memory as soon as they have arrived, possibly before the answer."""
         fetched, self._fetched = self._fetched, []
         if fetched:
-            self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
+            self._device.tracks.on_complete(self._track, partial(self._save_outputs, fetched))
 
-    def _keep(self, fetched: Sequence[tuple[TransientSlot, HostBuffer]]) -> None:
+    def _save_outputs(self, fetched: Sequence[tuple[TransientSlot, HostBuffer]]) -> None:
         for slot, host in fetched:
-            slot.output = bytes(host.view[: slot.what.length])
+            slot.output = bytes(host.view[: slot.transient.length])
             self._device.staging.release(host)
 
     # ---- completion ----
@@ -341,19 +349,19 @@ class DispatchRun:
 
     def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
         """Answers the dispatch. `outcomes` belong to collectives whose results its kernel used."""
-        self._keep(self._fetched)
-        failure = next((each.failure for each in outcomes if each.failure is not None), None)
+        self._save_outputs(self._fetched)
+        failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
         if failure is not None:
             self._origin.skip(failure, ())
             return
-        outputs = [slot for slot in self._slots if slot.what.returns]
+        outputs = [slot for slot in self._slots if slot.transient.has_output]
         now = time.perf_counter_ns()
         result = commands_pb2.DispatchResult(
             outputs=[slot.output for slot in outputs],
-            sizes=[slot.what.length for slot in outputs],
+            sizes=[slot.transient.length for slot in outputs],
             wall_ns=now - self.arrived_ns,
-            enqueue_ns=self._handed_ns - self.arrived_ns,
-            wait_ns=now - self._handed_ns,
+            enqueue_ns=self._submitted_ns - self.arrived_ns,
+            wait_ns=now - self._submitted_ns,
         )
         if self._timed:
             result.upload_ns = self._up.elapsed_ns

@@ -233,7 +233,7 @@ class Snapshot:
         place = part.areas.at(part.which) + part.given - size
         self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
         arrived = partial(self._arrived, file, part, host, size, place, ahead)
-        device.tracks.on_complete(track, device.tracks.pending_outcomes.settled(buffer.usage, arrived))
+        device.tracks.on_complete(track, device.tracks.pending_outcomes.when_settled(buffer.usage, arrived))
         return True
 
     def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
@@ -339,7 +339,7 @@ class Snapshot:
                 durable.line.remove(self)
         if self._track is not None:
             for durable in self._durables:
-                durable.buffer.usage.read_by(self._track.index, self._track.done_position)
+                durable.buffer.usage.discard_reads(self._track.index, self._track.done_position)
         if self._lent is not None:
             self._store.return_track(self._lent)
         behind, self._behind = self._behind, []

@@ -24,11 +24,11 @@ class InlineAnswer:
         "_acknowledged",
         "_batch",
         "_device",
+        "_follower",
         "_replies",
         "_request",
         "_stream",
-        "_then",
-        "over",
+        "is_done",
         "refusal",
         "size",
     )
@@ -56,9 +56,9 @@ class InlineAnswer:
         self._request = request
         self._acknowledged = False
         """True once the acknowledgement has been sent."""
-        self._then: Callback | None = None
+        self._follower: Callback | None = None
         """Callback that is called after the answer; used by a Sync that waits for nothing else."""
-        self.over = False
+        self.is_done = False
         self.size = size
         """Number of bytes that are copied."""
         self.refusal: Refusal | None = None
@@ -73,14 +73,14 @@ class InlineAnswer:
         """The track that the copy runs on."""
         return self._stream.track
 
-    def follow(self, then: Callback) -> bool:
-        """Calls `then` as soon as this command is answered, so that one message carries both answers.
+    def follow(self, callback: Callback) -> bool:
+        """Calls `callback` as soon as this command is answered, so that one message carries both answers.
 
         Returns False if the command already has a follower, or is over.
         """
-        if self.over or self._then is not None:
+        if self.is_done or self._follower is not None:
             return False
-        self._then = then
+        self._follower = callback
         return True
 
     def _send(self, answer: bytes) -> None:
@@ -89,11 +89,11 @@ class InlineAnswer:
         if device.output.suspects:
             device.output.settle(channel)
         if self._acknowledged:
-            device.outbox.now(channel, answer, self._then is None and not self._stream.track.pending)
+            device.outbox.now(channel, answer, self._follower is None and not self._stream.track.pending)
         else:
             batch.answer(device.outbox, answer)
-        if self._then is not None:
-            self._then()
+        if self._follower is not None:
+            self._follower()
 
     def delay_answer(self) -> None:
         """Acknowledges the executed batch ahead of the answer, so that other frames may be sent in between."""
@@ -102,7 +102,7 @@ class InlineAnswer:
 
     def fail(self, refusal: Refusal) -> None:
         """Answers with a refusal. The part of the copy that the driver accepted may still be under way."""
-        self.over = True
+        self.is_done = True
         self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
         self.delay_answer()
@@ -115,8 +115,8 @@ def latest(track: PooledStream, position: int) -> InlineAnswer | None:
     """
     if not track.pending or track.pending[-1][0] != position:  # the track has later work
         return None
-    found = getattr(track.pending[-1][2], "__self__", None)
-    return found if isinstance(found, InlineAnswer) else None
+    command = getattr(track.pending[-1][2], "__self__", None)
+    return command if isinstance(command, InlineAnswer) else None
 
 
 def is_unobstructed(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
@@ -126,6 +126,6 @@ def is_unobstructed(device: DeviceContext, stream: LogicalStream, buffer: Buffer
         or buffer.failure is not None
         or buffer.lost is not None
         or offset + size > buffer.size
-        or stream.track.stop != NEVER
+        or stream.track.slice_limit != NEVER
         or device.tracks.pending_outcomes.open
     )

@@ -21,8 +21,8 @@ class InlineSync:
     The acknowledgement is sent together with the answer, unless the answer is delayed.
     """
 
-    __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
-                 "signalled")  # fmt: skip
+    __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream",
+                 "is_done", "signalled")  # fmt: skip
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class InlineSync:
         self._answer = plain_batch.done(plain.request)
         self._origin: Origin | None = None
         self._began = time.perf_counter_ns()
-        self.over = False
+        self.is_done = False
         self.signalled: Segment | None = None
         """The segment in which the device signals the end of the work; None without a signal."""
 
@@ -59,7 +59,7 @@ class InlineSync:
 
     def end(self) -> None:
         """Answers the command, because the work that it waited for is done."""
-        self.over = True
+        self.is_done = True
         device, stream, session = self._device, self._stream, self._batch.session
         failed: Iterable[LogicalStream] = ()
         if self._plain.all_streams:

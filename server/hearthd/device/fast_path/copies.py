@@ -29,10 +29,10 @@ from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segments import Segments
 
-MOST = 512
+MAX_CACHED = 512
 """Most commands whose operands are cached."""
 
-LONGEST = 128
+MAX_COMMAND_BYTES = 128
 """Largest cached command, in bytes; such a command carries no data."""
 
 
@@ -60,103 +60,105 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
-        self.most = MOST
-        """Commands that are known by their bytes."""
+        self.max_cached = MAX_CACHED
         self.resolved: dict[bytes, SegmentOperands] = {}
+        """Operands of the cached commands, by the command's bytes without the request number."""
         self._began = 0.0
         """Time at which the latest copy was submitted, in seconds."""
         self._alone = False
         """True if the stream was idle before the latest copy."""
 
-    def known(self, found: LoneCopy) -> SegmentOperands | None:
+    def find_operands(self, lone: LoneCopy) -> SegmentOperands | None:
         """Returns the cached operands of the command; None if the command is not cached or has no request number."""
-        return self.resolved.get(found.rest) if found.request else None
+        return self.resolved.get(lone.body) if lone.request else None
 
-    def cache_operands(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
+    def cache_operands(self, lone: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """Caches and returns the operands of a plain copy from or to shared memory; returns None for other commands.
 
         `command` is the decoded command.
         """
-        copy = command.write if found.kind == "write" else command.read
-        if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
+        copy = command.write if lone.kind == "write" else command.read
+        if not lone.request or len(lone.body) > MAX_COMMAND_BYTES or not copy.HasField("shared"):
             return None
-        named = _named(commands_pb2.Command.FromString(found.rest))
-        if named is not None:
-            if len(self.resolved) >= self.most:
+        operands = _operands_of(commands_pb2.Command.FromString(lone.body))
+        if operands is not None:
+            if len(self.resolved) >= self.max_cached:
                 self.resolved.clear()
-            self.resolved[found.rest] = named
-        return named
+            self.resolved[lone.body] = operands
+        return operands
 
-    def submit(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
+    def submit(self, batch: InlineBatch, request: bytes, operands: SegmentOperands) -> InlineCopy | None:
         """Submits the copy; no other command of the session may be waiting.
 
         Returns None, without effect, for anything but the plain case.
         """
         session = batch.session
-        stream = session.streams.items.get(named.stream)
-        buffer = session.buffers.items.get(named.buffer)
-        segment = self._segments.get(session, named.segment)
+        stream = session.streams.items.get(operands.stream)
+        buffer = session.buffers.items.get(operands.buffer)
+        segment = self._segments.get(session, operands.segment)
         if stream is None or buffer is None or segment is None:
             return None
         track = stream.track
         if (
             stream.capture is not None
-            or not is_unobstructed(self._device, stream, buffer, named.offset, named.size)
-            or named.start + named.size > segment.size
+            or not is_unobstructed(self._device, stream, buffer, operands.offset, operands.size)
+            or operands.start + operands.size > segment.size
             or not segment.pinned
-            or (buffer.read_only is not None if named.writes else stream.errors)
-            or track.budget < named.parts
+            or (buffer.read_only is not None if operands.writes else stream.errors)
+            or track.budget < operands.parts
         ):
             return None
-        refusal = self._give(buffer, segment, track, named)
-        copy = InlineCopy(self._device, self._replies, batch, stream, segment, request, named, self._began)
+        refusal = self._submit_parts(buffer, segment, track, operands)
+        copy = InlineCopy(self._device, self._replies, batch, stream, segment, request, operands, self._began)
         copy.refusal = refusal
         if refusal is None:
             copy.signalled = signal(self._device, batch, stream, request)
             self._device.tracks.on_complete(track, copy.end)
-            self._note(copy, named)
+            self._record_metrics(copy, operands)
         return copy
 
-    def _give(self, buffer: Buffer, segment: Segment, track: PooledStream, named: SegmentOperands) -> Refusal | None:
+    def _submit_parts(
+        self, buffer: Buffer, segment: Segment, track: PooledStream, operands: SegmentOperands
+    ) -> Refusal | None:
         """Submits the copy. Returns the error because of which the driver did not accept all of it; None if it did."""
         tracks, server, stream = self._device.tracks, self._device.server, track.stream
-        writes, reads = ((buffer.usage,), ()) if named.writes else ((), (buffer.usage,))
-        at, left, address = named.start, named.size, buffer.address + named.offset
+        writes, reads = ((buffer.usage,), ()) if operands.writes else ((), (buffer.usage,))
+        at, remaining, address = operands.start, operands.size, buffer.address + operands.offset
         self._began, self._alone = time.perf_counter(), tracks.done(track)
         try:
-            while left:
-                part = step(at, left)
+            while remaining:
+                length = step(at, remaining)
                 tracks.claim_position(track, writes, reads)
-                if named.writes:
-                    server.upload(address, segment, at, part, stream)
+                if operands.writes:
+                    server.upload(address, segment, at, length, stream)
                 else:
-                    server.download(segment, at, address, part, stream)
-                at += part
-                address += part
-                left -= part
+                    server.download(segment, at, address, length, stream)
+                at += length
+                address += length
+                remaining -= length
         except DeviceFault:
             raise
         except Exception as error:
-            self._count(named, at - named.start)
-            return error if isinstance(error, Refusal) else internal_error(_kind(named), error)
+            self._count(operands, at - operands.start)
+            return error if isinstance(error, Refusal) else internal_error(_kind(operands), error)
         return None
 
-    def _note(self, copy: InlineCopy, named: SegmentOperands) -> None:
+    def _record_metrics(self, copy: InlineCopy, operands: SegmentOperands) -> None:
         """Updates the metrics and the forecast for a submitted copy."""
-        telemetry, size = self._device.telemetry, named.size
+        telemetry, size = self._device.telemetry, operands.size
         if self._alone:
-            way = UP if named.writes else DOWN
-            copy.forecast = self._device.tracks.forecast.begin(way, size, self._began)
-        self._count(named, size)
-        if named.writes:
+            direction = UP if operands.writes else DOWN
+            copy.forecast = self._device.tracks.forecast.begin(direction, size, self._began)
+        self._count(operands, size)
+        if operands.writes:
             telemetry.upload_shared_memory_bytes += size
         else:
             telemetry.download_shared_memory_bytes += size
 
-    def _count(self, named: SegmentOperands, size: int) -> None:
+    def _count(self, operands: SegmentOperands, size: int) -> None:
         """Counts `size` bytes of the copy as submitted."""
-        telemetry, parts = self._device.telemetry, _parts(named.start, size)
-        if named.writes:
+        telemetry, parts = self._device.telemetry, _parts(operands.start, size)
+        if operands.writes:
             telemetry.host_to_device_bytes += size
             telemetry.host_to_device_operations += parts
         else:
@@ -177,14 +179,14 @@ class InlineCopy(InlineAnswer):
         stream: LogicalStream,
         segment: Segment,
         request: bytes,
-        named: SegmentOperands,
+        operands: SegmentOperands,
         began: float,
     ) -> None:
-        super().__init__(device, replies, batch, stream, request, named.size)
+        super().__init__(device, replies, batch, stream, request, operands.size)
         self._segment = segment
         self._began = began
-        self._answer = plain_batch.answered(request, named.answer)
-        self.name = _kind(named)
+        self._answer = plain_batch.answered(request, operands.answer)
+        self.name = _kind(operands)
         self.forecast: CopyForecast | None = None
         self.signalled: Segment | None = None
         """The segment in which the device signals the end of the copy; None without a signal."""
@@ -193,7 +195,7 @@ class InlineCopy(InlineAnswer):
     def end(self) -> None:
         """Answers the copy, which is done."""
         now = time.perf_counter()
-        self.over = True
+        self.is_done = True
         self._send(self._answer)
         if self.forecast is not None:
             self._device.tracks.forecast.completed(self.forecast, now)
@@ -211,11 +213,11 @@ def _parts(start: int, size: int) -> int:
     return (start + size - 1) // PART - start // PART + 1 if size else 0
 
 
-def _kind(named: SegmentOperands) -> str:
-    return "write" if named.writes else "read"
+def _kind(operands: SegmentOperands) -> str:
+    return "write" if operands.writes else "read"
 
 
-def _named(command: commands_pb2.Command) -> SegmentOperands | None:
+def _operands_of(command: commands_pb2.Command) -> SegmentOperands | None:
     """Returns the operands of a plain copy from or to shared memory; None for other commands."""
     kind = command.WhichOneof("kind")
     if command.request or kind not in ("write", "read"):

@@ -32,7 +32,7 @@ from hearthd.device.fast_path.reads import InlineRead, InlineReads
 from hearthd.device.launch.commands import LaunchCommands
 from hearthd.device.operation import ReplySink
 from hearthd.device.outbox import LaneSink
-from hearthd.device.scheduler.arrivals import AtOnce, CommandRunner
+from hearthd.device.scheduler.arrivals import CommandRunner, InlineHandler
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session.session import BatchEntry, DeviceSession
@@ -43,7 +43,7 @@ from hearthd.device.transfers.segments import Segments
 POLL_S = 2e-5
 """Seconds for which completion is polled without checking the sockets; no longer than one loop iteration takes."""
 
-SOON = 512 << 10
+MAX_POLLED_BYTES = 512 << 10
 """Largest copy, in bytes, that may complete within `POLL_S`."""
 
 
@@ -73,14 +73,14 @@ class InlinePath:
         launches: LaunchCommands,
         sharing: FairShare,
         segments: Segments,
-        at_once: Mapping[str, AtOnce],
+        inline_handlers: Mapping[str, InlineHandler],
     ) -> None:
-        """`at_once` maps a kind of command to the function that is tried before the queued path."""
+        """`inline_handlers` maps a kind of command to the function that is tried before the queued path."""
         self._device = device
         self._executor = executor
         self._launches = launches
         self._sharing = sharing
-        self._at_once = at_once
+        self._inline_handlers = inline_handlers
         self.copies = InlineCopies(device, segments, executor)
         self.reads = InlineReads(device, executor)
         self.execute: Callable[[DeviceSession, LaneSink | None, bytes], bool] = self._execute
@@ -112,7 +112,7 @@ class InlinePath:
         return self.execute(session, None, payload)
 
     def _execute(self, session: DeviceSession, lane: LaneSink | None, payload: bytes) -> bool:
-        backlog = self._alone(session)
+        backlog = self._backlog_if_alone(session)
         if backlog is None:
             return False
         seq = session.last_seq + 1
@@ -120,19 +120,19 @@ class InlinePath:
         if payload.endswith(plain_batch.ENDS):
             plain = plain_batch.read(payload, seq)
             if plain is not None:
-                return self._plain(batch, plain)
+                return self._execute_plain(batch, plain)
         else:
-            found = plain_batch.lone_copy(payload, seq)
-            if found is not None:
-                return self._copy(batch, found)
+            lone = plain_batch.lone_copy(payload, seq)
+            if lone is not None:
+                return self._execute_copy(batch, lone)
             if plain_batch.only_launches(payload, seq):  # the client does not wait for these launches now
                 return False
         mixed = mixed_batch.read(payload, seq)
         if mixed is not None:
-            self._mixed(batch, mixed)
+            self._execute_mixed(batch, mixed)
         return mixed is not None
 
-    def _alone(self, session: DeviceSession) -> Backlog | None:
+    def _backlog_if_alone(self, session: DeviceSession) -> Backlog | None:
         """Returns the session's backlog, if the session has no other work."""
         if (
             session.batches
@@ -149,9 +149,9 @@ class InlinePath:
 
     # ---- launches and a wait ----
 
-    def _plain(self, batch: InlineBatch, plain: PlainBatch) -> bool:
+    def _execute_plain(self, batch: InlineBatch, plain: PlainBatch) -> bool:
         session = batch.session
-        stream = _free(session, plain.stream)
+        stream = _usable_stream(session, plain.stream)
         if stream is None:
             return False
         batch.accept()
@@ -187,34 +187,34 @@ class InlinePath:
             else:
                 # Done before anything else, because the device may complete at any moment.
                 tracks.on_complete(track, wait.end)
-            self._given(batch, wait, track, launches, launches, not tracks.notified)
+            self._account_submitted(batch, wait, track, launches, launches, not tracks.notified)
         device.telemetry.count("sync")
 
-    def _given(
+    def _account_submitted(
         self,
         batch: InlineBatch,
-        waiting: InlineSync | InlineAnswer,
+        pending: InlineSync | InlineAnswer,
         track: PooledStream,
         commands: int,
         launches: int,
-        soon: bool,
+        poll_first: bool,
     ) -> None:
         """Accounts for submitted commands, of which `launches` are launches.
 
-        If `soon`, the awaited work may complete at any moment, and is polled first.
+        If `poll_first`, the awaited work may complete at any moment, and is polled first.
         """
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
-        lone = not sharing.active
-        if soon:
-            tracks.ask(track, self.poll_s)
-        if waiting.over and lone and not tracks.live:
+        was_idle = not sharing.active
+        if poll_first:
+            tracks.poll_track(track, self.poll_s)
+        if pending.is_done and was_idle and not tracks.live:
             sharing.completed_inline(batch.backlog, since, commands)
         else:
             sharing.submitted(batch.backlog, since)
-        if waiting.over:
+        if pending.is_done:
             self.answered = True
         else:
-            waiting.delay_answer()
+            pending.delay_answer()
         self._count_metrics(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
@@ -243,42 +243,42 @@ class InlinePath:
 
     # ---- copies, and mixed batches ----
 
-    def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
+    def _execute_copy(self, batch: InlineBatch, lone: LoneCopy) -> bool:
         """Executes a single Write or Read. No time slice is needed, because no other session has work."""
-        named, command = self.copies.known(found), None
-        if named is None:
+        operands, command = self.copies.find_operands(lone), None
+        if operands is None:
             try:
-                command = commands_pb2.Command.FromString(found.data)
+                command = commands_pb2.Command.FromString(lone.data)
             except DecodeError:
                 return False
-            if command.WhichOneof("kind") != found.kind:  # the command has more fields
+            if command.WhichOneof("kind") != lone.kind:  # the command has more fields
                 return False
-            named = self.copies.cache_operands(found, command)
-        if named is not None:
-            copy = self.submit_copy(batch, found.request, named)
+            operands = self.copies.cache_operands(lone, command)
+        if operands is not None:
+            copy = self.submit_copy(batch, lone.request, operands)
             if copy is not None:
                 batch.accept()
-                self._copied(batch, copy, 0)
+                self._account_copy(batch, copy, 0)
                 return True
         if command is None:
-            command = commands_pb2.Command.FromString(found.data)
-        self._mixed(batch, mixed_batch.alone(found.kind, command))
+            command = commands_pb2.Command.FromString(lone.data)
+        self._execute_mixed(batch, mixed_batch.alone(lone.kind, command))
         return True
 
-    def _mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
+    def _execute_mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
         session, last = batch.session, mixed.last
-        stream = _free(session, last.stream)
+        stream = _usable_stream(session, last.stream)
         batch.accept()
         entry = BatchEntry(batch.seq)
         session.batches.append(entry)
-        index, launches = self._before(session, mixed, entry)
+        index, launches = self._execute_unanswered(session, mixed, entry)
         if stream is not None and mixed.kind and not session.deferred:
             request = varint(last.request)
             if mixed.kind == "read":
                 reading = self.submit_read(batch, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
-                    self._copied(batch, reading, launches)
+                    self._account_copy(batch, reading, launches)
                     return
             else:
                 busy = self._busy(session, stream, last.sync.all_streams)
@@ -291,33 +291,33 @@ class InlinePath:
         self._execute_last(session, last, mixed.kind, entry, index)
         self._account(batch, launches)
 
-    def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
+    def _execute_unanswered(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs or defers the commands without an answer.
 
         Returns their number, in which each launch counts, and the number of launches.
         """
         index = launches = 0
-        for kind, command in mixed.before:
+        for kind, command in mixed.unanswered:
             if kind == "launches":
                 count = self._launches.run_records(session, command.launches, entry, index)[0]
                 index += count
                 launches += count
                 continue
-            runs = self._at_once.get(kind)
-            if runs is None or not runs[0](session, command, entry, index):
+            handler = self._inline_handlers.get(kind)
+            if handler is None or not handler[0](session, command, entry, index):
                 self._executor.command(session, command, kind, batch=entry, index=index)
             index += 1
         return index, launches
 
-    def _copied(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
+    def _account_copy(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
         """Accounts for a copy that was submitted completely or in part."""
         self._device.telemetry.count(copy.name)
         if copy.refusal is not None:
             self._account(batch, launches)
             copy.fail(copy.refusal)
             return
-        soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
-        self._given(batch, copy, copy.track, launches + 1, launches, soon)
+        poll_first = copy.size <= MAX_POLLED_BYTES and len(copy.track.pending) == 1 and not self._device.tracks.notified
+        self._account_submitted(batch, copy, copy.track, launches + 1, launches, poll_first)
 
     # ---- common ----
 
@@ -350,7 +350,7 @@ class InlinePath:
             self._executor.acknowledge(session, entry)
 
 
-def _free(session: DeviceSession, handle: int) -> LogicalStream | None:
+def _usable_stream(session: DeviceSession, handle: int) -> LogicalStream | None:
     """Returns the stream if the inline path can use it; otherwise None."""
     stream = session.streams.items.get(handle)
     return None if stream is None or stream.capture is not None or stream.flights else stream

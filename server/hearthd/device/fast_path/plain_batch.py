@@ -33,7 +33,7 @@ _RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
 _SHORT = 0x80
 """Lengths below this value are encoded in one byte."""
 
-_MOST = 9
+_MAX_VARINT = 9
 """Longest encoded number that is decoded here, in bytes."""
 
 
@@ -45,7 +45,7 @@ class LoneCopy(NamedTuple):
     data: bytes
     request: bytes
     """Request number, as an encoded varint; empty if there is none, or if it is too long to be decoded here."""
-    rest: bytes
+    body: bytes
     """The encoded Command without the request number."""
 
 
@@ -93,22 +93,22 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
     Returns None if it is not, or if the batch is not numbered `seq`; `data` may be any message.
     """
     try:
-        start = rest = at = _only(data, seq)
+        start = body_start = at = _only(data, seq)
         request = b""
         if data[at] == _REQUEST:
             at += 1
             while data[at] >= 0x80:
                 at += 1
             at += 1
-            if at - start <= _MOST + 1 and data[at - 1]:
-                request, rest = data[start + 1 : at], at
+            if at - start <= _MAX_VARINT + 1 and data[at - 1]:
+                request, body_start = data[start + 1 : at], at
         if data[at] == _STREAM:
             at += 1
             while data[at] >= 0x80:
                 at += 1
             at += 1
         kind = _COPIES.get(data[at])
-        return None if kind is None else LoneCopy(kind, data[start:], request, data[rest:])
+        return None if kind is None else LoneCopy(kind, data[start:], request, data[body_start:])
     except IndexError:
         return None
 
@@ -139,15 +139,15 @@ def _commands(data: bytes, seq: int) -> int:
     if data[0] != _BATCH or size + at != len(data) or data[at] != _SEQ:
         raise IndexError
     start = at + 1
-    found = byte = data[start]
+    batch_seq = byte = data[start]
     at = start + 1
     if byte >= 0x80:
-        found &= 0x7F
+        batch_seq &= 0x7F
         while byte >= 0x80:
             byte = data[at]
-            found |= (byte & 0x7F) << 7 * (at - start)
+            batch_seq |= (byte & 0x7F) << 7 * (at - start)
             at += 1
-    if found != seq or at - start > _MOST or data[at] != _COMMANDS:
+    if batch_seq != seq or at - start > _MAX_VARINT or data[at] != _COMMANDS:
         raise IndexError
     return at + 1
 
@@ -160,7 +160,7 @@ def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
     at = start
     while data[at] >= 0x80:
         at += 1
-    if at - start >= _MOST or not data[at]:  # 0: the Sync has no answer
+    if at - start >= _MAX_VARINT or not data[at]:  # 0: the Sync has no answer
         return None
     at += 1
     request = data[start:at]
@@ -177,8 +177,8 @@ def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
 def number(request: bytes) -> int:
     """Decodes a request number from an encoded varint."""
     value = 0
-    for place, byte in enumerate(request):
-        value |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(request):
+        value |= (byte & 0x7F) << 7 * index
     return value
 
 
@@ -192,16 +192,16 @@ def done(request: bytes) -> bytes:
     return _RESULTS[len(request)] + request + _DONE
 
 
-def answered(request: bytes, rest: bytes) -> bytes:
+def answered(request: bytes, fields: bytes) -> bytes:
     """Returns the encoded ExecuteResponse with a Result for this request.
 
-    `request` and `rest`, the other fields of the Result, are encoded already. Raises ValueError if the Result is too
+    `request` and `fields`, the other fields of the Result, are encoded already. Raises ValueError if the Result is too
     large.
     """
-    size = len(request) + len(rest) + 1
+    size = len(request) + len(fields) + 1
     if size >= _SHORT:
         raise ValueError(f"a result of {size} bytes; the maximum is {_SHORT - 1}")
-    return bytes((0x1A, size, 0x08)) + request + rest
+    return bytes((0x1A, size, 0x08)) + request + fields
 
 
 def read_answer(request: bytes, data: bytes | memoryview) -> bytes:

@@ -27,7 +27,7 @@ class InlineReads:
     def __init__(self, device: DeviceContext, replies: ReplySink) -> None:
         self._device = device
         self._replies = replies
-        self._most = min(LARGEST, device.spec.max_inline_bytes)
+        self._max_bytes = min(LARGEST, device.spec.max_inline_bytes)
 
     def submit(
         self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
@@ -42,7 +42,7 @@ class InlineReads:
         buffer = session.buffers.items.get(read.buffer)
         if (
             buffer is None
-            or not 0 < size <= self._most
+            or not 0 < size <= self._max_bytes
             or not is_unobstructed(device, stream, buffer, offset, size)
             or stream.errors
             or track.full
@@ -90,7 +90,7 @@ class InlineRead(InlineAnswer):
 
     def end(self) -> None:
         """Answers the read, which is done."""
-        self.over = True
+        self.is_done = True
         self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
         self._release()
 

@@ -18,7 +18,7 @@ from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_free import FEW
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin, ReplySink, internal_error
-from hearthd.device.scheduler.arrivals import AtOnce
+from hearthd.device.scheduler.arrivals import InlineHandler
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -35,7 +35,7 @@ class Temporaries:
         self._reservations = memory.reservations
         self._replies = replies
         self._counts = device.telemetry.operations
-        self.handlers: dict[str, AtOnce] = {
+        self.handlers: dict[str, InlineHandler] = {
             "allocate": (self.allocate, 0),
             "free": (self.free, 0),
             "fill": (self.fill, 1),
@@ -46,16 +46,16 @@ class Temporaries:
 
     def allocate(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """Allocates one new, non-empty buffer."""
-        stream = _plain(session, command, "allocate")
+        stream = _plain_stream(session, command, "allocate")
         if stream is None:
             return False
-        asked, buffers = command.allocate, session.buffers
-        handle = asked.buffer
-        if not handle or handle in buffers.items or len(asked.parts) or buffers.refuses(handle):
+        allocation, buffers = command.allocate, session.buffers
+        handle = allocation.buffer
+        if not handle or handle in buffers.items or len(allocation.parts) or buffers.has_tombstone(handle):
             return False
         if len(buffers.items) >= buffers.bound:
             return False
-        buffer = Buffer(handle, asked.size)
+        buffer = Buffer(handle, allocation.size)
         if not self._reservations.allocate_one(session, buffer, stream.track):
             return False
         buffers.items[handle] = buffer
@@ -64,29 +64,29 @@ class Temporaries:
 
     def free(self, session: DeviceSession, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
         """Frees a few buffers, each of which is the only one in its reservation and has no other holder."""
-        stream = _plain(session, command, "free")
+        stream = _plain_stream(session, command, "free")
         if stream is None:
             return False
         handles = command.free.buffers[:]  # a list, because iteration over the protobuf field takes twice as long
         items = session.buffers.items
-        found = list(map(items.get, handles))
-        if not 0 < len(found) <= FEW or (len(found) > 1 and len(set(handles)) < len(found)):
+        freed = list(map(items.get, handles))
+        if not 0 < len(freed) <= FEW or (len(freed) > 1 and len(set(handles)) < len(freed)):
             return False
-        for buffer in found:
+        for buffer in freed:
             if buffer is None or buffer.place is not None or buffer.durable is not None or buffer.holders:
                 return False
             reservation: Reservation | None = buffer.reservation
             if reservation is None or not reservation.alone:
                 return False
         self._counts["free"] += 1
-        give = self._reservations.free_one
+        free_one = self._reservations.free_one
         failure: Refusal | None = None
         pop = session.buffers.pop
         for handle in handles:
             buffer = pop(handle)
             buffer.freed = True
             try:
-                give(session, buffer)
+                free_one(session, buffer)
             except DeviceFault:
                 raise
             except Exception as error:  # the remaining buffers are freed nevertheless
@@ -97,19 +97,19 @@ class Temporaries:
 
     def fill(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """Fills a range of a buffer that has no failures."""
-        stream = _plain(session, command, "fill")
+        stream = _plain_stream(session, command, "fill")
         if stream is None:
             return False
-        asked = command.fill
-        offset, size, pattern = asked.offset, asked.size, asked.pattern
+        fill = command.fill
+        offset, size, pattern = fill.offset, fill.size, fill.pattern
         width = len(pattern)
         if width not in PATTERN_SIZES or size % width or offset % width:
             return False
-        buffer = _writable(session, stream, asked.buffer, offset, size)
+        buffer = _writable(session, stream, fill.buffer, offset, size)
         if buffer is None:
             return False
         device, track = self._device, stream.track
-        _given(device.tracks, track, buffer.usage)
+        _claim_position(device.tracks, track, buffer.usage)
         try:
             device.server.fill(buffer.address + offset, pattern, size, track.stream)
         except DeviceFault:
@@ -124,15 +124,15 @@ class Temporaries:
 
     def write(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """Writes bytes that came with the command into one range of a buffer that has no failures."""
-        stream = _plain(session, command, "write")
+        stream = _plain_stream(session, command, "write")
         if stream is None:
             return False
-        asked = command.write
-        if asked.transfer or asked.HasField("shared") or asked.HasField("rows"):
+        write = command.write
+        if write.transfer or write.HasField("shared") or write.HasField("rows"):
             return False
-        data, offset = asked.data, asked.offset
+        data, offset = write.data, write.offset
         size = len(data)
-        buffer = _writable(session, stream, asked.buffer, offset, size)
+        buffer = _writable(session, stream, write.buffer, offset, size)
         if buffer is None:
             return False
         device, track = self._device, stream.track
@@ -141,7 +141,7 @@ class Temporaries:
         if host is None:
             return False
         host.view[:size] = data
-        _given(device.tracks, track, buffer.usage)
+        _claim_position(device.tracks, track, buffer.usage)
         try:
             device.server.upload(buffer.address + offset, host, 0, size, track.stream)
         except DeviceFault:
@@ -158,7 +158,7 @@ class Temporaries:
         return True
 
 
-def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
+def _plain_stream(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
     """Returns the command's stream if the command has no answer and need not wait; otherwise None."""
     if command.request or session.deferred or session.trace is not None:
         return None
@@ -185,7 +185,7 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
     return buffer
 
 
-def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
+def _claim_position(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
     """Orders a write to a buffer on the track, as `StreamPool.claim_position` does.
 
     Has a shortcut for the most frequent case, in which no other track has used the buffer.

@@ -14,7 +14,7 @@ from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, Ke
 from hearthd.device.backend.resources import Graph
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.node_order import NodeOrders
-from hearthd.device.graphs.repeat import NAMED, TURN, LaunchProgram
+from hearthd.device.graphs.repeat import MAX_NAMED, MAX_PER_ITERATION, LaunchProgram
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
@@ -34,7 +34,8 @@ class GraphEntry(LaunchProgram):
 
     __slots__ = ("failures", "graph", "kernels", "nodes", "order", "orders", "streams")
 
-    turn = 2 * TURN  # for the driver, a command in a graph takes a third of the time of a single command
+    # For the driver, a command in a graph takes a third of the time of a single command.
+    max_per_iteration = 2 * MAX_PER_ITERATION
 
     def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
         super().__init__(handle, holdings)
@@ -94,9 +95,9 @@ class GraphEntry(LaunchProgram):
 
     @property
     def names(self) -> list[str]:
-        """Names of the last `NAMED` different kernels, each with the graph's; only the graph's if it has no kernel."""
+        """Names of the last `MAX_NAMED` different kernels, each with the graph's; without kernels only the graph's."""
         kernels = list(dict.fromkeys(filter(None, self.kernels)))
-        return [f"{kernel} ({self.name})" for kernel in kernels[-NAMED:]] or [self.name]
+        return [f"{kernel} ({self.name})" for kernel in kernels[-MAX_NAMED:]] or [self.name]
 
 
 class Capture:
@@ -137,9 +138,9 @@ class Capture:
         self._check_room(count * len(launches), "the prepared list")
         for bound in launches:
             check_plan(bound)
-        made = [(kernel_node(bound), bound.plan.name, uses_of(bound)) for bound in launches]
+        nodes = [(kernel_node(bound), bound.plan.name, uses_of(bound)) for bound in launches]
         for _ in range(count):
-            for node, kernel, uses in made:
+            for node, kernel, uses in nodes:
                 self._add(node, kernel, uses)
 
     def add_graph(self, graph: GraphEntry, count: int) -> None:
@@ -208,19 +209,19 @@ class Capture:
     def _foreign(self, origin: Origin, event: EventEntry, captured: Capture | None) -> Refusal:
         """Returns the refusal of a wait for an event that the stream's capture does not contain."""
         stream = origin.stream.handle
-        own = f" while it records graph {self.entry.handle}" if origin.capture is not None else ""
+        context = f" while it records graph {self.entry.handle}" if origin.capture is not None else ""
         if captured is None:
-            why = "the event was recorded outside the capture, which cannot wait for work that is not in the graph"
+            cause = "the event was recorded outside the capture, which cannot wait for work that is not in the graph"
             fix = "wait for the event before the capture, or record it on a stream that the capture contains"
         elif not captured.entry.recording:
-            why = f"the event is a point of graph {captured.entry.handle}, whose capture has ended"
+            cause = f"the event is a point of graph {captured.entry.handle}, whose capture has ended"
             fix = "record the event again"
         else:
-            why = f"the event is a point of graph {captured.entry.handle}; two captures cannot be joined"
+            cause = f"the event is a point of graph {captured.entry.handle}; two captures cannot be joined"
             fix = "record both parts in one capture, or launch the graphs one after the other"
         return Refusal(
             Reason.CAPTURE_INVALID,
-            f"wait_event on stream {stream}{own}: {why}",
+            f"wait_event on stream {stream}{context}: {cause}",
             fix=fix,
             details={"stream": stream, "event": event.handle, "graph": (captured or self).entry.handle},
         )
@@ -244,14 +245,14 @@ class Capture:
         self.entry.kernels.append(kernel)
         self.entry.orders.add(self.lane)
 
-    def _check_room(self, more: int, what: str) -> None:
-        there = len(self.entry.nodes)
-        if there + more > MAX_NODES:
+    def _check_room(self, added: int, description: str) -> None:
+        present = len(self.entry.nodes)
+        if present + added > MAX_NODES:
             raise Refusal(
                 Reason.CAPTURE_INVALID,
-                f"{what} would bring {self.entry.name} to {there + more} nodes; the maximum is {MAX_NODES}",
+                f"{description} would bring {self.entry.name} to {present + added} nodes; the maximum is {MAX_NODES}",
                 fix="record fewer commands, and launch the graph several times",
-                details={"graph": self.entry.handle, "nodes": there + more, "max_nodes": MAX_NODES},
+                details={"graph": self.entry.handle, "nodes": present + added, "max_nodes": MAX_NODES},
             )
 
 
@@ -270,37 +271,37 @@ def uses_of(bound: BoundLaunch) -> Uses:
 
 def copy_uses(destination: Buffer, source: Buffer, node: CopyNode) -> Uses:
     """Returns the buffers and modules that a copy uses; a module is used if a buffer is its global variable."""
-    same = destination is source
-    whole = node.rows == 1 and node.width == destination.size
+    in_place = destination is source
+    replaces_all = node.rows == 1 and node.width == destination.size
     return Uses(
         written=(destination,),
-        read=() if same else (source,),
+        read=() if in_place else (source,),
         modules=modules_of(destination, source),
         needed=(source,),
-        replaced=destination if whole and not same else None,
+        replaced=destination if replaces_all and not in_place else None,
     )
 
 
 def fill_uses(buffer: Buffer, node: FillNode) -> Uses:
     """Returns the buffer and the module that a fill uses; a module is used if the buffer is its global variable."""
-    whole = node.size == buffer.size
-    return Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
+    replaces_all = node.size == buffer.size
+    return Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if replaces_all else None)
 
 
 def check_record(parsed: ResolvedRecord) -> None:
     """Raises Refusal(CAPTURE_INVALID) for a launch that the host takes part in, which cannot be stored and repeated."""
     record = parsed.record
-    what = (
+    feature = (
         'mode="validate"'
         if record.flags & LaunchFlag.VALIDATE
         else "a grid from a buffer"
         if parsed.grid_buffer is not None
         else ""
     )
-    if what:
+    if feature:
         raise Refusal(
             Reason.CAPTURE_INVALID,
-            f"launch of {parsed.entry.name} with {what} cannot be kept and repeated: the host takes part in it",
+            f"launch of {parsed.entry.name} with {feature} cannot be kept and repeated: the host takes part in it",
             fix="launch it by itself",
             details={"kernel": parsed.entry.name},
         )
@@ -317,12 +318,12 @@ def check_plan(bound: BoundLaunch) -> None:
     check_untimed(f"launch of {plan.name}", plan.timeout_ns, {"kernel": plan.name})
 
 
-def check_untimed(what: str, timeout_ns: int, details: dict[str, object]) -> None:
+def check_untimed(description: str, timeout_ns: int, details: dict[str, object]) -> None:
     """Raises Refusal(CAPTURE_INVALID) if a command that is to be recorded has a time limit."""
     if timeout_ns:
         raise Refusal(
             Reason.CAPTURE_INVALID,
-            f"{what} with a time limit of {timeout_ns} ns in a graph: a graph is timed as a whole",
+            f"{description} with a time limit of {timeout_ns} ns in a graph: a graph is timed as a whole",
             fix="leave it out, and give LaunchGraph a limit for each launch of the graph",
             details={**details, "timeout_ns": timeout_ns},
         )

@@ -16,7 +16,7 @@ RECORDED = frozenset(
 
 TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
-BESIDE = frozenset(
+EXECUTED = frozenset(
     {
         # Creation and destruction of handles. A client's garbage collector may destroy handles at any time; the
         # recording holds the objects that it uses.
@@ -78,10 +78,10 @@ class CaptureOrder:
             )
         self.graph = graph
 
-    def end(self, graph: int, on: int | None = None) -> None:
+    def end(self, graph: int, on_stream: int | None = None) -> None:
         """Ends the recording of `graph`, which is then kept or discarded.
 
-        `on` is the stream that ends it; None: the stream on which it was begun.
+        `on_stream` is the stream that ends it; None: the stream on which it was begun.
         """
         if not self.recording:
             raise self._refusal(f"stream {self.stream} records no graph", "begin the capture on this stream", graph)
@@ -91,9 +91,9 @@ class CaptureOrder:
                 "end each graph on the stream where it was begun",
                 graph,
             )
-        if on is not None and on != self.stream:
+        if on_stream is not None and on_stream != self.stream:
             raise self._refusal(
-                f"the capture of graph {graph} cannot be ended on stream {on}, which joined it by an event",
+                f"the capture of graph {graph} cannot be ended on stream {on_stream}, which joined it by an event",
                 f"end it on stream {self.stream}, where it was begun",
                 graph,
             )
@@ -109,13 +109,16 @@ class CaptureOrder:
 
         Raises Refusal(CAPTURE_INVALID) for any other command.
         """
-        if not self.recording or kind in BESIDE or kind in TRANSITIONS:
+        if not self.recording or kind in EXECUTED or kind in TRANSITIONS:
             return False
         if kind in RECORDED:
             return True
-        why = REASONS.get(kind, "it is not a launch, a copy within the device or a fill")
+        reason = REASONS.get(kind, "it is not a launch, a copy within the device or a fill")
         raise self._refusal(
-            f"{kind} on stream {self.stream} while it records graph {self.graph}: {why}", FIX, self.graph, command=kind
+            f"{kind} on stream {self.stream} while it records graph {self.graph}: {reason}",
+            FIX,
+            self.graph,
+            command=kind,
         )
 
     def _refusal(self, message: str, fix: str, graph: int, **details: object) -> Refusal:

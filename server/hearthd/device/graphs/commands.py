@@ -77,18 +77,18 @@ class GraphCommands:
         streams = entry.detach()
         if command.discard:
             session.graphs.pop(command.graph)
-            nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._ending(origin, entry, *streams, answer=nothing)
+            no_graph = commands_pb2.Result(graph=commands_pb2.GraphResult())
+            return self._release_operation(origin, entry, *streams, answer=no_graph)
         entry.unsettled += 1
-        operation = Operation(origin, partial(self._make, origin, entry), writes=(*streams, entry))
-        operation.on_failure = partial(self._not_made, entry)
+        operation = Operation(origin, partial(self._instantiate, origin, entry), writes=(*streams, entry))
+        operation.on_failure = partial(self._fail, entry)
         return operation
 
-    def _make(self, origin: Origin, entry: GraphEntry) -> bool:
+    def _instantiate(self, origin: Origin, entry: GraphEntry) -> bool:
         failures = entry.failures.pop_all()
         if failures:
             refusal = _not_recorded(entry, failures)
-            self._not_made(entry, refusal)
+            self._fail(entry, refusal)
             if not origin.answered:
                 origin.fail(refusal)
                 return True
@@ -108,7 +108,7 @@ class GraphCommands:
         origin.reply(commands_pb2.Result(graph=result))
         return True
 
-    def _not_made(self, entry: GraphEntry, refusal: Refusal) -> None:
+    def _fail(self, entry: GraphEntry, refusal: Refusal) -> None:
         """Keeps the handle, with the reason of the failure, until it is destroyed."""
         entry.unsettled -= 1
         entry.error = Refusal(
@@ -119,7 +119,7 @@ class GraphCommands:
         )
         self._release(entry)
 
-    def _ending(
+    def _release_operation(
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
         """Returns the operation that releases a graph.
@@ -283,7 +283,7 @@ class GraphCommands:
         if entry.order.recording:
             entry.check()
         session.graphs.pop(command.graph)
-        return self._ending(origin, entry)
+        return self._release_operation(origin, entry)
 
     # ---- end of streams and sessions ----
 
@@ -317,12 +317,12 @@ def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
     node = entry.nodes[index] if index < len(entry.nodes) else None
     if isinstance(node, kind):
         return node
-    wanted = [number for number, each in enumerate(entry.nodes) if isinstance(each, kind)]
-    what = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
+    candidates = [number for number, candidate in enumerate(entry.nodes) if isinstance(candidate, kind)]
+    problem = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
     raise Refusal(
         Reason.INVALID_ARGUMENT,
-        f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {what}; its nodes of that kind are "
-        f"{_listed(wanted)}",
+        f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {problem}; its nodes of that kind are "
+        f"{_listed(candidates)}",
         fix="name a node of that kind; see GraphResult",
         details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
     )
@@ -331,17 +331,17 @@ def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes."""
     plan = bound.plan
-    wrong = []
+    changes = []
     if plan.function is not node.function:
-        wrong.append(f"it launches {entry.kernels[index]}, not {plan.name}")
+        changes.append(f"it launches {entry.kernels[index]}, not {plan.name}")
     if plan.attributes != node.attributes:
-        wrong.append("whether it is cooperative, and its clusters, cannot change")
+        changes.append("whether it is cooperative, and its clusters, cannot change")
     if plan.iterations != 1:
-        wrong.append(f"it is one launch, not {plan.iterations}")
-    if wrong:
+        changes.append(f"it is one launch, not {plan.iterations}")
+    if changes:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"node {index} of {entry.name}: " + "; ".join(wrong),
+            f"node {index} of {entry.name}: " + "; ".join(changes),
             fix="record the graph again",
             details={"graph": entry.handle, "node": index, "kernel": entry.kernels[index]},
         )

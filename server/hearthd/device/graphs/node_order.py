@@ -58,22 +58,22 @@ class NodeOrders:
         """
         if not graph.orders:
             return
-        start, before = len(self.orders), self._tails[lane]
+        start, tail = len(self.orders), self._tails[lane]
         for inner, after in graph.orders:
-            on = lane
+            target = lane
             if inner:
                 key = lane, inner
                 if key not in self._inner:
                     self._inner[key] = self.fork(self._streams[lane])
-                on = self._inner[key]
-            follows = tuple(start + index for index in after) if after else tuple(sorted(before))
-            self.orders.append(NodeOrder(on, follows))
+                target = self._inner[key]
+            dependencies = tuple(start + index for index in after) if after else tuple(sorted(tail))
+            self.orders.append(NodeOrder(target, dependencies))
         self._tails[lane] = frozenset(start + index for index in graph.point(0))
 
     def unjoined(self) -> list[int]:
         """Returns the handles of the streams whose last nodes lane 0 does not depend on, without duplicates."""
         if not self.forked:
             return []
-        followed = {before for order in self.orders for before in order.after} | self._tails[0]
+        followed = {predecessor for order in self.orders for predecessor in order.after} | self._tails[0]
         lanes = dict.fromkeys(order.lane for index, order in enumerate(self.orders) if index not in followed)
         return [self._streams[lane] for lane in lanes]

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
-from hearthd.device.graphs.repeat import NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
+from hearthd.device.graphs.repeat import MAX_NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
@@ -26,7 +26,7 @@ from hearthd.device.session.stream import LogicalStream
 MAX_LAUNCHES = 65_536
 """Most launches in one list, counting each iteration."""
 
-LISTED = 16
+MAX_LISTED = 16
 """Most failures of a list that its refusal names."""
 
 
@@ -58,8 +58,8 @@ class PreparedEntry(LaunchProgram):
 
     @property
     def names(self) -> list[str]:
-        """Names of the kernels of the last `NAMED` launches, each once."""
-        return list(dict.fromkeys(bound.plan.name for bound in self.launches[-NAMED:]))
+        """Names of the kernels of the last `MAX_NAMED` launches, each once."""
+        return list(dict.fromkeys(bound.plan.name for bound in self.launches[-MAX_NAMED:]))
 
 
 class PreparedCommands:
@@ -87,9 +87,9 @@ class PreparedCommands:
             raise
         modules: dict[ModuleEntry, None] = {}
         buffers: dict[Buffer, None] = {}
-        for each in parsed:
-            written, read = each.split()
-            modules[each.entry.module] = None
+        for resolved in parsed:
+            written, read = resolved.split()
+            modules[resolved.entry.module] = None
             buffers.update(dict.fromkeys((*written, *read)))
         entry.unsettled += 1
         operation = Operation(
@@ -103,19 +103,19 @@ class PreparedCommands:
 
     def _parse(self, session: DeviceSession, entry: PreparedEntry, data: bytes) -> list[ResolvedRecord]:
         """Returns the records of the list with resolved handles. Raises one Refusal that lists all faulty records."""
-        found: list[ResolvedRecord] = []
-        wrong: dict[int, Refusal] = {}
+        resolved: list[ResolvedRecord] = []
+        refusals: dict[int, Refusal] = {}
         records = split_records(data)
         for index, record in enumerate(records):
             try:
                 parsed = self._binder.parse(session, record)
                 check_record(parsed)
-                found.append(parsed)
+                resolved.append(parsed)
             except Refusal as refusal:
-                wrong[index] = refusal
-        if wrong:
-            raise _refusal(entry, len(records), wrong)
-        return found
+                refusals[index] = refusal
+        if refusals:
+            raise _refusal(entry, len(records), refusals)
+        return resolved
 
     def _prepare(
         self, origin: Origin, entry: PreparedEntry, parsed: Sequence[ResolvedRecord], modules: Sequence[ModuleEntry]
@@ -123,14 +123,14 @@ class PreparedCommands:
         if any(module.pending for module in modules):
             return False
         bound: list[BoundLaunch] = []
-        wrong: dict[int, Refusal] = {}
-        for index, each in enumerate(parsed):
+        refusals: dict[int, Refusal] = {}
+        for index, resolved in enumerate(parsed):
             try:
-                bound.append(self._binder.bind(each.entry, each.record, each.pointers, each.key))
+                bound.append(self._binder.bind(resolved.entry, resolved.record, resolved.pointers, resolved.key))
             except Refusal as refusal:
-                wrong[index] = refusal
-        if wrong:
-            raise _refusal(entry, len(parsed), wrong)
+                refusals[index] = refusal
+        if refusals:
+            raise _refusal(entry, len(parsed), refusals)
         total = sum(launch.plan.iterations for launch in bound)
         if total > MAX_LAUNCHES:
             raise Refusal(
@@ -208,26 +208,26 @@ class _Run:
         entry = self._entry
         if self._rounds is None:  # the number of launches is not known earlier
             entry.check()
-            left = self._count * len(entry.launches)
-            limit = self._next if entry.seconds else None
-            self._rounds = Rounds(self._device, self._watchdog, self._stream, entry, left, self._issue, limit=limit)
+            rounds = self._count * len(entry.launches)
+            limit = self._next_limit if entry.seconds else None
+            self._rounds = Rounds(self._device, self._watchdog, self._stream, entry, rounds, self._issue, limit=limit)
         return self._rounds.run()
 
-    def _next(self) -> tuple[str, float]:
+    def _next_limit(self) -> tuple[str, float]:
         return self._entry.launches[self._at].plan.name, self._entry.seconds[self._at]
 
     def _issue(self, count: int) -> None:
-        launches, at, on = self._entry.launches, self._at, self._stream.track.stream
+        launches, at, stream = self._entry.launches, self._at, self._stream.track.stream
         launch, telemetry = self._device.server.launch, self._device.telemetry
         telemetry.prepared_launches += count
         while count:
-            some = launches[at : at + count]
-            for bound in some:
+            chunk = launches[at : at + count]
+            for bound in chunk:
                 plan = bound.plan
-                launch(plan.function, plan.grid, plan.block, plan.shared_mem, on, bound.params, plan.attributes)
+                launch(plan.function, plan.grid, plan.block, plan.shared_mem, stream, bound.params, plan.attributes)
                 telemetry.launched += plan.weight
-            count -= len(some)
-            at = (at + len(some)) % len(launches)
+            count -= len(chunk)
+            at = (at + len(chunk)) % len(launches)
         self._at = at
 
 
@@ -236,12 +236,12 @@ def split_records(data: bytes) -> list[bytes]:
     records: list[bytes] = []
     at = 0
     while at < len(data):
-        left = len(data) - at
-        length = int.from_bytes(data[at : at + 4], "little") if left >= HEADER.size else 0
-        if length < HEADER.size or length & 7 or length > left:
+        remaining = len(data) - at
+        length = int.from_bytes(data[at : at + 4], "little") if remaining >= HEADER.size else 0
+        if length < HEADER.size or length & 7 or length > remaining:
             raise Refusal(
                 Reason.MALFORMED_MESSAGE,
-                f"record {len(records)} of a prepared list has a length of {length} bytes; {left} are left",
+                f"record {len(records)} of a prepared list has a length of {length} bytes; {remaining} are left",
                 fix="pack records as described in hearth_proto/launches.py",
                 details={"record": len(records)},
             )
@@ -250,19 +250,19 @@ def split_records(data: bytes) -> list[bytes]:
     return records
 
 
-def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
+def _refusal(entry: PreparedEntry, records: int, refusals: dict[int, Refusal]) -> Refusal:
     """Returns the refusal of a list with its faults, by the index of each launch.
 
     The first fault determines the reason.
     """
-    index, first = next(iter(wrong.items()))
-    listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
-    more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    index, first = next(iter(refusals.items()))
+    listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(refusals.items())[:MAX_LISTED])
+    more = f"; and {len(refusals) - MAX_LISTED} more" if len(refusals) > MAX_LISTED else ""
     return Refusal(
         first.reason,
-        f"{len(wrong)} of the {records} launches of {entry.name} cannot be prepared: {listed}{more}",
+        f"{len(refusals)} of the {records} launches of {entry.name} cannot be prepared: {listed}{more}",
         fix=first.fix,
-        details={**first.details, "prepared": entry.handle, "failures": len(wrong), "index": index},
+        details={**first.details, "prepared": entry.handle, "failures": len(refusals), "index": index},
     )
 
 

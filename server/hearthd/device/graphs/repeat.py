@@ -18,12 +18,12 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW
 
-TURN = 2 * WINDOW
+MAX_PER_ITERATION = 2 * WINDOW
 """Most launches of one session in one iteration of the loop; the driver handles that many in well below a
 millisecond."""
 
 
-NAMED = 16
+MAX_NAMED = 16
 """Most kernels that are named if the device is lost while they run."""
 
 
@@ -32,7 +32,7 @@ class LaunchProgram(ABC):
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
 
-    turn = TURN
+    max_per_iteration = MAX_PER_ITERATION
     """Most commands of the program that are submitted in one iteration of the loop."""
 
     def __init__(self, handle: int, holdings: Holdings) -> None:
@@ -63,11 +63,11 @@ class LaunchProgram(ABC):
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Names of the kernels, at most `NAMED`; the report of a lost device lists them as running."""
+        """Names of the kernels, at most `MAX_NAMED`; the report of a lost device lists them as running."""
 
 
 class Rounds:
-    """Launches a program `left` times on a stream. `issue(n)` submits the next n rounds to the driver.
+    """Launches a program `count` times on a stream. `issue(n)` submits the next n rounds to the driver.
 
     `limit` returns the name of the next round and its time limit in seconds (0: no limit); None if there are no limits.
     """
@@ -78,7 +78,7 @@ class Rounds:
         watchdog: Watchdog,
         stream: LogicalStream,
         program: LaunchProgram,
-        left: int,
+        count: int,
         issue: Callable[[int], None],
         *,
         limit: Callable[[], tuple[str, float]] | None = None,
@@ -87,7 +87,7 @@ class Rounds:
         self._watchdog = watchdog
         self._stream = stream
         self._program = program
-        self._left = left
+        self._remaining = count
         self._issue = issue
         self._limit = limit
 
@@ -99,27 +99,27 @@ class Rounds:
             return True
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
-        turn = min(program.turn, track.room)
+        quota = min(program.max_per_iteration, track.room)
         # The order of the conditions matters, because checking `closed` requests a time slice.
-        while self._left and not track.closed and turn > 0:
-            count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
+        while self._remaining and not track.closed and quota > 0:
+            count = min(self._remaining, max(1, min(track.budget, quota) // cost)) if self._limit is None else 1
             tracks.claim_position(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)
             position = tracks.ordering.position(track.index)
             track.launched.extend((position, name, self._stream.session) for name in names)
-            self._give(count)
+            self._submit(count)
             tracks.charge(track, count * cost - 1)
             if summary.prints is not None:
                 device.output.launched(summary.prints, track)
             for buffer in summary.renewed:
                 buffer.failure = None
-            self._left -= count
-            turn -= count * cost
-        if self._left and turn <= 0 and not track.closed:
+            self._remaining -= count
+            quota -= count * cost
+        if self._remaining and quota <= 0 and not track.closed:
             device.retry_soon()  # otherwise the device would be idle until completion of these rounds is noticed
-        return not self._left
+        return not self._remaining
 
-    def _give(self, count: int) -> None:
+    def _submit(self, count: int) -> None:
         name, seconds = self._limit() if self._limit is not None else ("", 0.0)
         if seconds:
             with self._watchdog.limit(self._stream.track, name, seconds, self._stream.session):
@@ -154,12 +154,12 @@ class ProgramLaunch(Operation):
         return super().step()
 
 
-def check_count(count: int, what: str) -> None:
+def check_count(count: int, program: str) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if `count` is 0."""
     if not count:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{what} is to be launched 0 times; the minimum is 1",
+            f"{program} is to be launched 0 times; the minimum is 1",
             fix="skip the command when there is nothing to launch",
             details={"count": count},
             fields=["count"],

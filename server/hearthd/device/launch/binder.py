@@ -93,18 +93,18 @@ class Binder:
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError) as error:
-            why = str(error) if isinstance(error, RecordError) else "one record is expected here"
+            fault = str(error) if isinstance(error, RecordError) else "one record is expected here"
             raise Refusal(
-                Reason.MALFORMED_MESSAGE, why, fix="pack records as described in hearth_proto/launches.py"
+                Reason.MALFORMED_MESSAGE, fault, fix="pack records as described in hearth_proto/launches.py"
             ) from error
         stream = session.streams.find(record.stream)
         entry = session.functions.find(record.function)
         entry.module.ensure_loading()
-        given = [place for place in unpack_layout(record.layout) if place.pointer]
+        pointer_places = [place for place in unpack_layout(record.layout) if place.pointer]
         pointers: list[Pointer] = []
         unknown: list[Refusal] = []
         for index, handle in enumerate(record.buffers):
-            tensor_map = index < len(given) and given[index].size == TENSOR_MAP_BYTES
+            tensor_map = index < len(pointer_places) and pointer_places[index].size == TENSOR_MAP_BYTES
             try:
                 pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
             except Refusal as refusal:
@@ -133,26 +133,26 @@ class Binder:
     def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
         """Makes the checks of `bind` and returns the launch plan. The buffers need not have addresses yet."""
         plan = entry.plans.get(key)
-        places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
-        outside = _outside(record, places, pointers)
+        positions = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
+        out_of_bounds = _pointer_faults(record, positions, pointers)
         try:
             if plan is None:
                 plan = self.plan(entry, record, key)
         except Refusal as refusal:
-            if not outside:
+            if not out_of_bounds:
                 raise
-            message = "; ".join((refusal.message, *outside))
+            message = "; ".join((refusal.message, *out_of_bounds))
             raise Refusal(refusal.reason, message, fix=refusal.fix, details=refusal.details) from refusal
         for pointer in pointers:
             buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
             buffer.range(0, 0, f"launch of {entry.name}")  # raises if the buffer has no memory
         plan.check_integers(record.params)
-        if outside:
+        if out_of_bounds:
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
-                f"launch of {entry.name}: " + "; ".join(outside),
+                f"launch of {entry.name}: " + "; ".join(out_of_bounds),
                 fix="stay within the buffer",
-                details={"kernel": entry.name, "failures": len(outside)},
+                details={"kernel": entry.name, "failures": len(out_of_bounds)},
             )
         return plan
 
@@ -167,10 +167,10 @@ class Binder:
         written, read = split(pointers, plan.readers)
         return BoundLaunch(plan, params, written, read, entry.module)
 
-    def issue(self, stream: LogicalStream, bound: BoundLaunch, times: int | None = None) -> None:
+    def issue(self, stream: LogicalStream, bound: BoundLaunch, count: int | None = None) -> None:
         """Submits the launch to the driver, ordered behind earlier users of its buffers.
 
-        `times` is the number of driver calls; None: one per iteration of the launch.
+        `count` is the number of driver calls; None: one per iteration of the launch.
 
         The caller has checked that the stream's track is not full. More iterations than a window holds must be
         submitted in several calls.
@@ -179,19 +179,19 @@ class Binder:
         plan = bound.plan
         track = stream.track
         limit = plan.timeout_ns / 1e9 or stream.launch_timeout
-        for _ in range(plan.iterations if times is None else times):
+        for _ in range(plan.iterations if count is None else count):
             device.tracks.claim_position(track, bound.writes, bound.reads)
             device.begin(stream, plan=plan)
             track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
             if limit:
                 with self._watchdog.limit(track, plan.name, limit, stream.session):
-                    self._to_driver(bound, stream)
+                    self._submit_to_driver(bound, stream)
             else:
-                self._to_driver(bound, stream)
+                self._submit_to_driver(bound, stream)
         if bound.module.prints is not None:
             device.output.launched(bound.module.prints, track)
 
-    def _to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
+    def _submit_to_driver(self, bound: BoundLaunch, stream: LogicalStream) -> None:
         plan = bound.plan
         device = self._device
         device.server.launch(
@@ -207,13 +207,13 @@ class Binder:
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
         if plan is None:
-            plan = self._check(entry, record)
+            plan = self._create_plan(entry, record)
             if len(entry.plans) >= MAX_PLANS:
                 entry.plans.clear()
             entry.plans[key] = plan
         return plan
 
-    def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
+    def _create_plan(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
         """Checks flags, arguments, geometry, cluster and residency, in this order.
 
         Raises one Refusal that lists all faults.
@@ -225,22 +225,28 @@ class Binder:
                 f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown",
                 fix="use a client of this daemon's version",
             )
-        given = unpack_layout(record.layout)
-        wrong = check_arguments(function, given, record)
-        fixes = [launch_limits.fix_of_arguments(split_nested(given)[0], function.parameters)] if wrong else []
-        resident: list[str] = []
-        if not wrong and record.flags & LaunchFlag.FIT:
-            record = self._fitted(function, record)
+        layout = unpack_layout(record.layout)
+        faults = check_arguments(function, layout, record)
+        fixes = [launch_limits.fix_of_arguments(split_nested(layout)[0], function.parameters)] if faults else []
+        residency_faults: list[str] = []
+        if not faults and record.flags & LaunchFlag.FIT:
+            record = self._fit_grid(function, record)
         if not record.flags & LaunchFlag.UNCHECKED:
-            more, resident = self._check_geometry(function, record)
-            wrong += more
-            fixes += [launch_limits.LIMITS_FIX] if more or resident else []
-        if wrong or resident:
-            reason = Reason.LAUNCH_INVALID if wrong else Reason.RESIDENCY_EXCEEDED
+            geometry_faults, residency_faults = self._check_geometry(function, record)
+            faults += geometry_faults
+            fixes += [launch_limits.LIMITS_FIX] if geometry_faults or residency_faults else []
+        if faults or residency_faults:
+            reason = Reason.LAUNCH_INVALID if faults else Reason.RESIDENCY_EXCEEDED
             raise launch_limits.refuse(
-                entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason, "; ".join(fixes)
+                entry.name,
+                faults + residency_faults,
+                record.grid,
+                record.block,
+                record.shared_mem,
+                reason,
+                "; ".join(fixes),
             )
-        plan = LaunchPlan(function, entry.name, record, given)
+        plan = LaunchPlan(function, entry.name, record, layout)
         plan.weight = launch_weight(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
             plan.length = -1  # disables the inline path: the output has to be attributed to a session
@@ -259,7 +265,7 @@ class Binder:
             return None
         return blocks * threads * FULL // limit if limit > 0 else None
 
-    def _fitted(self, function: Function, record: Record) -> Record:
+    def _fit_grid(self, function: Function, record: Record) -> Record:
         """Returns the record with a cooperative grid that can be resident; unchanged if its block is invalid.
 
         A launch with clusters is not changed: its grid must stay a multiple of the cluster.
@@ -285,42 +291,42 @@ class Binder:
         kernel = launch_limits.KernelLimits(
             function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
         )
-        wrong = launch_limits.check(limits, kernel, grid, block, shared_mem)
+        faults = launch_limits.check(limits, kernel, grid, block, shared_mem)
         if record.extension is not None and not record.extension.iterations:
-            wrong.append(Violation("iterations is 0; a kernel must be launched at least once", "iterations"))
+            faults.append(Violation("iterations is 0; a kernel must be launched at least once", "iterations"))
         attributes = attributes_of(record)
         if attributes is None:
-            return wrong, []
-        resident: list[str] = []
+            return faults, []
+        residency_faults: list[str] = []
         if attributes.cluster is not None:
             clusters = residency.check_cluster(limits, grid, attributes.cluster)
-            wrong += [Violation(text, "cluster") for text in clusters]
-            if not wrong and not server.max_clusters(function, attributes.cluster, block, shared_mem):
-                resident.append(
+            faults += [Violation(text, "cluster") for text in clusters]
+            if not faults and not server.max_clusters(function, attributes.cluster, block, shared_mem):
+                residency_faults.append(
                     f"no cluster of {residency.product(attributes.cluster)} blocks of this kernel fits the device"
                 )
         if attributes.cooperative:
-            resident += residency.check_cooperative(limits, grid, block, None)
-            if not wrong and not resident:
+            residency_faults += residency.check_cooperative(limits, grid, block, None)
+            if not faults and not residency_faults:
                 blocks = server.blocks_per_multiprocessor(function, residency.product(block), shared_mem)
-                resident += residency.check_cooperative(limits, grid, block, blocks)
-        return wrong, resident
+                residency_faults += residency.check_cooperative(limits, grid, block, blocks)
+        return faults, residency_faults
 
 
-def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
+def _pointer_faults(record: Record, positions: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
     """Returns messages for the pointer arguments that start beyond the end of their buffers.
 
-    `places` are the positions of the pointers, from `launch_plan.addresses`.
+    `positions` are the positions of the pointers, from `launch_plan.addresses`.
     """
-    wrong: list[str] = []
-    for (index, at), pointer in zip(places, pointers, strict=False):
-        if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
-            offset = Q.unpack_from(record.params, at)[0]
+    faults: list[str] = []
+    for (index, position), pointer in zip(positions, pointers, strict=False):
+        if position >= 0 and isinstance(pointer, Buffer) and position + Q.size <= len(record.params):
+            offset = Q.unpack_from(record.params, position)[0]
             if offset > pointer.size and pointer.lost is None:
-                wrong.append(
+                faults.append(
                     f"argument {index} starts at byte {offset} of buffer {pointer.handle}, which has {pointer.size}"
                 )
-    return wrong
+    return faults
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
@@ -340,13 +346,13 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
     return list(written), [buffer for buffer in read if buffer not in written]
 
 
-def check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
+def check_arguments(function: Function, layout: Sequence[Place], record: Record) -> list[str]:
     """Returns the faults in the number, sizes and offsets of the arguments."""
     if len(record.params) > MAX_PARAMETER_BYTES:
         return [f"the arguments take {len(record.params)} bytes; the maximum is {MAX_PARAMETER_BYTES}"]
-    if sum(place.pointer for place in given) != len(record.buffers):
+    if sum(place.pointer for place in layout) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
-    malformed = check_layout(given, len(record.params))
+    malformed = check_layout(layout, len(record.params))
     if malformed:
         return [malformed]
-    return launch_limits.check_parameters(split_nested(given)[0], function.parameters, function.kinds)
+    return launch_limits.check_parameters(split_nested(layout)[0], function.parameters, function.kinds)

@@ -19,7 +19,7 @@ class CancelCommands:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
-    def ahead(self, session: DeviceSession, frame: Frame) -> None:
+    def take_effect_early(self, session: DeviceSession, frame: Frame) -> None:
         """Puts a Cancel command into effect that has not been executed yet; a frame without payload ends all effects.
 
         Drops the waiting commands that it covers. Those that are executed until its own execution are dropped by

@@ -19,8 +19,8 @@ from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, Reach
-from hearthd.device.session.launch_plan import KEY_AT, LaunchPlan, Q
-from hearthd.device.session.session import BatchEntry, DeviceSession, KnownLaunch
+from hearthd.device.session.launch_plan import KEY_OFFSET, LaunchPlan, Q
+from hearthd.device.session.session import BatchEntry, CachedLaunch, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import NEVER, WINDOW
@@ -49,15 +49,15 @@ class LaunchCommands:
         batch: BatchEntry,
         index: int,
         at: int = 0,
-        most: int = NEVER,
-        stops: Callable[[LogicalStream], bool] | None = None,
+        limit: int = NEVER,
+        must_stop_before: Callable[[LogicalStream], bool] | None = None,
     ) -> tuple[int, int]:
-        """Runs the records of one `launches` field in order, from byte `at` on, at most about `most` of them.
+        """Runs the records of one `launches` field in order, from byte `at` on, at most about `limit` of them.
 
         Returns the number of records that were run, and the byte offset of the next record.
 
-        `stops` is called for a record whose stream is full, or has many waiting commands. If it returns True, the run
-        ends before that record; otherwise the record is deferred.
+        `must_stop_before` is called for a record whose stream is full, or has many waiting commands. If it returns
+        True, the run ends before that record; otherwise the record is deferred.
         """
         functions = session.functions.items
         streams = session.streams.items
@@ -67,44 +67,46 @@ class LaunchCommands:
         tracks = self._device.tracks
         traced = session.trace is not None
         replay_cache = session.replay_cache
-        known = replay_cache.known if replay_cache.should_look_up() else None
-        last, again = b"", None
-        found = 0
+        entries = replay_cache.entries if replay_cache.should_look_up() else None
+        last, cached = b"", None
+        hits = 0
         size = len(data)
-        end = min(size, at + most * HEADER.size)
-        count = 0
+        end = min(size, at + limit * HEADER.size)
+        misses = 0
         while at < end:
             if size - at < HEADER.size:
-                self._malformed(
-                    session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64 bytes"
+                self._report_malformed(
+                    session, batch, index + misses + hits, f"{size - at} bytes are left; a record has at least 64 bytes"
                 )
                 at = size
-                count += 1
+                misses += 1
                 break
-            if known and not deferred and not traced:
+            if entries and not deferred and not traced:
                 if not last or not data.startswith(last, at):  # a record equal to the previous one needs no lookup
                     last = data[at : at + LENGTH.unpack_from(data, at)[0]]
-                    again = known.get(last)
-                if again is not None and self._repeat(again):
+                    cached = entries.get(last)
+                if cached is not None and self._relaunch(cached):
                     at += len(last)
-                    found += 1
+                    hits += 1
                     continue
                 last = b""  # the following code may change the cache
-            head = unpack_header(data, at)
-            length = head[0]
+            header = unpack_header(data, at)
+            length = header[0]
             if length < HEADER.size or length & 7 or length > size - at:
-                self._malformed(
+                self._report_malformed(
                     session,
                     batch,
-                    index + count + found,
+                    index + misses + hits,
                     f"its length is {length} bytes, and {size - at} bytes are left",
                 )
                 at = size
-                count += 1
+                misses += 1
                 break
-            entry = functions.get(head[3])
-            stream = streams.get(head[4])
-            plan = entry.plans.get(data[at + KEY_AT : at + HEADER.size + 4 * head[1]]) if entry is not None else None
+            entry = functions.get(header[3])
+            stream = streams.get(header[4])
+            plan = (
+                entry.plans.get(data[at + KEY_OFFSET : at + HEADER.size + 4 * header[1]]) if entry is not None else None
+            )
             if (
                 plan is None
                 or stream is None
@@ -117,32 +119,37 @@ class LaunchCommands:
                 or plan.length != length
                 or stream.track.held
                 or (stream.track.budget <= 0 and not tracks.reap(stream.track))
-                or not self._launch_again(session, stream, plan, data, at, known is not None)
+                or not self._launch_planned(session, stream, plan, data, at, entries is not None)
             ):
-                if stops is not None and stream is not None and _full(session, stream) and stops(stream):
+                if (
+                    must_stop_before is not None
+                    and stream is not None
+                    and _is_full(session, stream)
+                    and must_stop_before(stream)
+                ):
                     break
-                self._submit(session, data[at : at + length], batch=batch, index=index + count + found)
+                self._submit(session, data[at : at + length], batch=batch, index=index + misses + hits)
             at += length
-            count += 1
-        if known is not None:
-            replay_cache.report(found, count)
-        return count + found, at
+            misses += 1
+        if entries is not None:
+            replay_cache.report(hits, misses)
+        return misses + hits, at
 
     def drop_records(
-        self, session: DeviceSession, data: bytes, batch: BatchEntry, index: int, at: int, most: int
+        self, session: DeviceSession, data: bytes, batch: BatchEntry, index: int, at: int, limit: int
     ) -> tuple[int, int]:
         """Drops records of one `launches` field from byte `at` on, up to the first that no cancellation covers.
 
-        Drops at most `most` records. Returns their number, and the byte offset of the next record.
+        Drops at most `limit` records. Returns their number, and the byte offset of the next record.
         """
         size, count = len(data), 0
-        while count < most and size - at >= HEADER.size:
-            head = HEADER.unpack_from(data, at)
-            length = head[0]
+        while count < limit and size - at >= HEADER.size:
+            header = HEADER.unpack_from(data, at)
+            length = header[0]
             if length < HEADER.size or length & 7 or length > size - at:
                 break  # `run_records` reports it
-            stream = session.streams.get(head[4])
-            covered = session.cancellations.find("launch", head[4], 0)
+            stream = session.streams.get(header[4])
+            covered = session.cancellations.find("launch", header[4], 0)
             if covered is None or (stream is not None and stream.capture is not None):
                 break
             self._submit(session, data[at : at + length], batch=batch, index=index + count)
@@ -156,39 +163,39 @@ class LaunchCommands:
         Returns False, without effect, if the launch is not in the cache or cannot be issued now.
         """
         replay_cache = session.replay_cache
-        known = replay_cache.known.get(record)
-        if known is None or not self._repeat(known):
+        cached = replay_cache.entries.get(record)
+        if cached is None or not self._relaunch(cached):
             return False
         replay_cache.report(1, 0)
         return True
 
-    def _repeat(self, known: KnownLaunch) -> bool:
+    def _relaunch(self, launch: CachedLaunch) -> bool:
         """Repeats a launch whose record equals an earlier one byte for byte.
 
         Returns False, without effect, if the launch has to wait.
         """
-        stream, track, plan = known.stream, known.track, known.plan
+        stream, track, plan = launch.stream, launch.track, launch.plan
         if stream.starting or stream.capture is not None or track.held:
             return False
         device = self._device
         if track.budget <= 0 and not device.tracks.reap(track):
             return False
-        again = known.relaunch
-        if again is None:
-            again = known.relaunch = device.server.bind_launch(
-                plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
+        relaunch = launch.relaunch
+        if relaunch is None:
+            relaunch = launch.relaunch = device.server.bind_launch(
+                plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, launch.params
             )
-        position = device.tracks.claim_position(track, known.writes, known.reads)
+        position = device.tracks.claim_position(track, launch.writes, launch.reads)
         track.launched.append((position, plan.name, stream.session))
         try:
-            again()
+            relaunch()
         except (Refusal, RuntimeError):
-            known.relaunch = None
+            launch.relaunch = None
             return False  # the queued path repeats the call and reports the error
         device.telemetry.launched += plan.weight
         return True
 
-    def _launch_again(
+    def _launch_planned(
         self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
         """Launches on the inline path. Returns False, without effect, if a buffer needs further checks."""
@@ -211,10 +218,10 @@ class LaunchCommands:
         tracks = device.tracks
         reads: list[Usage] = []
         if plan.readers or session.shares:
-            everything = usages
+            all_usages = usages
             readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
-            usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
-            reads = [usage for usage in everything if usage not in usages]
+            usages = [usage for usage, reader in zip(all_usages, readers, strict=True) if not reader]
+            reads = [usage for usage in all_usages if usage not in usages]
             if session.shares and (reached := self._reached(session, plan, data, at)):
                 if any(reach.buffer.failure is not None for reach in reached):
                     return False
@@ -229,7 +236,9 @@ class LaunchCommands:
         if remember:
             for usage in (*usages, *reads):
                 usage.replayable = True
-            session.replay_cache.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
+            session.replay_cache.remember(
+                data[at : at + plan.length], CachedLaunch(stream, plan, params, usages, reads)
+            )
         device.telemetry.launched += plan.weight
         return True
 
@@ -248,8 +257,12 @@ class LaunchCommands:
         """
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
-        shared = [buffers[handle].read_only is not None for handle in handles]
-        return [one or other for one, other in zip(shared, plan.readers, strict=True)] if plan.readers else shared
+        read_only = [buffers[handle].read_only is not None for handle in handles]
+        return (
+            [by_buffer or by_layout for by_buffer, by_layout in zip(read_only, plan.readers, strict=True)]
+            if plan.readers
+            else read_only
+        )
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
         """Executes the readable form of a launch: converts it to a record and submits that."""
@@ -278,11 +291,11 @@ class LaunchCommands:
             call=origin.call,
         )
 
-    def _malformed(self, session: DeviceSession, batch: BatchEntry, index: int, why: str) -> None:
+    def _report_malformed(self, session: DeviceSession, batch: BatchEntry, index: int, fault: str) -> None:
         origin = Origin(self._replies, session, session.streams.items[0], "launch", batch=batch, index=index)
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"not a valid launch record: {why}; the remaining launches of the command were dropped",
+            f"not a valid launch record: {fault}; the remaining launches of the command were dropped",
             fix="pack records as described in hearth_proto/launches.py",
         )
         origin.fail(refusal)
@@ -301,7 +314,7 @@ class LaunchCommands:
 
         The operation can wait for its module, its buffers or room on its track.
         """
-        stream, name = self._whose(session, data)
+        stream, name = self._stream_and_name(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
             # A session without the right to launch has no functions, so its launches always arrive here.
@@ -309,7 +322,7 @@ class LaunchCommands:
                 permissions.check(self._device.outbox, session, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
-            origin.fail(refusal, self._named(session, data))
+            origin.fail(refusal, self._named_buffers(session, data))
             return
         run = LaunchRun(self._device, self._binder, origin, parsed)
         written, read = parsed.split()
@@ -329,18 +342,18 @@ class LaunchCommands:
         submit(operation)
 
     @staticmethod
-    def _whose(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
+    def _stream_and_name(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
         """Returns the stream and the command name of a record, or defaults if its handles are unknown."""
-        head = HEADER.unpack_from(data)
-        entry = session.functions.get(head[3])
-        stream = session.streams.get(head[4])
+        header = HEADER.unpack_from(data)
+        entry = session.functions.get(header[3])
+        stream = session.streams.get(header[4])
         return (
             stream if stream is not None else session.streams.items[0],
             f"launch {entry.name}" if entry is not None else "launch",
         )
 
     @staticmethod
-    def _named(session: DeviceSession, data: bytes) -> list[Buffer]:
+    def _named_buffers(session: DeviceSession, data: bytes) -> list[Buffer]:
         """Returns the buffers that a refused record names; empty if the record or its function is invalid."""
         try:
             (record,) = unpack(data)
@@ -348,11 +361,11 @@ class LaunchCommands:
             return []
         if session.functions.get(record.function) is None:
             return []
-        found = (session.buffers.get(handle) for handle in record.buffers)
-        return [buffer for buffer in found if buffer is not None]
+        buffers = (session.buffers.get(handle) for handle in record.buffers)
+        return [buffer for buffer in buffers if buffer is not None]
 
 
-def _full(session: DeviceSession, stream: LogicalStream) -> bool:
+def _is_full(session: DeviceSession, stream: LogicalStream) -> bool:
     """True if a launch would have to wait for other launches of its stream."""
     deferred = session.deferred
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
@@ -380,7 +393,7 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
     return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)
 
 
-def asked_for_launches(_origin: Origin, _records: bytes) -> None:
+def refuse_answered_launches(_origin: Origin, _records: bytes) -> None:
     """Refuses packed launches outside a batch, or with a request number, because their answer would never be sent."""
     raise Refusal(
         Reason.INVALID_ARGUMENT,

@@ -32,12 +32,12 @@ class LaunchRun:
         self._record = parsed.record
         self._key = parsed.key
         self._bound: BoundLaunch | None = None
-        self._left = 0
+        self._remaining = 0
         self._grid: DynamicGrid | None = None
-        self._rested: bool | Refusal = False
+        self._idle_outcome: bool | Refusal = False
         """True once the device was idle for the launch, or the launch does not need an idle device; a Refusal if the
         wait was refused."""
-        self._waiting: Waiting | None = None
+        self._idle_work: Waiting | None = None
         """The queued idle work of this launch, pending or done; None if there is none."""
         self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
@@ -51,8 +51,8 @@ class LaunchRun:
         It first waits for the module, for a grid that is read from a buffer, and for an idle device if the driver needs
         one. Raises Refusal if the launch cannot run.
         """
-        if isinstance(self._rested, Refusal):
-            raise self._rested  # takes precedence over any other wait
+        if isinstance(self._idle_outcome, Refusal):
+            raise self._idle_outcome  # takes precedence over any other wait
         parsed = self._parsed
         stream = parsed.stream
         if parsed.entry.module.pending or stream.track.closed:
@@ -64,16 +64,16 @@ class LaunchRun:
                 return True
         if self._bound is None:
             self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
-            self._left = self._bound.plan.iterations
+            self._remaining = self._bound.plan.iterations
         if not self._may_issue(self._bound):
             return False
         if self.validates:
             return self._validate(self._bound)
-        while self._left and not stream.track.closed:
-            times = min(self._left, WINDOW, stream.track.room)
-            self._binder.issue(stream, self._bound, times)
-            self._left -= times
-        return not self._left
+        while self._remaining and not stream.track.closed:
+            count = min(self._remaining, WINDOW, stream.track.room)
+            self._binder.issue(stream, self._bound, count)
+            self._remaining -= count
+        return not self._remaining
 
     def _validate(self, bound: BoundLaunch) -> bool:
         try:
@@ -89,53 +89,53 @@ class LaunchRun:
         The driver would wait for other kernels in the first launch of some kernels, so that launch is issued while no
         kernel runs.
         """
-        if self._rested is False:
+        if self._idle_outcome is False:
             self._wait_for_idle(bound)
-        if isinstance(self._rested, Refusal):
-            raise self._rested
-        return self._rested
+        if isinstance(self._idle_outcome, Refusal):
+            raise self._idle_outcome
+        return self._idle_outcome
 
     def _wait_for_idle(self, bound: BoundLaunch) -> None:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
             # Another launch has made the driver's allocations that this launch waited for.
-            if self._waiting is not None:
-                device.idle_work.drop(self._waiting)
-            self._rested = True
+            if self._idle_work is not None:
+                device.idle_work.drop(self._idle_work)
+            self._idle_outcome = True
             return
         refused = self._parsed.entry.refused
         if refused is not None and not refused[1]():
-            self._rested = refused[0]
-        elif self._waiting is None:
-            what = f"the first launch of {bound.plan.name}"
-            self._waiting = device.idle_work.load(
-                self._origin.session, what, lambda: self._issue_when_idle(bound), self._refuse
+            self._idle_outcome = refused[0]
+        elif self._idle_work is None:
+            description = f"the first launch of {bound.plan.name}"
+            self._idle_work = device.idle_work.load(
+                self._origin.session, description, lambda: self._issue_when_idle(bound), self._refuse
             )
 
     def _refuse(self, refusal: Refusal) -> None:
         self._device.telemetry.loads_refused += 1
         self._parsed.entry.refused = refusal, self._device.idle_work.retry_condition()
-        self._rested = refusal
+        self._idle_outcome = refusal
         self._device.kick(self._origin.session)
 
     def release(self, _refusal: Refusal) -> None:
         """Releases what the launch holds, because it will not run, for example after the end of its session."""
-        self._left = 0
-        if self._waiting is not None:
-            self._device.idle_work.drop(self._waiting)
-        if self._bound is not None and self._rested is not True:
+        self._remaining = 0
+        if self._idle_work is not None:
+            self._device.idle_work.drop(self._idle_work)
+        if self._bound is not None and self._idle_outcome is not True:
             self._parsed.entry.plans.clear()  # the next launch may be the first one again, and must be checked again
 
     def _issue_when_idle(self, bound: BoundLaunch) -> None:
         self._device.server.record_first_launch(bound.plan.function, bound.module.prints is not None)
-        self._rested = True
-        if not self.validates and self._left:
+        self._idle_outcome = True
+        if not self.validates and self._remaining:
             try:
                 self._binder.issue(self._parsed.stream, bound, 1)
-                self._left -= 1
+                self._remaining -= 1
                 self._origin.begun = True
             except Refusal as refusal:
-                self._rested = refusal
+                self._idle_outcome = refusal
         self._device.kick(self._origin.session)
 
     def record(self) -> bool:
@@ -144,10 +144,10 @@ class LaunchRun:
         if parsed.entry.module.pending:
             return False
         if self.validates or self._grid is not None:
-            what = 'mode="validate"' if self.validates else "a grid from a buffer"
+            feature = 'mode="validate"' if self.validates else "a grid from a buffer"
             raise Refusal(
                 Reason.CAPTURE_INVALID,
-                f"launch of {parsed.entry.name} with {what} cannot be captured: the host takes part in it",
+                f"launch of {parsed.entry.name} with {feature} cannot be captured: the host takes part in it",
                 fix="launch it outside the graph",
             )
         assert self._capture is not None

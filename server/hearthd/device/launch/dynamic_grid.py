@@ -27,9 +27,9 @@ class DynamicGrid:
         self._origin = origin
         self._buffer = buffer
         self._offset = offset
-        self._asked = False
+        self._is_requested = False
         self.value: Dim = (0, 0, 0)
-        self.known = False
+        self.is_known = False
 
     def ready(self) -> bool:
         """True once `value` is known; the first call starts the copy.
@@ -38,8 +38,8 @@ class DynamicGrid:
 
         Raises Refusal(OUT_OF_BOUNDS) or Refusal(INVALID_ARGUMENT) for a wrong offset.
         """
-        if self._asked:
-            return self.known
+        if self._is_requested:
+            return self.is_known
         if self._offset % 4:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -53,7 +53,7 @@ class DynamicGrid:
         host = device.staging.acquire(GRID.size)
         if host is None:
             return False
-        self._asked = True
+        self._is_requested = True
         track = self._origin.stream.track
         device.tracks.claim_position(track, (), (self._buffer.usage,))
         device.begin(self._origin.stream)
@@ -62,7 +62,7 @@ class DynamicGrid:
         except Refusal:
             device.staging.drop(track, host)
             raise
-        arrived = device.tracks.pending_outcomes.settled(self._buffer.usage, lambda: self._arrived(host))
+        arrived = device.tracks.pending_outcomes.when_settled(self._buffer.usage, lambda: self._arrived(host))
         device.tracks.on_complete(track, arrived)
         return False
 
@@ -70,5 +70,5 @@ class DynamicGrid:
         x, y, z = GRID.unpack_from(host.view)
         self._device.staging.release(host)
         self.value = (x, y, z)
-        self.known = True
+        self.is_known = True
         self._device.kick(self._origin.session)

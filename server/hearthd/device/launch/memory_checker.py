@@ -26,20 +26,20 @@ from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import Q, addresses
 from hearthd.device.streams.pending_outcomes import PendingOutcome
 
-_MOST_SAID = 4
+_MAX_DESCRIBED = 4
 """Number of reads, and of distant writes, that a message describes."""
 
 
-class _Guarded(NamedTuple):
+class _GuardedCopy(NamedTuple):
     """A buffer and its copy between two red zones."""
 
     buffer: Buffer
     plan: Shadow
     memory: Memory
-    """The copy; if the backend guards it, only the count of its bytes."""
+    """The memory of the copy; with a guard, it is unused and only counts the bytes of the copy."""
     written: bool
     guard: GuardedMemory | None
-    """The copy, guarded; None: the backend cannot guard it."""
+    """Guarded memory, which replaces `memory`; None if the backend cannot guard the copy."""
 
     @property
     def address(self) -> int:
@@ -68,7 +68,7 @@ class Validation:
         """Buffers of the pointer arguments, in order."""
         self._layout = parsed.record.layout
         self._race: Callable[[], Refusal | None] = lambda: None
-        self._noticed: list[tuple[_Guarded, Callable[[], Sequence[StrayAccess]]]] = []
+        self._stray_accesses: list[tuple[_GuardedCopy, Callable[[], Sequence[StrayAccess]]]] = []
         """Functions that return the accesses outside of each guarded copy."""
         for pointer in parsed.pointers:
             if isinstance(pointer, TensorMapEntry):
@@ -97,25 +97,25 @@ class Validation:
         host = device.staging.acquire(size)
         if host is None:
             return False
-        guarded: dict[Buffer, _Guarded] = {}
-        armed: list[_Guarded] = []
+        guarded: dict[Buffer, _GuardedCopy] = {}
+        armed: list[_GuardedCopy] = []
         try:
             for index, (buffer, plan) in enumerate(plans.items()):
                 memory = device.grants.allocate(plan.total, track.stream)
                 guard: GuardedMemory | None = None
                 if isinstance(device.server, GuardsMemory):
-                    guard = device.server.guard(plan.total, plan.inside, buffer.size)
-                guarded[buffer] = _Guarded(buffer, plan, memory, index < len(self._bound.writes), guard)
+                    guard = device.server.guard(plan.total, plan.buffer_offset, buffer.size)
+                guarded[buffer] = _GuardedCopy(buffer, plan, memory, index < len(self._bound.writes), guard)
         except Refusal:
             device.staging.release(host)
             self._free(guarded)
             raise
         try:
             self._fill(guarded)
-            for each in guarded.values():
-                if each.guard is not None:
-                    each.guard.arm(track.stream)
-                    armed.append(each)
+            for copy in guarded.values():
+                if copy.guard is not None:
+                    copy.guard.arm(track.stream)
+                    armed.append(copy)
             self._binder.issue(self._origin.stream, self._with_copies(guarded))
             if isinstance(device.server, ChecksRaces):
                 self._race = device.server.race_refusal(track.stream)
@@ -127,76 +127,78 @@ class Validation:
         finally:
             self._free(guarded)
         device.telemetry.validated_launches += 1
-        outcome = PendingOutcome(object(), 0)  # its success implies that of no other check
+        outcome = PendingOutcome(object(), 0)  # its success implies nothing about other checks
         device.tracks.pending_outcomes.launched(outcome, [buffer.usage for buffer in guarded])
-        device.tracks.on_complete(track, partial(self._look, list(guarded.values()), host, outcome))
+        device.tracks.on_complete(track, partial(self._check_zones, list(guarded.values()), host, outcome))
         return True
 
-    def _fill(self, guarded: Mapping[Buffer, _Guarded]) -> None:
+    def _fill(self, guarded: Mapping[Buffer, _GuardedCopy]) -> None:
         device = self._device
         track = self._origin.stream.track
-        for each in guarded.values():
-            buffer, plan = each.buffer, each.plan
+        for copy in guarded.values():
+            buffer, plan = copy.buffer, copy.plan
             device.tracks.claim_position(track, (), (buffer.usage,))
             device.begin(self._origin.stream)
-            device.server.fill(each.address, PATTERN, plan.total, track.stream)
+            device.server.fill(copy.address, PATTERN, plan.total, track.stream)
             if buffer.size:
-                device.server.copy(each.address + plan.inside, buffer.address, buffer.size, track.stream)
+                device.server.copy(copy.address + plan.buffer_offset, buffer.address, buffer.size, track.stream)
 
-    def _disarm(self, armed: Sequence[_Guarded]) -> None:
+    def _disarm(self, armed: Sequence[_GuardedCopy]) -> None:
         stream = self._origin.stream.track.stream
-        for each in armed:
-            if each.guard is not None:
-                self._noticed.append((each, each.guard.disarm(stream)))
+        for copy in armed:
+            if copy.guard is not None:
+                self._stray_accesses.append((copy, copy.guard.disarm(stream)))
 
-    def _with_copies(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
+    def _with_copies(self, guarded: Mapping[Buffer, _GuardedCopy]) -> BoundLaunch:
         """Returns the launch with the addresses of the copies in place of those of the buffers."""
         bound = self._bound
         params = bytearray(bound.params)
         for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
             offset = Q.unpack_from(params, patch)[0] - buffer.address
-            Q.pack_into(params, patch, guarded[buffer].address + guarded[buffer].plan.inside + offset)
-        moved = BoundLaunch(bound.plan, params, (), (), bound.module)
-        moved.writes, moved.reads = bound.writes, bound.reads
-        return moved
+            Q.pack_into(params, patch, guarded[buffer].address + guarded[buffer].plan.buffer_offset + offset)
+        launch = BoundLaunch(bound.plan, params, (), (), bound.module)
+        launch.writes, launch.reads = bound.writes, bound.reads
+        return launch
 
-    def _restore(self, guarded: Mapping[Buffer, _Guarded], host: HostBuffer) -> None:
+    def _restore(self, guarded: Mapping[Buffer, _GuardedCopy], host: HostBuffer) -> None:
         device = self._device
         track = self._origin.stream.track
         at = 0
-        for each in guarded.values():
-            buffer, plan = each.buffer, each.plan
-            if each.written and buffer.size:
+        for copy in guarded.values():
+            buffer, plan = copy.buffer, copy.plan
+            if copy.written and buffer.size:
                 device.tracks.claim_position(track, (buffer.usage,))
-                device.server.copy(buffer.address, each.address + plan.inside, buffer.size, track.stream)
+                device.server.copy(buffer.address, copy.address + plan.buffer_offset, buffer.size, track.stream)
             for start, size in _zones(plan):
-                device.server.download(host, at, each.address + start, size, track.stream)
+                device.server.download(host, at, copy.address + start, size, track.stream)
                 at += size
 
-    def _free(self, guarded: Mapping[Buffer, _Guarded]) -> None:
+    def _free(self, guarded: Mapping[Buffer, _GuardedCopy]) -> None:
         stream = self._origin.stream.track.stream
-        for each in guarded.values():
-            if each.guard is not None:
-                each.guard.free(stream)
-            self._device.server.free(each.memory, stream)
+        for copy in guarded.values():
+            if copy.guard is not None:
+                copy.guard.free(stream)
+            self._device.server.free(copy.memory, stream)
 
-    def _look(self, guarded: Sequence[_Guarded], host: HostBuffer, outcome: PendingOutcome) -> None:
+    def _check_zones(self, guarded: Sequence[_GuardedCopy], host: HostBuffer, outcome: PendingOutcome) -> None:
         """Checks the zones of the completed launch, and answers the command.
 
         Reads of the buffers, whose contents stay valid, are answered afterwards, so that the first one has the error.
         """
-        found: list[tuple[Buffer, Damage]] = []
+        damages: list[tuple[Buffer, Damage]] = []
         at = 0
-        for each in guarded:
-            for start, size in _zones(each.plan):
-                hurt = find_damage(host.view[at : at + size], start, each.plan)
+        for copy in guarded:
+            for start, size in _zones(copy.plan):
+                damage = find_damage(host.view[at : at + size], start, copy.plan)
                 at += size
-                if hurt is not None:
-                    found.append((each.buffer, hurt))
+                if damage is not None:
+                    damages.append((copy.buffer, damage))
         self._device.staging.release(host)
-        strays = [Stray(each.buffer, access) for each, noticed in self._noticed for access in noticed()]
-        if found or strays:
-            self._origin.fail(refuse(self._bound.plan.name, found, self._arguments(), strays))
+        strays = [
+            Stray(copy.buffer, access) for copy, stray_accesses in self._stray_accesses for access in stray_accesses()
+        ]
+        if damages or strays:
+            self._origin.fail(refuse(self._bound.plan.name, damages, self._arguments(), strays))
         elif (race := self._race()) is not None:
             self._origin.fail(race)
         else:
@@ -212,55 +214,68 @@ class Validation:
 
 def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns (start, size) of each zone, in bytes."""
-    return (0, plan.zone), (plan.behind, plan.total - plan.behind)
+    return (0, plan.zone), (plan.second_zone, plan.total - plan.second_zone)
 
 
 def refuse(
-    kernel: str, found: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int], strays: Sequence[Stray] = ()
+    kernel: str, damages: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int], strays: Sequence[Stray] = ()
 ) -> Refusal:
-    """The refusal of a kernel that wrote or read outside its buffers. `arguments`: number of the argument by buffer."""
-    wrote = [
-        f"{hurt.count} bytes {_where(hurt, buffer.size)} argument {arguments[buffer]}, an array of {buffer.size} bytes "
-        f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"
-        for buffer, hurt in found
+    """Returns the refusal of a kernel that wrote or read outside its buffers.
+
+    `arguments` maps each buffer to the number of its argument.
+    """
+    written = [
+        f"{damage.count} bytes {_position(damage, buffer.size)} argument {arguments[buffer]}, an array of "
+        f"{buffer.size} bytes (bytes [{damage.first}..{damage.last + 1}) from its start)"
+        for buffer, damage in damages
     ]
-    hurt_buffers = dict(found)
+    damaged_buffers = dict(damages)
     writes = [stray for stray in strays if stray.access.writes]
     reads = [stray for stray in strays if not stray.access.writes]
     # A write to a zone that has left damage is described already.
-    far = [stray for stray in writes if stray.buffer not in hurt_buffers or not _in_zone(stray)]
-    wrote += [_said(stray, arguments) for stray in far[:_MOST_SAID]]
-    read = [_said(stray, arguments) for stray in reads[:_MOST_SAID]]
-    did = "read" if all(stray.access.writes is False for stray in reads) else "accessed"
-    what = [f"{verb} outside its buffers: " + "; ".join(said) for verb, said in (("wrote", wrote), (did, read)) if said]
-    first, begin, end = (found[0][0], found[0][1].first, found[0][1].last) if found else _bytes((far or reads)[0])
-    blocks = [stray.access.block for stray in (writes if wrote else reads) if stray.buffer is first]
-    kept = "what it wrote inside its buffers was kept, the rest was not"
+    distant_writes = [stray for stray in writes if stray.buffer not in damaged_buffers or not _in_zone(stray)]
+    written += [_description(stray, arguments) for stray in distant_writes[:_MAX_DESCRIBED]]
+    accessed = [_description(stray, arguments) for stray in reads[:_MAX_DESCRIBED]]
+    read_verb = "read" if all(stray.access.writes is False for stray in reads) else "accessed"
+    clauses = [
+        f"{verb} outside its buffers: " + "; ".join(texts)
+        for verb, texts in (("wrote", written), (read_verb, accessed))
+        if texts
+    ]
+    first, first_byte, last_byte = (
+        (damages[0][0], damages[0][1].first, damages[0][1].last)
+        if damages
+        else _byte_range((distant_writes or reads)[0])
+    )
+    blocks = [stray.access.block for stray in (writes if written else reads) if stray.buffer is first]
+    note = "what it wrote inside its buffers was kept, the rest was not"
     return Refusal(
-        Reason.OUT_OF_BOUNDS_WRITE if wrote else Reason.OUT_OF_BOUNDS_READ,
-        f"kernel {kernel} " + ", and ".join(what),
-        fix=f"bound the kernel's indices; {kept}",
+        Reason.OUT_OF_BOUNDS_WRITE if written else Reason.OUT_OF_BOUNDS_READ,
+        f"kernel {kernel} " + ", and ".join(clauses),
+        fix=f"bound the kernel's indices; {note}",
         details={
             "kernel": kernel,
             "argument": arguments[first],
             "buffer": first.handle,
             "buffer_size": first.size,
-            "first_byte": begin,
-            "last_byte": end,
-            "buffers": len({buffer.handle for buffer in (*hurt_buffers, *(stray.buffer for stray in (*far, *reads)))}),
+            "first_byte": first_byte,
+            "last_byte": last_byte,
+            "buffers": len(
+                {buffer.handle for buffer in (*damaged_buffers, *(stray.buffer for stray in (*distant_writes, *reads)))}
+            ),
             **({"block": ", ".join(map(str, blocks[0]))} if blocks else {}),
         },
     )
 
 
-def _said(stray: Stray, arguments: Mapping[Buffer, int]) -> str:
+def _description(stray: Stray, arguments: Mapping[Buffer, int]) -> str:
     """Returns the text of one access: its distance from the array, and its block."""
     buffer, access = stray
-    behind = access.offset >= 0
-    distance = access.offset - buffer.size if behind else -access.offset
+    is_behind = access.offset >= 0
+    distance = access.offset - buffer.size if is_behind else -access.offset
     return (
-        f"{distance} bytes {'behind' if behind else 'before'} argument {arguments[buffer]}, an array of {buffer.size} "
-        f"bytes (byte {access.offset} from its start), in block ({', '.join(map(str, access.block))})"
+        f"{distance} bytes {'behind' if is_behind else 'before'} argument {arguments[buffer]}, an array of "
+        f"{buffer.size} bytes (byte {access.offset} from its start), in block ({', '.join(map(str, access.block))})"
     )
 
 
@@ -270,10 +285,10 @@ def _in_zone(stray: Stray) -> bool:
     return -zone <= stray.access.offset < size + zone
 
 
-def _bytes(stray: Stray) -> tuple[Buffer, int, int]:
+def _byte_range(stray: Stray) -> tuple[Buffer, int, int]:
     """Returns the buffer of an access, and its first and last known byte."""
     return stray.buffer, stray.access.offset, stray.access.offset
 
 
-def _where(hurt: Damage, size: int) -> str:
-    return "before" if hurt.last < 0 else "behind" if hurt.first >= size else "around"
+def _position(damage: Damage, size: int) -> str:
+    return "before" if damage.last < 0 else "behind" if damage.first >= size else "around"

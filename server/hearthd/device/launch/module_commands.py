@@ -29,9 +29,9 @@ class ModuleCommands:
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
-        self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
+        self._compilations: dict[ModuleEntry, tuple[Job, Callback]] = {}
         """Modules whose code is being compiled or assembled, with the job and its callback."""
-        self._resting: dict[ModuleEntry, Waiting] = {}
+        self._pending_loads: dict[ModuleEntry, Waiting] = {}
         """Modules whose code waits to be loaded while no kernel runs."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
@@ -75,27 +75,27 @@ class ModuleCommands:
         The driver's assembler would stall the device for all sessions, so it is used only if no other assembler is
         available.
         """
-        as_it_is = Compiled(Image(code=code), None, False, 0)
+        unassembled = Compiled(Image(code=code), None, False, 0)
         try:
             assembly = self._device.server.compiler.assembly(code)
         except Refusal as refusal:
             self._fail(entry, refusal)
             return
         if assembly is None:
-            self._load(session, entry, as_it_is)
+            self._load(session, entry, unassembled)
         else:
-            self._submit(session, entry, assembly, as_it_is)
+            self._submit(session, entry, assembly, unassembled)
 
-    def _submit(self, session: DeviceSession, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
+    def _submit(self, session: DeviceSession, entry: ModuleEntry, job: Job, fallback: Compiled | None = None) -> None:
         def compiled(outcome: Compiled) -> None:
-            del self._waiting[entry]
+            del self._compilations[entry]
             self._count(outcome)
-            if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and otherwise is not None:
-                outcome = otherwise
+            if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and fallback is not None:
+                outcome = fallback
             self._load(session, entry, outcome)
             self._device.kick(session)
 
-        self._waiting[entry] = job, compiled
+        self._compilations[entry] = job, compiled
         self._device.compiler.submit(job, compiled, session.channel)
 
     def _count(self, outcome: Compiled) -> None:
@@ -134,26 +134,26 @@ class ModuleCommands:
         """
         idle_work = self._device.idle_work
 
-        def again(hopeful: Callable[[], bool]) -> None:
-            if hopeful():
+        def retry(may_succeed: Callable[[], bool]) -> None:
+            if may_succeed():
                 entry.pending, entry.error, entry.retry_load = True, None, None
                 self._load_when_idle(session, entry, image)
 
         def refuse(refusal: Refusal) -> None:
-            del self._resting[entry]
+            del self._pending_loads[entry]
             self._device.telemetry.loads_refused += 1
-            entry.pending, entry.error, entry.retry_load = False, refusal, partial(again, idle_work.retry_condition())
+            entry.pending, entry.error, entry.retry_load = False, refusal, partial(retry, idle_work.retry_condition())
             self._device.kick(session)
 
         waiting = idle_work.load(
             session, f"the load of module {entry.handle}", lambda: self._load_now(session, entry, image), refuse
         )
         if waiting is not None:
-            self._resting[entry] = waiting
+            self._pending_loads[entry] = waiting
 
     def _load_now(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Loads the module, unless its handle has been destroyed and nothing holds it any more."""
-        self._resting.pop(entry, None)
+        self._pending_loads.pop(entry, None)
         entry.pending = False
         if entry.released and not entry.holders:
             return
@@ -206,13 +206,13 @@ class ModuleCommands:
             self._unload(session, entry)
 
     def _unload(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        waiting = self._waiting.pop(entry, None)
-        if waiting is not None:
-            self._device.compiler.abandon(*waiting)
+        compilation = self._compilations.pop(entry, None)
+        if compilation is not None:
+            self._device.compiler.abandon(*compilation)
         entry.retry_load = None
-        resting = self._resting.pop(entry, None)
-        if resting is not None:
-            self._device.idle_work.drop(resting)
+        pending_load = self._pending_loads.pop(entry, None)
+        if pending_load is not None:
+            self._device.idle_work.drop(pending_load)
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server

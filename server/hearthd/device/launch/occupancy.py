@@ -45,11 +45,11 @@ class OccupancyCommands:
         kernel = launch_limits.KernelLimits(
             function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
         )
-        wrong = launch_limits.check(limits, kernel, (1, 1, 1), block, command.shared_mem)
+        faults = launch_limits.check(limits, kernel, (1, 1, 1), block, command.shared_mem)
         if cluster is not None:
-            wrong += residency.check_cluster(limits, grid, cluster)
-        if wrong:
-            raise launch_limits.refuse(entry.name, wrong, grid, block, command.shared_mem)
+            faults += residency.check_cluster(limits, grid, cluster)
+        if faults:
+            raise launch_limits.refuse(entry.name, faults, grid, block, command.shared_mem)
         threads = residency.product(block)
         blocks = device.server.blocks_per_multiprocessor(function, threads, command.shared_mem)
         resident = min(blocks * limits.multiprocessors, residency.thread_bound(limits, threads))

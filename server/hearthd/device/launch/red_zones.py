@@ -20,12 +20,12 @@ class Shadow:
     zone: int
 
     @property
-    def inside(self) -> int:
+    def buffer_offset(self) -> int:
         """Offset of the buffer's bytes."""
         return self.zone
 
     @property
-    def behind(self) -> int:
+    def second_zone(self) -> int:
         """Offset of the second zone.
 
         The zone begins directly after the buffer's last byte, so that a write one byte too far is detected.
@@ -51,8 +51,8 @@ def shadow(size: int) -> Shadow:
 def pattern(start: int, size: int) -> bytes:
     """Returns the contents of `size` bytes of a zone that starts `start` bytes into the copy's memory."""
     phase = start % len(PATTERN)
-    whole = PATTERN * (size // len(PATTERN) + 2)
-    return whole[phase : phase + size]
+    repeated = PATTERN * (size // len(PATTERN) + 2)
+    return repeated[phase : phase + size]
 
 
 @dataclass(frozen=True)
@@ -72,5 +72,5 @@ def find_damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | 
     expected = pattern(start, len(zone))
     if zone == expected:
         return None
-    changed = [index for index, (is_, was) in enumerate(zip(zone, expected, strict=True)) if is_ != was]
-    return Damage(start + changed[0] - plan.inside, start + changed[-1] - plan.inside, len(changed))
+    changed = [index for index, (actual, intact) in enumerate(zip(zone, expected, strict=True)) if actual != intact]
+    return Damage(start + changed[0] - plan.buffer_offset, start + changed[-1] - plan.buffer_offset, len(changed))

@@ -118,7 +118,7 @@ class StreamCommands:
         has not been recorded counts as done. Raises Refusal(CAPTURE_INVALID) for an event of a capture.
         """
         event = origin.session.events.find(command.event)
-        _check_reached(event)
+        _check_not_captured(event)
 
         def answer(done: bool) -> None:
             origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=done)))
@@ -142,8 +142,8 @@ class StreamCommands:
         """
         start = origin.session.events.find(command.start)
         end = origin.session.events.find(command.end)
-        for each in (start, end):
-            _check_reached(each)
+        for event in (start, end):
+            _check_not_captured(event)
         device = self._device
 
         def run() -> bool:
@@ -188,7 +188,7 @@ class StreamCommands:
         Raises Refusal(INVALID_ARGUMENT) if no answer was requested. Returns an operation if earlier commands are
         waiting; otherwise None.
         """
-        self._need_answer(origin, "sync")
+        self._require_answer(origin, "sync")
         run = self._sync_all if command.all_streams else self._sync_one
         if not origin.session.deferred and origin.capture is None and origin.record is None:
             run(origin)  # no earlier command waits
@@ -197,9 +197,9 @@ class StreamCommands:
 
     def _sync_one(self, origin: Origin) -> bool:
         stream, session, tracks = origin.stream, origin.session, self._device.tracks
-        answer = self._timed(origin, lambda: (stream,))
+        answer = self._timed_answer(origin, lambda: (stream,))
         if session.snapshots or stream.flights:
-            answer = _behind_snapshots(session, stream, answer) if session.snapshots else answer
+            answer = _after_snapshots(session, stream, answer) if session.snapshots else answer
             answer = both(stream.flights, answer) if stream.flights else answer
         if tracks.idle(stream.track):
             answer()
@@ -209,15 +209,15 @@ class StreamCommands:
 
     def _sync_all(self, origin: Origin) -> bool:
         session, tracks = origin.session, self._device.tracks
-        flights = [flight for each in session.streams.marked for flight in each.flights]
-        answer = self._timed(origin, lambda: session.streams.marked)
-        answer = _behind_snapshots(session, None, answer) if session.snapshots else answer
+        flights = [flight for stream in session.streams.marked for flight in stream.flights]
+        answer = self._timed_answer(origin, lambda: session.streams.marked)
+        answer = _after_snapshots(session, None, answer) if session.snapshots else answer
         # Recording an event on each of many tracks is expensive, so idle tracks are skipped.
         busy = tracks.busy(session.tracks())
         tracks.after_all(busy, both(flights, answer) if flights else answer)
         return True
 
-    def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
+    def _timed_answer(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
         """Returns a callback that answers with the failures that these streams have when it is called.
 
         It also measures how long the client has waited.
@@ -238,7 +238,7 @@ class StreamCommands:
         It runs when the stream's earlier commands have been submitted; it does not wait for the device. Raises
         Refusal(INVALID_ARGUMENT) if no answer was requested.
         """
-        self._need_answer(origin, "flush")
+        self._require_answer(origin, "flush")
 
         def run() -> bool:
             answer_with(origin, [origin.stream])
@@ -247,12 +247,12 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream,))
 
     @staticmethod
-    def _need_answer(origin: Origin, what: str) -> None:
+    def _require_answer(origin: Origin, command: str) -> None:
         if not origin.answered:
-            raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+            raise Refusal(Reason.INVALID_ARGUMENT, f"a {command} needs a request number", fix="set Command.request")
 
 
-def _check_reached(event: EventEntry) -> None:
+def _check_not_captured(event: EventEntry) -> None:
     """Raises Refusal(CAPTURE_INVALID) if the event is a point of a graph, which the device does not reach as such."""
     if event.capture is not None:
         graph = event.capture.entry.handle
@@ -278,24 +278,24 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
         origin.reply()
 
 
-def _behind_snapshots(
+def _after_snapshots(
     session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
     """Returns a function that calls `callback` after it has been called and the snapshots under way are done.
 
     Only snapshots that are under way now count: those of `stream`, or of any stream if `stream` is None.
     """
-    snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
+    snapshots = [snapshot for snapshot in session.snapshots if stream is None or snapshot.stream is stream]
     if not snapshots:
         return callback
-    left = len(snapshots) + 1
+    remaining = len(snapshots) + 1
 
-    def one() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+    def count_down() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             callback()
 
     for snapshot in snapshots:
-        snapshot.then(one)
-    return one
+        snapshot.then(count_down)
+    return count_down

@@ -42,19 +42,19 @@ class TensorMapCommands:
     def _create(self, origin: Origin, command: commands_pb2.CreateTensorMap, entry: TensorMapEntry) -> bool:
         device = self._device
         buffer = entry.buffer
-        if buffer.lost is not None and (because := poisoned(buffer.failure)) is not None:
+        if buffer.lost is not None and (cause := poisoned(buffer.failure)) is not None:
             entry.lose(buffer.lost)
-            origin.skip(because, ())
+            origin.skip(cause, ())
             return True
         spec = spec_of(command)
         served_by = f"device {device.spec.ordinal} ({device.spec.backend})"
         tensor_map.check_features(spec, device.limits.features, served_by)
-        what = f"tensor map of buffer {buffer.handle}"
-        address = buffer.range(0, 0, what)
-        wrong = tensor_map.check(spec, address, command.offset, buffer.size)
-        if wrong:
-            more = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
-            raise tensor_map.refuse(spec, wrong, what, **more)
+        description = f"tensor map of buffer {buffer.handle}"
+        address = buffer.range(0, 0, description)
+        faults = tensor_map.check(spec, address, command.offset, buffer.size)
+        if faults:
+            details = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
+            raise tensor_map.refuse(spec, faults, description, **details)
         entry.data = device.server.encode_tensor_map(spec, address + command.offset)
         origin.reply()
         return True
@@ -95,16 +95,19 @@ def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
     if kind == "tile":
         access = Tile(tuple(command.tile.box))
     elif kind == "im2col":
-        given = command.im2col
+        im2col = command.im2col
         access = Im2col(
-            tuple(given.lower_corner), tuple(given.upper_corner), given.channels_per_pixel, given.pixels_per_column
+            tuple(im2col.lower_corner), tuple(im2col.upper_corner), im2col.channels_per_pixel, im2col.pixels_per_column
         )
     elif kind == "im2col_wide":
-        wide = command.im2col_wide
+        im2col_wide = command.im2col_wide
         access = Im2colWide(
-            wide.lower_corner_width, wide.upper_corner_width, wide.channels_per_pixel, wide.pixels_per_column,
-            wide.mode or "w",
-        )  # fmt: skip
+            im2col_wide.lower_corner_width,
+            im2col_wide.upper_corner_width,
+            im2col_wide.channels_per_pixel,
+            im2col_wide.pixels_per_column,
+            im2col_wide.mode or "w",
+        )
     return TensorMapSpec(
         dtype=command.dtype,
         shape=tuple(command.shape),

@@ -18,12 +18,12 @@ CHECK_S = 0.01
 """Interval, in seconds, at which limits are checked while any launch has one."""
 
 
-def shorter(wanted: float, default: float) -> float:
-    """Returns the time limit of a session's launches in seconds: `wanted`, capped by the daemon's `default`.
+def shorter_limit(requested: float, default: float) -> float:
+    """Returns the time limit of a session's launches in seconds: `requested`, capped by the daemon's `default`.
 
     For each of the three, 0 means no limit.
     """
-    return min(wanted, default) if wanted and default else wanted or default
+    return min(requested, default) if requested and default else requested or default
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Watchdog:
         def started() -> None:
             limit.deadline = time.monotonic() + seconds
 
-        self._tracks.on_complete(track, started, still_to_come=1)
+        self._tracks.on_complete(track, started, unsubmitted=1)
         yield
         self._limits.add(limit)
         self._tracks.on_complete(track, lambda: self._limits.discard(limit))
@@ -66,8 +66,8 @@ class Watchdog:
         now = time.monotonic()
         return next((limit for limit in self._limits if limit.deadline is not None and now > limit.deadline), None)
 
-    def max_sleep(self, wanted: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check."""
+    def max_sleep(self, timeout: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until the next check."""
         if not self._limits:
-            return wanted
-        return at_most(CHECK_S, wanted)
+            return timeout
+        return at_most(CHECK_S, timeout)

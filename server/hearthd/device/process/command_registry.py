@@ -16,7 +16,7 @@ from hearthd.device.graphs.prepared import PreparedCommands
 from hearthd.device.ipc.publish import Publishing
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.cancel_commands import CancelCommands
-from hearthd.device.launch.commands import LaunchCommands, asked_for_launches
+from hearthd.device.launch.commands import LaunchCommands, refuse_answered_launches
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
 from hearthd.device.launch.stream_commands import StreamCommands
@@ -90,7 +90,7 @@ class CommandRegistry:
             "get_function": self._modules.get_function,
             "describe_function": self._modules.describe_function,
             "get_global": self._modules.get_global,
-            "launches": asked_for_launches,
+            "launches": refuse_answered_launches,
             "launch": self.launches.launch,
             "begin_capture": self._graphs.begin,
             "end_capture": self._graphs.end,

@@ -167,7 +167,7 @@ class DeviceProcess:
         self.stripes = Stripes(self.loop, self.executor.session, self.executor.transfers, journal, self.descriptors)
         self._collector = GarbageCollector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
-        self.control(Kind.TURN, self.executor.sharing.turn)
+        self.control(Kind.TURN, self.executor.sharing.on_turn)
         self.control(Kind.LIMIT, device.grants.on_limit)
         self._controls[Kind.CHANGE] = self._change
         self.executor.publishing.listen(self.control, self.descriptors)
@@ -286,7 +286,7 @@ class DeviceProcess:
             return NAP_S
         wake = device.idle_work.poll()
         # A slice that other sessions wait for is filled from the sockets before it is closed.
-        idle = not (progress and sharing.several)
+        idle = not (progress and sharing.is_slicing)
         sharing.settle(idle)
         executor.collectives.check()
         expired = executor.watchdog.expired()

@@ -12,7 +12,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path.inline_path import InlinePath
-from hearthd.device.launch.watchdog import shorter
+from hearthd.device.launch.watchdog import shorter_limit
 from hearthd.device.operation import Origin, internal_error, submit
 from hearthd.device.platform.telemetry import resident_bytes
 from hearthd.device.process.command_registry import CommandRegistry
@@ -80,7 +80,7 @@ class Executor:
         """Handles a frame that belongs to a session, or opens one; a frame of an unknown session is ignored."""
         if frame.kind == OPEN:
             info = json.loads(frame.payload or b"{}")
-            info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
+            info["launch_timeout"] = shorter_limit(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = DeviceSession(frame.channel, info, self._device.tracks.acquire)
             opened.permissions = permissions.of(info)
             opened.limit(self._handles)
@@ -286,7 +286,7 @@ class Executor:
 
     def _drop(self, session: DeviceSession, frame: Frame) -> None:
         """Puts a Cancel command into effect before its batch is executed."""
-        self.registry.cancels.ahead(session, frame)
+        self.registry.cancels.take_effect_early(session, frame)
         self.sharing.commands_cancelled(session)
 
     def command(
@@ -355,7 +355,7 @@ class Executor:
             return
         origin.fail(refusal)
         if not origin.answered:  # a client that waits for the answer receives the refusal
-            failed_handles.refused(origin.session, kind, named, refusal)
+            failed_handles.record_refusal(origin.session, kind, named, refusal)
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Abandons the session's waiting commands, frees everything that it holds, and then sends CLOSED to the front.
@@ -370,14 +370,14 @@ class Executor:
         for event in session.events.items.values():
             if event.event is not None:
                 self._device.tracks.retire(event.event)
-        let_go = self._device.tracks.keep(session.tracks())
+        end_withholding = self._device.tracks.withhold(session.tracks())
         for stream in session.streams.items.values():
             self._device.tracks.release(stream.track)
         self._leaving[session.channel] = self._sessions.pop(session.channel)
 
         def closed() -> None:
             del self._leaving[session.channel]
-            let_go()
+            end_withholding()
             self._device.output.close(session.channel)
             self.sharing.remove(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)

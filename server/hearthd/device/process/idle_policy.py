@@ -52,7 +52,11 @@ class IdlePolicy:
     def defers_housekeeping(self) -> bool:
         """Returns True if the rest of the iteration is deferred, because an awaited completion is expected soon."""
         executor = self._executor
-        if self._turns < MAX_DEFERRED and not (executor.sharing.several or executor.more) and self._tracks.awaits:
+        if (
+            self._turns < MAX_DEFERRED
+            and not (executor.sharing.is_slicing or executor.more)
+            and self._tracks.should_poll
+        ):
             self._turns += 1
             return True
         self._turns = 0
@@ -87,7 +91,7 @@ class IdlePolicy:
             return None if time.perf_counter() < self.expected_until else True
         tracks = self._tracks
         if not tracks.has_completions:
-            if not tracks.awaits:
+            if not tracks.should_poll:
                 return False
             polls = POLLS
             while not tracks.has_completions:

@@ -133,7 +133,7 @@ class ProfileCommands:
 def _void(profile: ProfileEntry) -> Refusal:
     stretch = profile.stretch
     first = stretch.failures[0]
-    more = len(stretch.failures) - 1 + stretch.more
+    more = len(stretch.failures) - 1 + stretch.omitted
     return Refusal(
         Reason.PROFILE_INVALID,
         f"profile {profile.handle} has no valid result: {first.command} failed while it was measured, which has "
@@ -142,7 +142,7 @@ def _void(profile: ProfileEntry) -> Refusal:
         fix="repair the command that failed, and profile again",
         details={
             "profile": profile.handle,
-            "failed": len(stretch.failures) + stretch.more,
+            "failed": len(stretch.failures) + stretch.omitted,
             "command": first.command,
             "cause": first.cause.refusal.reason,
         },

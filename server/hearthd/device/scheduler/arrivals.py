@@ -25,13 +25,13 @@ HEAVY = {"collective": 15, "all_reduce": 15}
 loop iteration, so a long queue of collectives must not delay the first message."""
 
 _NONE: frozenset[int] = frozenset()
-_NOBODY = (None, 0)
+_NO_HANDLER = (None, 0)
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
 """Commands that decide the outcome of later commands. No event query behind one of them is answered early."""
 
 
-AtOnce = tuple[Callable[[DeviceSession, commands_pb2.Command, BatchEntry, int], bool], int]
+InlineHandler = tuple[Callable[[DeviceSession, commands_pb2.Command, BatchEntry, int], bool], int]
 """A function that runs a command of a batch (given the batch's entry and the command's index), and the number of
 commands that it submits to the device: 1 or 0. The function returns False, without effect, if the command must take the
 queued path."""
@@ -68,16 +68,20 @@ class CommandRunner(Protocol):
 class Arrivals:
     """Decodes frames and runs their commands. Device-handle thread only.
 
-    The generators that `batch` and `call` return yield whenever they must not continue; see `Backlog.left` and
+    The generators that `batch` and `call` return yield whenever they must not continue; see `Backlog.quota` and
     `Backlog.may_submit`.
     """
 
     def __init__(
-        self, device: DeviceContext, launches: LaunchCommands, commands: CommandRunner, at_once: Mapping[str, AtOnce]
+        self,
+        device: DeviceContext,
+        launches: LaunchCommands,
+        commands: CommandRunner,
+        inline_handlers: Mapping[str, InlineHandler],
     ) -> None:
-        """`at_once` maps a kind of command to the function that is tried before the queued path."""
+        """`inline_handlers` maps a kind of command to the function that is tried before the queued path."""
         self._device = device
-        self._at_once = at_once
+        self._inline_handlers = inline_handlers
         self._launches = launches
         self._commands = commands
         self.handlers: dict[int, Callable[[Backlog, Frame], Iterator[None]]] = {
@@ -92,41 +96,47 @@ class Arrivals:
         if opened is None:
             return
         batch, answered = opened
-        telemetry, at_once = self._device.telemetry, self._at_once
+        telemetry, inline_handlers = self._device.telemetry, self._inline_handlers
         began = time.perf_counter_ns()
         backlog.paused = 0
         entry = BatchEntry(session.last_seq)
         session.batches.append(entry)
         index = 0
-        for place, command in enumerate(batch.commands):
+        for position, command in enumerate(batch.commands):
             records = command.launches
             # This implies the kind "launches"; WhichOneof would cost as much as a launch.
             if records and not command.request:
-                index += yield from self._run(backlog, records, entry, index, place)
+                index += yield from self._run_records(backlog, records, entry, index, position)
                 continue
             kind = command.WhichOneof("kind") or ""
-            runs, work = at_once.get(kind, _NOBODY)
-            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered and not session.dropping:
-                if runs(session, command, entry, index):
-                    backlog.left -= 1
-                    backlog.room -= work
+            handler, cost = inline_handlers.get(kind, _NO_HANDLER)
+            if (
+                handler is not None
+                and backlog.quota > 0
+                and backlog.room >= cost
+                and not answered
+                and not session.dropping
+            ):
+                if handler(session, command, entry, index):
+                    backlog.quota -= 1
+                    backlog.room -= cost
                     index += 1
                     continue
             elif kind == "launches" and not command.request:
                 continue  # the field is empty
-            if not answered or place not in answered:
+            if not answered or position not in answered:
                 need = NEEDS.get(kind, NOTHING)
-                while backlog.left <= 0 or (
+                while backlog.quota <= 0 or (
                     (not backlog.may_submit(need) or (need and self._full(backlog, command)))
                     and not (session.dropping and _dropped(backlog, command, kind))
                 ):
-                    yield from _pause(backlog, place)
+                    yield from _pause(backlog, position)
                 self._commands.command(session, command, kind, batch=entry, index=index)
-                backlog.left -= 1 + HEAVY.get(kind, 0)
+                backlog.quota -= 1 + HEAVY.get(kind, 0)
                 if need:
                     backlog.room -= 1
-                if kind == "record_event" and backlog.awaited:
-                    for waiting in backlog.awaited.pop(command.record_event.event, ()):
+                if kind == "record_event" and backlog.awaited_queries:
+                    for waiting in backlog.awaited_queries.pop(command.record_event.event, ()):
                         self._commands.command(session, waiting, "query_event")
             index += 1
         entry.left -= 1
@@ -134,33 +144,33 @@ class Arrivals:
             self._commands.acknowledge(session, entry)
         telemetry.batch_execution.observe(time.perf_counter_ns() - began - backlog.paused)
 
-    def _run(
-        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
+    def _run_records(
+        self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, position: int
     ) -> Generator[None, None, int]:
         """Runs packed launches and returns their number."""
         telemetry, session = self._device.telemetry, backlog.session
         at = count = 0
         while at < len(records):
-            if session.dropping and backlog.left > 0:
-                dropped, at = self._launches.drop_records(session, records, entry, index + count, at, backlog.left)
+            if session.dropping and backlog.quota > 0:
+                dropped, at = self._launches.drop_records(session, records, entry, index + count, at, backlog.quota)
                 count += dropped
-                backlog.left -= dropped
+                backlog.quota -= dropped
                 if dropped:
                     continue
-            if backlog.left <= 0 or not backlog.may_submit(LAUNCH):
-                yield from _pause(backlog, place)
+            if backlog.quota <= 0 or not backlog.may_submit(LAUNCH):
+                yield from _pause(backlog, position)
                 continue
-            most = 1 if session.dropping else min(2 * backlog.left, backlog.room)
+            limit = 1 if session.dropping else min(2 * backlog.quota, backlog.room)
             launches, at = self._launches.run_records(
-                session, records, entry, index + count, at, most, backlog.stands_still_before
+                session, records, entry, index + count, at, limit, backlog.stands_still_before
             )
             telemetry.count("launch", launches)
             count += launches
-            backlog.left -= launches
+            backlog.quota -= launches
             backlog.room -= launches
             if backlog.standstill.stream is not None:
                 paused = backlog.paused
-                yield from _pause(backlog, place)
+                yield from _pause(backlog, position)
                 telemetry.queue_delay.observe(backlog.paused - paused)
         return count
 
@@ -173,9 +183,9 @@ class Arrivals:
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands already answered; None if there is nothing to run."""
         session = backlog.session
-        ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
+        peeked = backlog.peeked.pop(id(frame), None) if backlog.peeked else None
         try:
-            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
+            batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if peeked is None else peeked.batch
         except DecodeError:
             self._protocol_error(session, "it is not a valid ExecuteRequest")
             return None
@@ -191,8 +201,8 @@ class Arrivals:
             return None
         session.last_seq = seq
         self._device.telemetry.batches += 1
-        backlog.under = batch
-        return batch, ahead.answered if ahead is not None else _NONE
+        backlog.batch = batch
+        return batch, peeked.answered if peeked is not None else _NONE
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
         """Runs a single call; yields until the session may run it."""
@@ -204,12 +214,12 @@ class Arrivals:
             return
         kind = command.WhichOneof("kind") or ""
         need, session = NEEDS.get(kind, NOTHING), backlog.session
-        while backlog.left <= 0 or (
+        while backlog.quota <= 0 or (
             not backlog.may_submit(need) and not (session.dropping and _dropped(backlog, command, kind))
         ):
             yield
         self._commands.command(session, command, kind, call=frame.id)
-        backlog.left -= 1
+        backlog.quota -= 1
         if need:
             backlog.room -= 1
 
@@ -220,29 +230,29 @@ class Arrivals:
         early answers the device would run out of work before the client receives them. Every waiting batch before this
         one must have been decoded as well.
         """
-        if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.ahead) != len(backlog.frames):
+        if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.peeked) != len(backlog.frames):
             return
         session = backlog.session
         try:
             batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
         except DecodeError:
             return
-        if batch.seq != session.last_seq + len(backlog.ahead) + 1:
+        if batch.seq != session.last_seq + len(backlog.peeked) + 1:
             return  # the batch was sent twice, or its number is out of order
-        before = [each.changes for each in backlog.ahead.values()]
-        if backlog.work is not None and backlog.under is not None:
-            before.append(_changes(backlog.under.commands[backlog.place :]))
+        before = [peeked.changes for peeked in backlog.peeked.values()]
+        if backlog.work is not None and backlog.batch is not None:
+            before.append(_changes(backlog.batch.commands[backlog.next_index :]))
         changes = _changes(batch.commands)
-        known = [each for each in before if each is not None]
+        known_changes = [earlier for earlier in before if earlier is not None]
         answered: list[int] = []
-        if changes is not None and len(known) == len(before):
-            for place, command in enumerate(batch.commands):
+        if changes is not None and len(known_changes) == len(before):
+            for position, command in enumerate(batch.commands):
                 if command.WhichOneof("kind") == "query_event" and command.request:
-                    known.append(_changes(batch.commands[:place]) or {})
-                    if self._answer(backlog, command, known):
-                        answered.append(place)
-                    known.pop()
-        backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
+                    known_changes.append(_changes(batch.commands[:position]) or {})
+                    if self._answer(backlog, command, known_changes):
+                        answered.append(position)
+                    known_changes.pop()
+        backlog.peeked[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
         """Answers an event query now, or registers it to be answered when the event is recorded.
@@ -254,27 +264,27 @@ class Arrivals:
         if stream is None or stream.capture is not None:
             return False
         handle = command.query_event.event
-        ahead = [each[handle] for each in before if handle in each]
-        if ahead == [True]:
-            backlog.awaited.setdefault(handle, []).append(command)
+        recorded = [changes[handle] for changes in before if handle in changes]
+        if recorded == [True]:
+            backlog.awaited_queries.setdefault(handle, []).append(command)
             return True
         event = session.events.get(handle)
-        if ahead or event is None or event.event is None:
+        if recorded or event is None or event.event is None:
             return False
         self._commands.command(session, command, "query_event")
         return True
 
-    def _protocol_error(self, session: DeviceSession, why: str) -> None:
+    def _protocol_error(self, session: DeviceSession, fault: str) -> None:
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"the message is not a valid batch: {why}; none of its commands was executed",
+            f"the message is not a valid batch: {fault}; none of its commands was executed",
             fix="send ExecuteRequest messages with batches numbered from 1",
             details={"last_seq": session.last_seq},
         )
         event = device_pb2.Event(protocol_error=refusal.to_status())
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
-        self._device.outbox.refused(session.channel, why)
+        self._device.outbox.refused(session.channel, fault)
 
 
 def _dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool:
@@ -286,9 +296,9 @@ def _dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool
     return True
 
 
-def _pause(backlog: Backlog, place: int) -> Iterator[None]:
+def _pause(backlog: Backlog, position: int) -> Iterator[None]:
     """Yields once before the command at this place of its batch."""
-    backlog.place = place
+    backlog.next_index = position
     began = time.perf_counter_ns()
     yield
     backlog.paused += time.perf_counter_ns() - began

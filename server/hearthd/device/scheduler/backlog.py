@@ -12,7 +12,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.scheduler.extra_slices import ExtraSlices
 from hearthd.device.scheduler.pace import Pace
-from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
+from hearthd.device.scheduler.standstill import TIMEOUT_S as STANDSTILL_S
 from hearthd.device.scheduler.standstill import Standstill
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -40,12 +40,12 @@ NEEDS = {
 class Slice:
     """Commands that a session submitted in one time slice; `count` is their number once the slice is closed."""
 
-    __slots__ = ("base", "begun", "count", "late", "limit", "turn")
+    __slots__ = ("base", "count", "in_turn", "late", "limit", "start")
 
-    def __init__(self, begun: float, most: int, turn: bool, base: dict[PooledStream, int]) -> None:
-        self.begun = begun
-        self.limit = most
-        self.turn = turn
+    def __init__(self, start: float, limit: int, in_turn: bool, base: dict[PooledStream, int]) -> None:
+        self.start = start
+        self.limit = limit
+        self.in_turn = in_turn
         """True if the time slices of other sessions wait for this slice; otherwise it runs beside them."""
         self.base = base
         """Number of commands submitted to each track before the slice."""
@@ -56,7 +56,7 @@ class Slice:
     def submitted(self, tracks: Iterable[PooledStream]) -> int:
         """Returns the number of commands submitted to these tracks since the slice began."""
         base = self.base
-        return sum(track.submitted - base.get(track, track.since) for track in tracks)
+        return sum(track.submitted - base.get(track, track.first_submitted) for track in tracks)
 
 
 Changes = dict[int, bool]
@@ -79,11 +79,12 @@ class Backlog:
 
     __slots__ = (
         "active",
-        "ahead",
-        "awaited",
+        "awaited_queries",
+        "batch",
         "closing",
         "copies",
-        "counted",
+        "debt",
+        "done_at_since",
         "ended",
         "exempt",
         "extra_slices",
@@ -91,15 +92,14 @@ class Backlog:
         "frames",
         "late_at",
         "launches",
-        "left",
         "metered",
         "need",
+        "next_index",
         "open",
-        "owes",
         "pace",
-        "paid",
         "paused",
-        "place",
+        "peeked",
+        "quota",
         "room",
         "session",
         "since",
@@ -107,8 +107,8 @@ class Backlog:
         "sparse",
         "standstill",
         "transfers",
-        "under",
         "used",
+        "used_at_since",
         "wanting",
         "work",
     )  # fmt: skip
@@ -119,15 +119,15 @@ class Backlog:
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
         """The frame that is being executed."""
-        self.under: commands_pb2.Batch | None = None  # the batch in that frame
-        self.place = self.paused = 0
-        """`place`: index of the next command in the batch. `paused`: nanoseconds for which execution of the batch has
-        paused."""
+        self.batch: commands_pb2.Batch | None = None  # the batch in that frame
+        self.next_index = self.paused = 0
+        """`next_index`: index of the next command in the batch. `paused`: nanoseconds for which execution of the batch
+        has paused."""
         self.work: Iterator[None] | None = None
         """The generator that executes the rest of the frame."""
-        self.ahead: dict[int, PeekedBatch] = {}
+        self.peeked: dict[int, PeekedBatch] = {}
         """Decoded batches among the frames, by `id` of the frame."""
-        self.awaited: dict[int, list[commands_pb2.Command]] = {}
+        self.awaited_queries: dict[int, list[commands_pb2.Command]] = {}
         """Queries of events that have not been recorded yet, by event handle."""
         self.transfers: set[int] = set()
         """Uploads that have messages among the frames."""
@@ -139,8 +139,8 @@ class Backlog:
         # Current permissions.
         self.need = NOTHING
         """Device work of the next command, if execution stopped before it."""
-        self.left = self.room = 0
-        """`left`: commands of any kind that may run before other sessions must run. `room`: how many of these may
+        self.quota = self.room = 0
+        """`quota`: commands of any kind that may run before other sessions must run. `room`: how many of these may
         submit work to the device."""
         self.launches = False
         """True if the commands that submit work may be launches; otherwise only copies."""
@@ -165,11 +165,11 @@ class Backlog:
         self.pace = Pace()
         self.used = 0.0
         """Device time used, in seconds."""
-        self.paid = 0.0
+        self.used_at_since = 0.0
         """Value of `used` at `since`."""
-        self.owes = math.inf
+        self.debt = math.inf
         """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
-        self.counted = 0
+        self.done_at_since = 0
         """Number of commands that were done at `since`; used while the session is in no slice."""
 
     @property
@@ -208,17 +208,19 @@ class Backlog:
     @property
     def in_turn(self) -> bool:
         """True if the time slices of other sessions wait for this session."""
-        return (self.open is not None and self.open.turn) or any(each.turn and not each.late for each in self.slices)
+        return (self.open is not None and self.open.in_turn) or any(
+            time_slice.in_turn and not time_slice.late for time_slice in self.slices
+        )
 
     @property
     def late(self) -> bool:
         """True if a slice of the session is late."""
-        return any(each.late for each in self.slices)
+        return any(time_slice.late for time_slice in self.slices)
 
     @property
     def on_device(self) -> int:
         """Number of commands in slices that are neither done nor late."""
-        return sum(each.count for each in self.slices if not each.late)
+        return sum(time_slice.count for time_slice in self.slices if not time_slice.late)
 
     def may_submit(self, need: int) -> bool:
         """True if the next command may submit this kind of work now; otherwise execution stops before it."""
@@ -254,21 +256,21 @@ class Backlog:
         self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
-            asked = track.requested
+            requested = track.requested
             tracks.set_barred(track, True, 0)
-            track.requested = asked
+            track.requested = requested
 
-    def allow_submission(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
-        """Allows the session to submit up to `most` commands; without `launches` only copies."""
-        self.room = most
+    def allow_submission(self, tracks: StreamPool, max_commands: int = NEVER, launches: bool = True) -> None:
+        """Allows the session to submit up to `max_commands` commands; without `launches` only copies."""
+        self.room = max_commands
         self.launches = launches
         for track in self.tracks():
-            tracks.set_barred(track, not launches, most)
+            tracks.set_barred(track, not launches, max_commands)
 
     def done(self) -> int:
         """Returns the number of the session's commands that are known to be done."""
         # A generator expression takes twice as long.
-        return sum([track.finished - track.since for track in self.busy_tracks()])
+        return sum([track.finished - track.first_submitted for track in self.busy_tracks()])
 
     def unfinished(self, tracks: StreamPool) -> list[PooledStream]:
         """Returns the tracks that have work of the session not known to be done."""
@@ -278,10 +280,10 @@ class Backlog:
         """True if the device has work of the session not known to be done."""
         return bool(tracks.unfinished(self.busy_tracks()))
 
-    def update_pace(self, count: int, begun: float, now: float) -> None:
-        """Updates the pace: `count` commands, submitted from `begun` on, were done between `since` and `now`."""
-        self.pace.update(count, self.used - self.paid, now - begun)
-        self.paid, self.since = self.used, now
+    def update_pace(self, count: int, start: float, now: float) -> None:
+        """Updates the pace: `count` commands, submitted from `start` on, were done between `since` and `now`."""
+        self.pace.update(count, self.used - self.used_at_since, now - start)
+        self.used_at_since, self.since = self.used, now
 
     # ---- frames that are not executed in order ----
 
@@ -311,8 +313,8 @@ class Backlog:
     def drop(self) -> list[Frame]:
         """Removes and returns the current frame and all queued frames before the CLOSE frame of the session."""
         dropped = [self.frame] if self.frame is not None else []
-        self.ahead.clear()
-        self.awaited.clear()
+        self.peeked.clear()
+        self.awaited_queries.clear()
         self.work = self.standstill.stream = None
         self.need = NOTHING
         while self.frames and self.frames[0].kind != Kind.CLOSE:

@@ -27,7 +27,7 @@ class DeviceTimePayer(Protocol):
     used: float
     """Device time charged so far, in seconds."""
 
-    owes: float
+    debt: float
     """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
     means no limit."""
 
@@ -68,30 +68,30 @@ class DeviceTimeMeter(Generic[P]):
         """Divides the time since the last call among the payers; returns the current time in seconds."""
         now = self.clock()
         if self._under_way:
-            spent = now - self._now
+            elapsed = now - self._now
             if len(self._under_way) == 1:
-                self._pay(next(iter(self._under_way)), spent)
+                self._pay(next(iter(self._under_way)), elapsed)
             else:
-                self._share(spent)
-            self._telemetry.device_busy_ns += int(spent * 1e9)
+                self._share(elapsed)
+            self._telemetry.device_busy_ns += int(elapsed * 1e9)
         self._now = now
         return now
 
-    def _share(self, spent: float) -> None:
-        part = spent / len(self._under_way)
-        whole = [payer for payer in self._under_way if payer.owes >= part]
-        rest = [payer for payer in self._under_way if payer.owes < part]
-        if not whole:
-            whole, rest = rest, []
-        for payer in rest:
-            spent -= payer.owes
-            self._pay(payer, payer.owes)
-        for payer in whole:
-            self._pay(payer, spent / len(whole))
+    def _share(self, elapsed: float) -> None:
+        share = elapsed / len(self._under_way)
+        paying_share = [payer for payer in self._under_way if payer.debt >= share]
+        paying_less = [payer for payer in self._under_way if payer.debt < share]
+        if not paying_share:
+            paying_share, paying_less = paying_less, []
+        for payer in paying_less:
+            elapsed -= payer.debt
+            self._pay(payer, payer.debt)
+        for payer in paying_share:
+            self._pay(payer, elapsed / len(paying_share))
 
     def _pay(self, payer: P, seconds: float) -> None:
         payer.used += seconds
-        payer.owes = max(payer.owes - seconds, 0.0)
+        payer.debt = max(payer.debt - seconds, 0.0)
         session = payer.session_id
         self._unreported[session] = self._unreported.get(session, 0.0) + seconds
         self._charge(payer, seconds)
@@ -122,22 +122,22 @@ class DeviceTimeMeter(Generic[P]):
     def end(self, payer: P) -> None:
         """Counts one piece of the payer's work as done."""
         self.advance()
-        left = self._under_way.get(payer, 0) - 1
-        if left > 0:
-            self._under_way[payer] = left
+        remaining = self._under_way.get(payer, 0) - 1
+        if remaining > 0:
+            self._under_way[payer] = remaining
         else:
             self._under_way.pop(payer, None)
 
     def report(self) -> None:
         """Reports to the front all device time that has not been reported."""
         self._reported_at = self.advance()
-        told = {session: int(seconds * 1e9) for session, seconds in self._unreported.items()}
+        reported = {session: int(seconds * 1e9) for session, seconds in self._unreported.items()}
         # The fraction lost by rounding stays in the account and is reported later.
-        for session, nanoseconds in told.items():
+        for session, nanoseconds in reported.items():
             self._unreported[session] -= nanoseconds / 1e9
-        told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
-        if told:
-            self._outbox.put(Kind.METER, json.dumps(told).encode())
+        reported = {session: nanoseconds for session, nanoseconds in reported.items() if nanoseconds}
+        if reported:
+            self._outbox.put(Kind.METER, json.dumps(reported).encode())
 
     def forget(self, payer: P) -> None:
         """Removes a payer whose session has ended, and reports its remaining time to the front."""
@@ -146,18 +146,18 @@ class DeviceTimeMeter(Generic[P]):
         self.report()
         self._unreported.pop(payer.session_id, None)
 
-    def poll(self, asleep: float | None) -> float | None:
+    def poll(self, timeout: float | None) -> float | None:
         """Sends a report to the front if one is due.
 
-        Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until the next report.
+        Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until the next report.
         """
         if not (self._under_way or self._unreported):
-            return asleep
-        left = self._reported_at + REPORT_S - self.clock()
-        if left <= 0:
+            return timeout
+        remaining = self._reported_at + REPORT_S - self.clock()
+        if remaining <= 0:
             self.report()
-            left = REPORT_S
+            remaining = REPORT_S
             if not self._under_way:
                 self._unreported.clear()
-                return asleep
-        return at_most(left, asleep)
+                return timeout
+        return at_most(remaining, timeout)

@@ -30,7 +30,7 @@ from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import NOTHING, Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
-from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
+from hearthd.device.scheduler.standstill import TIMEOUT_S as STANDSTILL_S
 from hearthd.device.scheduler.time_slices import TimeSlices
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NEVER
@@ -44,7 +44,7 @@ LINGER_S = 0.25
 STRETCH_S = 5e-4
 """Time, in seconds, for which a session that is alone may occupy this thread before other sessions are checked."""
 
-PIECE = 512
+COMMANDS_PER_CHECK = 512
 """Number of commands between two readings of the clock."""
 
 
@@ -63,8 +63,8 @@ class FairShare:
         self._perform = perform
         self.backlogs: dict[int, Backlog] = {}
         self.standstill_s = STANDSTILL_S
-        """The patience of queues of sessions that open from now on, in seconds; see `Standstill.patience`."""
-        self.slicing = TimeSlices(device, self._advance, self._rest)
+        """Value of `Standstill.timeout`, in seconds, for sessions that open from now on."""
+        self.slicing = TimeSlices(device, self._advance, self._mark_idle)
         self._active = self.slicing.active
         self.meter = self.slicing.meter
         self._shared_at = 0.0
@@ -118,7 +118,7 @@ class FairShare:
         """
         backlog.sparse = True
         if commands:
-            backlog.paid = backlog.used
+            backlog.used_at_since = backlog.used
             now = self.meter.charge_interval(backlog, since)
             backlog.update_pace(commands, since, now)
 
@@ -129,10 +129,10 @@ class FairShare:
 
     def enqueue_behind(self, session: DeviceSession, frame: Frame) -> bool:
         """Queues a message of an upload if it must stay behind waiting commands; returns True in that case."""
-        behind = self.backlogs[session.channel].must_enqueue(frame)
-        if behind:
+        must_wait = self.backlogs[session.channel].must_enqueue(frame)
+        if must_wait:
             self.enqueue(session, frame)
-        return behind
+        return must_wait
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
         """Removes a single call that has not been decoded; True if it was found."""
@@ -175,14 +175,14 @@ class FairShare:
         if self.slicing.on:
             backlog.forbid_submission(self._tracks)
         elif len(self._active) > 1:
-            for other in tuple(self._active):  # their work may have ended since the last poll
-                for track in other.busy_tracks():
+            for active_backlog in tuple(self._active):  # their work may have ended since the last poll
+                for track in active_backlog.busy_tracks():
                     self._tracks.reap(track)
             self.settle(False)
             if len(self._active) > 1:
-                self._share()
+                self._start_slicing()
 
-    def _rest(self, backlog: Backlog) -> None:
+    def _mark_idle(self, backlog: Backlog) -> None:
         """Marks a session as idle: it has no waiting commands and no work on the device."""
         if backlog.metered:
             self._unmeter(backlog)
@@ -198,7 +198,7 @@ class FairShare:
         return bool(self._active) or self.meter.busy
 
     @property
-    def several(self) -> bool:
+    def is_slicing(self) -> bool:
         """True if sessions submit work in time slices."""
         return self.slicing.on
 
@@ -210,8 +210,8 @@ class FairShare:
     def pump(self) -> None:
         """Runs the commands that may run now, for a bounded short time."""
         self._more = self.slicing.more = False
-        if self.slicing.on and not self._keep_sharing():
-            self._stop_sharing()
+        if self.slicing.on and not self._must_keep_slicing():
+            self._stop_slicing()
         if self.slicing.on:
             self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
@@ -230,38 +230,38 @@ class FairShare:
         for backlog in tuple(self._active):
             if backlog.waiting:
                 continue
-            undone = backlog.unfinished(self._tracks)
-            if not undone:
-                self._rest(backlog)
-            elif idle and not any(track.pending for track in undone):
-                for track in undone:
+            unfinished = backlog.unfinished(self._tracks)
+            if not unfinished:
+                self._mark_idle(backlog)
+            elif idle and not any(track.pending for track in unfinished):
+                for track in unfinished:
                     self._tracks.on_complete(track, _no_op)
 
-    def max_sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
+    def max_sleep(self, timeout: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds; at most `timeout`, where None means no limit."""
         if self._more or self.slicing.more:
             return 0.0
         if self.slicing.on:
-            asleep = self.slicing.max_sleep(asleep)
+            timeout = self.slicing.max_sleep(timeout)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
-                    asleep = at_most(backlog.standstill.seconds_left(time.perf_counter()), asleep)
-        return self.meter.poll(self.turns.max_sleep(asleep))
+                    timeout = at_most(backlog.standstill.seconds_left(time.perf_counter()), timeout)
+        return self.meter.poll(self.turns.max_sleep(timeout))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Executes up to `commands` commands of the session; returns True if more are waiting."""
-        backlog.left = commands
-        while backlog.left > 0:
+        backlog.quota = commands
+        while backlog.quota > 0:
             if backlog.work is None:
                 if not backlog.frames:
                     return False
                 frame = backlog.frame = backlog.frames.popleft()
                 handler = self._arrivals.handlers.get(frame.kind)
                 if handler is None:
-                    backlog.left -= 1
+                    backlog.quota -= 1
                     if frame.kind == CLOSE:
-                        self._leave(backlog)
+                        self._end_session(backlog)
                     self._perform(backlog.session, frame)
                     continue
                 backlog.work = handler(backlog, frame)
@@ -273,7 +273,7 @@ class FairShare:
                 return True
         return backlog.waiting
 
-    def _leave(self, backlog: Backlog) -> None:
+    def _end_session(self, backlog: Backlog) -> None:
         self.slicing.leave(backlog)
         backlog.ended = True
         backlog.active = False
@@ -297,46 +297,46 @@ class FairShare:
     def _run_alone(self, backlog: Backlog, since: float | None = None) -> None:
         if backlog.waiting and not backlog.stands_still(self._tracks):
             backlog.room, backlog.launches = NEVER, True
-            if self._advance(backlog, PIECE):
-                until = self.meter.clock() + STRETCH_S
-                while backlog.standstill.stream is None and self._advance(backlog, PIECE):
-                    if self.meter.clock() > until:
+            if self._advance(backlog, COMMANDS_PER_CHECK):
+                deadline = self.meter.clock() + STRETCH_S
+                while backlog.standstill.stream is None and self._advance(backlog, COMMANDS_PER_CHECK):
+                    if self.meter.clock() > deadline:
                         self._more = True
                         break
         if backlog.active and not backlog.metered:
             if backlog.under_way(self._tracks):
                 backlog.metered = True
                 backlog.since = self.meter.begin(backlog, since)
-                backlog.paid = backlog.used
-                backlog.counted = backlog.done()
+                backlog.used_at_since = backlog.used
+                backlog.done_at_since = backlog.done()
             elif not backlog.waiting:
-                self._rest(backlog)
+                self._mark_idle(backlog)
 
     def _unmeter(self, backlog: Backlog) -> None:
         """Ends the metering of a session that was alone, because it is idle or continues in slices."""
         backlog.metered = False
         self.meter.end(backlog)
-        backlog.update_pace(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
+        backlog.update_pace(backlog.done() - backlog.done_at_since, backlog.since, self.meter.clock())
 
     # ---- several sessions ----
 
-    def _share(self) -> None:
+    def _start_slicing(self) -> None:
         """Switches to time slices."""
         self.slicing.on = True
         self._shared_at = self.meter.advance()
         for backlog in self.backlogs.values():
-            alone = backlog.metered
-            if alone:
+            was_alone = backlog.metered
+            if was_alone:
                 self._unmeter(backlog)
-            self.slicing.begin(backlog, was_alone=alone)
+            self.slicing.begin(backlog, was_alone=was_alone)
 
-    def _keep_sharing(self) -> bool:
+    def _must_keep_slicing(self) -> bool:
         now = self.meter.clock()
         if len(self._active) > 1 or self.turns.bounded:
             self._shared_at = now
         return now - self._shared_at <= LINGER_S
 
-    def _stop_sharing(self) -> None:
+    def _stop_slicing(self) -> None:
         """Ends time slices, because at most one session has work."""
         for backlog in self.backlogs.values():
             self.slicing.end(backlog)
@@ -344,14 +344,14 @@ class FairShare:
         self._device.kick(None)
         self.settle(False)
 
-    def turn(self, frame: Frame) -> None:
+    def on_turn(self, frame: Frame) -> None:
         """Handles a TURN message of the front, which allows or forbids this process to submit work.
 
         See `process_turns`.
         """
         self.turns.on_turn(frame)
         if self.turns.bounded and not self.slicing.on:
-            self._share()
+            self._start_slicing()
 
 
 _END = object()

@@ -10,13 +10,13 @@ SLICE_S = 1e-3
 QUANTUM_S = 3e-3
 """Device time, in seconds, that a session of average weight receives in each round."""
 
-PATIENCE_S = 0.1
+LATE_S = 0.1
 """Time, in seconds, after which a slice is late and other sessions run beside it."""
 
 BESIDE_S = SLICE_S
 """Time, in seconds, for which a slice beside the turn of another session costs no more than its expected time alone."""
 
-AHEAD = 2
+MAX_SLICES_ON_DEVICE = 2
 """Number of slices of the session with the turn that may be on the device at once, so that the device does not run out
 of work between them."""
 
@@ -50,11 +50,11 @@ class Pace:
         """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds in all."""
         if count <= 0:
             return
-        each = max(seconds / count, 1e-7)
-        new = 1.0 if not self.seconds else _FASTER if each < self.seconds else _SLOWER
-        self.seconds += new * (each - self.seconds)
-        each = max(elapsed / count, 1e-7)
-        self.fastest = min(each, self.fastest * _AGEING) if self.fastest else each
+        per_command = max(seconds / count, 1e-7)
+        weight = 1.0 if not self.seconds else _FASTER if per_command < self.seconds else _SLOWER
+        self.seconds += weight * (per_command - self.seconds)
+        per_command = max(elapsed / count, 1e-7)
+        self.fastest = min(per_command, self.fastest * _AGEING) if self.fastest else per_command
 
     def slice_size(self, on_device: int, limit: float = SLICE_S) -> int:
         """Returns how many commands may follow those on the device so that all but the last take `limit` seconds.
@@ -63,8 +63,11 @@ class Pace:
         """
         if not self.seconds:
             return max(FIRST_SLICE - on_device, 0)
-        least = int(not on_device)
-        return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MAX_COMMANDS)) - on_device, MAX_COMMANDS))
+        minimum = int(not on_device)
+        return max(
+            minimum,
+            min(math.ceil(min(limit / self.seconds, MAX_SLICES_ON_DEVICE * MAX_COMMANDS)) - on_device, MAX_COMMANDS),
+        )
 
     def expected_time(self, count: int) -> float:
         """Returns the expected time, in seconds, of `count` commands that run alone; infinity if unknown."""

@@ -66,9 +66,9 @@ class ProcessTurns:
         self._reported_state, self._idle_since = state, None
         self._outbox.put(Kind.BUSY, flags=state)
 
-    def max_sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `asleep` and until an idle report is due."""
+    def max_sleep(self, timeout: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds: at most `timeout` and until an idle report is due."""
         if self._idle_since is None:
-            return asleep
-        left = max(self._idle_since + IDLE_S - self._clock(), 0.0)
-        return at_most(left, asleep)
+            return timeout
+        remaining = max(self._idle_since + IDLE_S - self._clock(), 0.0)
+        return at_most(remaining, timeout)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S = 0.01
+TIMEOUT_S = 0.01
 """Seconds for which the queue stands still while the stream completes no command. Longer than the launch latency of all
 commands of a window."""
 
@@ -20,21 +20,21 @@ commands of a window."""
 class Standstill(Generic[T]):
     """The standstill of one queue."""
 
-    __slots__ = ("_seen", "_until", "patience", "stream")
+    __slots__ = ("_last_progress", "_until", "stream", "timeout")
 
-    def __init__(self, patience: float = PATIENCE_S) -> None:
-        self.patience = patience
+    def __init__(self, timeout: float = TIMEOUT_S) -> None:
+        self.timeout = timeout
         """Seconds for which the queue stands still while the stream completes no command."""
         self.stream: T | None = None
         """The full stream before which the queue stands still; None if the queue does not stand still."""
-        self._seen: tuple[int, int] | None = None
+        self._last_progress: tuple[int, int] | None = None
         self._until = 0.0
 
     def continues(self, stream: int, done: int, now: float) -> bool:
         """True if the queue stands still before a stream with `done` completed commands; `now` is in seconds."""
-        if (stream, done) != self._seen:
-            self._seen = stream, done
-            self._until = now + self.patience
+        if (stream, done) != self._last_progress:
+            self._last_progress = stream, done
+            self._until = now + self.timeout
         return now < self._until
 
     def seconds_left(self, now: float) -> float:

@@ -10,7 +10,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
-from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
+from hearthd.device.scheduler.pace import BESIDE_S, LATE_S, MAX_SLICES_ON_DEVICE, QUANTUM_S, SLICE_S
 from hearthd.device.streams.stream_pool import NEVER, PooledStream
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
@@ -20,10 +20,10 @@ STRETCH_S = 2e-4
 SHORT_STRETCH_S = 5e-5
 """Replaces `STRETCH_S`, in seconds, while another session waits for short work beside the turn to complete."""
 
-PIECE = 64
+COMMANDS_PER_CHECK = 64
 """Number of commands between two readings of the clock."""
 
-FEW = 2
+MAX_BESIDE_TURN = 2
 """Largest number of sessions with slices beside the turn for which `SHORT_STRETCH_S` applies."""
 
 NEAR_S = 1.5e-4
@@ -34,17 +34,17 @@ take longer than requested."""
 class TimeSlices:
     """Time slices of the sessions. Device-handle thread only.
 
-    `advance` executes up to a given number of commands and returns True if more are waiting. `rest` is called for a
+    `advance` executes up to a given number of commands and returns True if more are waiting. `on_idle` is called for a
     session that becomes idle.
     """
 
     def __init__(
-        self, device: DeviceContext, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
+        self, device: DeviceContext, advance: Callable[[Backlog, int], bool], on_idle: Callable[[Backlog], None]
     ) -> None:
         self._device = device
         self._tracks = device.tracks
         self._advance = advance
-        self._rest = rest
+        self._on_idle = on_idle
         self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
         self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
@@ -68,10 +68,10 @@ class TimeSlices:
         """
         backlog.forbid_submission(self._tracks)
         backlog.sparse = not was_alone
-        undone = backlog.unfinished(self._tracks) if was_alone else []
-        if undone:
+        unfinished = backlog.unfinished(self._tracks) if was_alone else []
+        if unfinished:
             backlog.exempt = True
-            self._slice_existing_work(backlog, undone, turn=True)
+            self._slice_existing_work(backlog, unfinished, turn=True)
 
     def end(self, backlog: Backlog) -> None:
         """Ends slicing for a session, which may submit without limit from now on."""
@@ -117,10 +117,10 @@ class TimeSlices:
         for backlog in self.active:
             if backlog.slices or backlog.open is not None:
                 if now > backlog.since + BESIDE_S:
-                    backlog.owes = math.inf
+                    backlog.debt = math.inf
                 if now > backlog.late_at:
-                    for each in backlog.slices:
-                        each.late = True
+                    for time_slice in backlog.slices:
+                        time_slice.late = True
 
     def close_all(self) -> None:
         """Closes all open slices before the loop sleeps, so that their markers are recorded."""
@@ -128,50 +128,50 @@ class TimeSlices:
             self.close(backlog)
             self.mark_changed(backlog)
 
-    def max_sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until a slice becomes late.
+    def max_sleep(self, timeout: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until a slice becomes late.
 
         If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
         it.
         """
         now = self.meter.clock()
-        for each in self.active:
-            if each.slices and not each.slices[-1].late:
-                left = max(each.late_at - now, 0.0)
-                asleep = at_most(left, asleep)
-            if each.wanting and each.late:
-                asleep = at_most(max(each.extra_slices.at - now, 0.0), asleep)
+        for backlog in self.active:
+            if backlog.slices and not backlog.slices[-1].late:
+                remaining = max(backlog.late_at - now, 0.0)
+                timeout = at_most(remaining, timeout)
+            if backlog.wanting and backlog.late:
+                timeout = at_most(max(backlog.extra_slices.at - now, 0.0), timeout)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
-            left = holder.since + holder.slices[0].count * holder.pace.seconds - now
-            if abs(left) < NEAR_S:
+            remaining = holder.since + holder.slices[0].count * holder.pace.seconds - now
+            if abs(remaining) < NEAR_S:
                 return 0.0
-        return asleep
+        return timeout
 
     def _examine(self, backlog: Backlog) -> None:
         """Runs the session's commands without device work, and queues the session for a turn if it has device work."""
         self._changed.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
-            if self._advance(backlog, PIECE) and not backlog.need:
+            if self._advance(backlog, COMMANDS_PER_CHECK) and not backlog.need:
                 self.more = True
                 self.mark_changed(backlog)
         if not backlog.active:
             return
-        asks = backlog.waiting_work
-        if asks and backlog not in self._fair and not backlog.exempt:
+        need = backlog.waiting_work
+        if need and backlog not in self._fair and not backlog.exempt:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
-        if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
+        if backlog in self._fair and (not need or (need == COPY and self._fair.credit(backlog) > 0)):
             self._fair.leave(backlog)  # copies need no turn, only credit
-        backlog.copies = asks == COPY
-        self._set_wanting(backlog, bool(asks))
-        if not (asks or backlog.waiting or backlog.slices):
+        backlog.copies = need == COPY
+        self._set_wanting(backlog, bool(need))
+        if not (need or backlog.waiting or backlog.slices):
             collectives = backlog.collectives(self._tracks)
             if collectives:
                 self._slice_existing_work(backlog, collectives, turn=False)
             else:
-                self._rest(backlog)
+                self._on_idle(backlog)
 
     def _set_wanting(self, backlog: Backlog, wanting: bool) -> None:
         backlog.wanting = wanting
@@ -192,7 +192,7 @@ class TimeSlices:
         for backlog in tuple(self._opened):
             if backlog.open is None:
                 continue
-            if backlog.open.turn and backlog is not holder:
+            if backlog.open.in_turn and backlog is not holder:
                 self.close(backlog)
                 self._examine(backlog)
             else:
@@ -202,14 +202,14 @@ class TimeSlices:
 
     def _open_turn(self, backlog: Backlog) -> None:
         copies = backlog.copies
-        last = self._holder
-        if not copies and last is not None and last is not backlog and last.in_turn:
+        previous = self._holder
+        if not copies and previous is not None and previous is not backlog and previous.in_turn:
             self._open_without_turn(backlog)
             return
-        limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
-        most = min(backlog.pace.slice_size(backlog.on_device, limit), backlog.pace.slice_size(0))
-        if most > 0:
-            self._open(backlog, most, launches=not copies, turn=not copies)
+        limit = min(MAX_SLICES_ON_DEVICE * SLICE_S, self._fair.credit(backlog))
+        max_commands = min(backlog.pace.slice_size(backlog.on_device, limit), backlog.pace.slice_size(0))
+        if max_commands > 0:
+            self._open(backlog, max_commands, launches=not copies, turn=not copies)
 
     def _open_without_turn(self, backlog: Backlog) -> None:
         """Opens a slice without a turn, if the session has credit left and no work under way, or has only copies."""
@@ -220,9 +220,9 @@ class TimeSlices:
             if backlog not in self._fair:
                 self.mark_changed(backlog)  # the session must join the queue for turns
             return
-        most = backlog.pace.slice_size(backlog.on_device)
-        if most > 0:
-            self._open(backlog, most, launches=launches, turn=False)
+        max_commands = backlog.pace.slice_size(backlog.on_device)
+        if max_commands > 0:
+            self._open(backlog, max_commands, launches=launches, turn=False)
 
     def _open_extra_slice(self, backlog: Backlog) -> None:
         """Opens an extra slice at intervals for a session with a late kernel, whatever its debt; see `extra_slices`."""
@@ -231,21 +231,21 @@ class TimeSlices:
 
     # ---- slices ----
 
-    def _open(self, backlog: Backlog, most: int, *, launches: bool, turn: bool) -> None:
+    def _open(self, backlog: Backlog, max_commands: int, *, launches: bool, turn: bool) -> None:
         self.meter.begin(backlog)
         now = self.meter.clock()
         if not backlog.slices:
-            backlog.paid, backlog.since = backlog.used, now
-            backlog.owes = math.inf if turn else 0.0
+            backlog.used_at_since, backlog.since = backlog.used, now
+            backlog.debt = math.inf if turn else 0.0
         base = {track: track.submitted for track in backlog.busy_tracks()}
-        backlog.open = Slice(now, most, turn, base)
+        backlog.open = Slice(now, max_commands, turn, base)
         self._opened[backlog] = None
         if not turn:
             self._beside_turn.add(backlog)
-        asked = any(track.requested for track in backlog.tracks())
-        backlog.allow_submission(self._tracks, most, launches)
+        has_requests = any(track.requested for track in backlog.tracks())
+        backlog.allow_submission(self._tracks, max_commands, launches)
         backlog.need = NOTHING
-        if asked:
+        if has_requests:
             backlog.session.deferred.pump()
         self._fill(backlog)
 
@@ -257,38 +257,42 @@ class TimeSlices:
         A slice beside another session's turn stays open for a while to collect more commands, because many small slices
         would cost more than their work.
         """
-        made = backlog.open
-        assert made is not None
-        begun = self.meter.clock()
-        if not backlog.waiting and not made.turn and begun < backlog.since + SLICE_S:
+        time_slice = backlog.open
+        assert time_slice is not None
+        start = self.meter.clock()
+        if not backlog.waiting and not time_slice.in_turn and start < backlog.since + SLICE_S:
             return
-        hurry = 0 < len(self._beside_turn - {backlog}) <= FEW
-        until = begun + (SHORT_STRETCH_S if hurry else STRETCH_S)
+        is_urgent = 0 < len(self._beside_turn - {backlog}) <= MAX_BESIDE_TURN
+        deadline = start + (SHORT_STRETCH_S if is_urgent else STRETCH_S)
         self.more = True
-        before = made.submitted(backlog.busy_tracks())
+        counted = time_slice.submitted(backlog.busy_tracks())
         while True:
-            given = made.submitted(backlog.busy_tracks())
-            backlog.room = made.limit - given
-            if not made.turn and given != before:
-                backlog.owes += backlog.pace.expected_time(given - before)
-                before = given
+            submitted = time_slice.submitted(backlog.busy_tracks())
+            backlog.room = time_slice.limit - submitted
+            if not time_slice.in_turn and submitted != counted:
+                backlog.debt += backlog.pace.expected_time(submitted - counted)
+                counted = submitted
             if backlog.room <= 0 or backlog.need or not backlog.waiting:
                 break
-            if self.meter.clock() > until:
+            if self.meter.clock() > deadline:
                 return
-            self._advance(backlog, PIECE // 4 if hurry else PIECE)
-        if backlog.open is made and (made.turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S):
+            self._advance(backlog, COMMANDS_PER_CHECK // 4 if is_urgent else COMMANDS_PER_CHECK)
+        if backlog.open is time_slice and (
+            time_slice.in_turn or backlog.waiting or self.meter.clock() >= backlog.since + SLICE_S
+        ):
             self.close(backlog)
             self._examine(backlog)
             backlog.sparse = backlog.sparse and not backlog.wanting
 
     def close(self, backlog: Backlog) -> None:
         """Closes the open slice, and submits a marker that completes after it."""
-        made, backlog.open = backlog.open, None
-        assert made is not None
+        time_slice, backlog.open = backlog.open, None
+        assert time_slice is not None
         del self._opened[backlog]
         backlog.forbid_submission(self._tracks)
-        self._submit_marker(backlog, made, [track for track in backlog.busy_tracks() if made.submitted((track,))])
+        self._submit_marker(
+            backlog, time_slice, [track for track in backlog.busy_tracks() if time_slice.submitted((track,))]
+        )
         self.meter.end(backlog)
         if not backlog.slices:
             self._beside_turn.discard(backlog)
@@ -298,29 +302,29 @@ class TimeSlices:
         base = {track: track.finished for track in tracks}
         self._submit_marker(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
-    def _submit_marker(self, backlog: Backlog, made: Slice, tracks: list[PooledStream]) -> None:
+    def _submit_marker(self, backlog: Backlog, time_slice: Slice, tracks: list[PooledStream]) -> None:
         if not tracks:
             return
-        made.count = made.submitted(tracks)
+        time_slice.count = time_slice.submitted(tracks)
         self._device.telemetry.slices += 1
         self.meter.begin(backlog)
-        if made.turn:
+        if time_slice.in_turn:
             self._holder = backlog
         if not backlog.on_device:
-            backlog.late_at = self.meter.clock() + PATIENCE_S
-        backlog.slices.append(made)
-        self._tracks.after_all(tracks, partial(self._done, backlog, made))
+            backlog.late_at = self.meter.clock() + LATE_S
+        backlog.slices.append(time_slice)
+        self._tracks.after_all(tracks, partial(self._complete, backlog, time_slice))
 
-    def _done(self, backlog: Backlog, made: Slice) -> None:
+    def _complete(self, backlog: Backlog, time_slice: Slice) -> None:
         self.meter.end(backlog)
         now = self.meter.clock()
-        backlog.slices.remove(made)
+        backlog.slices.remove(time_slice)
         backlog.exempt = False
         backlog.extra_slices.reset()
-        backlog.update_pace(made.count, made.begun, now)
-        backlog.late_at = now + PATIENCE_S
+        backlog.update_pace(time_slice.count, time_slice.start, now)
+        backlog.late_at = now + LATE_S
         if not backlog.slices and backlog.open is None:
-            backlog.owes = math.inf
+            backlog.debt = math.inf
             self._beside_turn.discard(backlog)
         if backlog.ended:
             self._release(backlog)

@@ -74,34 +74,34 @@ class Buffer:
         """True for an array of pointers, from the arrival of its command on if it points to other buffers."""
         return bool(self.reaches) or self.read_only is POINTERS
 
-    def range(self, offset: int, size: int, what: str) -> int:
+    def range(self, offset: int, size: int, subject: str) -> int:
         """Returns the address of `size` bytes at `offset`.
 
-        Raises Refusal if the bytes are outside the buffer or the handle has no memory; `what` names the command in the
-        message.
+        Raises Refusal if the bytes are outside the buffer or the handle has no memory; `subject` names the command in
+        the message.
         """
         if self.lost is not None:
             raise Refusal(
                 Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
-                f"{what}: buffer {self.handle} has no memory behind it: {self.lost.message}",
+                f"{subject}: buffer {self.handle} has no memory behind it: {self.lost.message}",
                 fix=self.lost.fix or "allocate it again",
                 details={**self.lost.details, "cause": self.lost.reason},
             )
         if offset + size > self.size:
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
-                f"{what}: bytes [{offset}..{offset + size}) of buffer {self.handle}, which has {self.size}",
+                f"{subject}: bytes [{offset}..{offset + size}) of buffer {self.handle}, which has {self.size}",
                 fix="stay within the buffer",
                 details={"buffer": self.handle, "offset": offset, "size": size, "buffer_size": self.size},
             )
         return self.address + offset
 
-    def check_writable(self, what: str) -> None:
-        """Raises Refusal(READ_ONLY) if the buffer is published or attached."""
+    def check_writable(self, subject: str) -> None:
+        """Raises Refusal(READ_ONLY) if the buffer is published, attached, or an array of pointers."""
         if self.read_only is not None:
             raise Refusal(
                 Reason.READ_ONLY,
-                f"{what}: buffer {self.handle} {self.read_only.why}",
+                f"{subject}: buffer {self.handle} {self.read_only.why}",
                 fix=self.read_only.fix,
                 details={"buffer": self.handle},
             )
@@ -138,10 +138,10 @@ class TensorMapEntry:
     def data(self) -> bytes:
         """The encoded CUtensorMap. Raises Refusal(DEPENDENCY_FAILED) if it could not be encoded."""
         if not self._data:
-            why = self.lost.message if self.lost is not None else "its command has not run"
+            cause = self.lost.message if self.lost is not None else "its command has not run"
             raise Refusal(
                 Reason.DEPENDENCY_FAILED,
-                f"tensor map {self.handle} was never made: {why}",
+                f"tensor map {self.handle} was never made: {cause}",
                 fix=(self.lost.fix if self.lost is not None else "") or "create it again",
                 details={"tensor_map": self.handle, "cause": self.lost.reason if self.lost is not None else ""},
             )

@@ -14,7 +14,7 @@ DROPPED = frozenset(
 and syncs run, because they describe the work that was not dropped; collectives run, because their peers depend on
 them."""
 
-MOST = 64
+MAX_ACTIVE = 64
 """Largest number of cancellations in effect. A further one has no effect before its command is executed."""
 
 
@@ -57,7 +57,7 @@ class Cancellations:
 
         Returns False, without effect, if its command has been executed, if it is in effect already, or if too many are.
         """
-        if number <= self._last or number in self._active or len(self._active) >= MOST:
+        if number <= self._last or number in self._active or len(self._active) >= MAX_ACTIVE:
             return False
         self._active[number] = cancellation
         return True
@@ -69,7 +69,7 @@ class Cancellations:
         """
         self._last = max(self._last, number)
         ended = self._active.pop(number, None)
-        for lower in [each for each in self._active if each < number]:
+        for lower in [active for active in self._active if active < number]:
             del self._active[lower]
         return ended
 
@@ -80,7 +80,7 @@ class Cancellations:
 
     def find(self, kind: str, stream: int, request: int) -> Cancellation | None:
         """Returns the first cancellation that covers a command; None if there is none."""
-        for each in self._active.values():
-            if each.covers(kind, stream, request):
-                return each
+        for cancellation in self._active.values():
+            if cancellation.covers(kind, stream, request):
+                return cancellation
         return None

@@ -46,8 +46,8 @@ class Deferrable(Protocol):
         """
         ...
 
-    def announce(self, ahead: Sequence[Any]) -> None:
-        """Called at most once, if all commands `ahead` that this command waits for `stand`.
+    def announce(self, blockers: Sequence[Any]) -> None:
+        """Called at most once, if all commands that this command waits for, `blockers`, are `scheduled`.
 
         The command may request in advance the answers that it will wait for.
         """
@@ -60,12 +60,12 @@ C = TypeVar("C", bound=Deferrable)
 class _Waiting(Generic[C]):
     """A waiting command, the number of commands that it waits for, and the commands that wait for it."""
 
-    __slots__ = ("ahead", "behind", "command", "done")
+    __slots__ = ("blocker_count", "command", "done", "followers")
 
     def __init__(self, command: C) -> None:
         self.command = command
-        self.ahead = 0
-        self.behind: list[_Waiting[C]] = []
+        self.blocker_count = 0
+        self.followers: list[_Waiting[C]] = []
         self.done = False
 
 
@@ -111,16 +111,16 @@ class Deferred(Generic[C]):
             waiting = _Waiting(command)
         else:
             waiting = _Waiting(command)
-            ahead = self._ahead(command)
-            for other in ahead:
-                other.behind.append(waiting)
-            waiting.ahead = len(ahead)
-            if not ahead and command.step():
+            blockers = self._blockers(command)
+            for blocker in blockers:
+                blocker.followers.append(waiting)
+            waiting.blocker_count = len(blockers)
+            if not blockers and command.step():
                 return True
-            if ahead and all(other.command.scheduled for other in ahead):
-                command.announce([other.command for other in ahead])
-        self._hold(waiting)
-        if not waiting.ahead:
+            if blockers and all(blocker.command.scheduled for blocker in blockers):
+                command.announce([blocker.command for blocker in blockers])
+        self._enqueue(waiting)
+        if not waiting.blocker_count:
             self._ready.append(waiting)
         return False
 
@@ -137,7 +137,7 @@ class Deferred(Generic[C]):
         try:
             while True:
                 self._rerun = False
-                self._pass(finished)
+                self._run_pass(finished)
                 if not self._rerun:
                     return finished
         finally:
@@ -152,7 +152,7 @@ class Deferred(Generic[C]):
         self._barrier = None
         return commands
 
-    def _pass(self, finished: list[C]) -> None:
+    def _run_pass(self, finished: list[C]) -> None:
         """Tries every ready command once, including those that become ready during the pass."""
         ready, self._ready = self._ready, deque()
         while ready:
@@ -160,31 +160,31 @@ class Deferred(Generic[C]):
             if not waiting.command.step():
                 self._ready.append(waiting)
                 continue
-            self._release(waiting)
+            self._remove(waiting)
             finished.append(waiting.command)
-            for follower in waiting.behind:
-                follower.ahead -= 1
-                if not follower.ahead:
+            for follower in waiting.followers:
+                follower.blocker_count -= 1
+                if not follower.blocker_count:
                     ready.append(follower)
 
-    def _ahead(self, command: C) -> set[_Waiting[C]]:
+    def _blockers(self, command: C) -> set[_Waiting[C]]:
         """Returns the waiting commands that must run before this command."""
         if command.barrier:
             return set(self._all)
-        ahead: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
+        blockers: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
         for key in command.writes:
-            held = self._keys.get(key)
-            if held is not None:
-                ahead.update(held.readers)
-                if held.writer is not None:
-                    ahead.add(held.writer)
+            users = self._keys.get(key)
+            if users is not None:
+                blockers.update(users.readers)
+                if users.writer is not None:
+                    blockers.add(users.writer)
         for key in command.reads:
-            held = self._keys.get(key)
-            if held is not None and held.writer is not None:
-                ahead.add(held.writer)
-        return {waiting for waiting in ahead if not waiting.done}
+            users = self._keys.get(key)
+            if users is not None and users.writer is not None:
+                blockers.add(users.writer)
+        return {waiting for waiting in blockers if not waiting.done}
 
-    def _hold(self, waiting: _Waiting[C]) -> None:
+    def _enqueue(self, waiting: _Waiting[C]) -> None:
         self._all[waiting] = None
         command = waiting.command
         if command.barrier:
@@ -193,21 +193,21 @@ class Deferred(Generic[C]):
         for key in command.reads:
             self._keys.setdefault(key, _Key()).readers[waiting] = None
         for key in command.writes:
-            held = self._keys.setdefault(key, _Key())
-            held.writer = waiting
-            held.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
+            users = self._keys.setdefault(key, _Key())
+            users.writer = waiting
+            users.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
 
-    def _release(self, waiting: _Waiting[C]) -> None:
+    def _remove(self, waiting: _Waiting[C]) -> None:
         waiting.done = True
         self._all.pop(waiting, None)
         if self._barrier is waiting:
             self._barrier = None
         for key in (*waiting.command.reads, *waiting.command.writes):
-            held = self._keys.get(key)
-            if held is None:
+            users = self._keys.get(key)
+            if users is None:
                 continue
-            if held.writer is waiting:
-                held.writer = None
-            held.readers.pop(waiting, None)
-            if held.writer is None and not held.readers:
+            if users.writer is waiting:
+                users.writer = None
+            users.readers.pop(waiting, None)
+            if users.writer is None and not users.readers:
                 del self._keys[key]

@@ -14,10 +14,10 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.session.handle_table import HandleTable
 from hearthd.device.session.session import DeviceSession
 
-Made = Callable[[DeviceSession, Any], tuple[HandleTable[Any], Iterable[int]]]
-Unmade = Callable[[DeviceSession, Any], tuple[HandleTable[Any], int]]
+CreatedHandles = Callable[[DeviceSession, Any], tuple[HandleTable[Any], Iterable[int]]]
+DestroyedHandle = Callable[[DeviceSession, Any], tuple[HandleTable[Any], int]]
 
-MADE: dict[str, Made] = {
+CREATED: dict[str, CreatedHandles] = {
     "create_stream": lambda session, command: (session.streams, (command.stream,)),
     "allocate": lambda session, command: (
         session.buffers,
@@ -34,7 +34,7 @@ MADE: dict[str, Made] = {
 }
 """The handles that each kind of command creates."""
 
-UNMADE: dict[str, Unmade] = {
+DESTROYED: dict[str, DestroyedHandle] = {
     "destroy_stream": lambda session, command: (session.streams, command.stream),
     "unload_module": lambda session, command: (session.modules, command.module),
     "destroy_event": lambda session, command: (session.events, command.event),
@@ -46,14 +46,14 @@ UNMADE: dict[str, Unmade] = {
 `HandleTable.pop_all`."""
 
 
-def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
+def record_refusal(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
     """Records that a one-way command was refused on arrival.
 
     Each handle that the command would have created, and that does not exist yet, fails with this reason from now on.
     """
-    made = MADE.get(kind)
-    if made is not None:
-        table, handles = made(session, command)
+    created_by = CREATED.get(kind)
+    if created_by is not None:
+        table, handles = created_by(session, command)
         for handle in handles:
             table.mark_failed(handle, refusal)
 
@@ -63,8 +63,8 @@ def never_created(session: DeviceSession, kind: str, command: Any) -> bool:
 
     Removes the tombstone of the handle.
     """
-    unmade = UNMADE.get(kind)
-    if unmade is None:
+    destroyed_by = DESTROYED.get(kind)
+    if destroyed_by is None:
         return False
-    table, handle = unmade(session, command)
+    table, handle = destroyed_by(session, command)
     return table.forget(handle)

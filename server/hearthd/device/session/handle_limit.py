@@ -46,7 +46,7 @@ class HandleLimits:
         self._holders = holders
 
     def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
-        """Returns how many handles a table may have before it asks again: at least its present number plus `more`.
+        """Returns how many handles a table may have before its next request, at least its present number plus `more`.
 
         Raises Refusal(QUOTA_EXCEEDED) if the session or its tenant may not have `more` additional handles.
 
@@ -55,7 +55,9 @@ class HandleLimits:
         """
         grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
         if holder.handles:
-            tables = [each for other in self._holders() if other.tenant == holder.tenant for each in other.tables]
+            tables = [
+                table for session in self._holders() if session.tenant == holder.tenant for table in session.tables
+            ]
             owner = f"tenant {holder.tenant}"
             grant = min(grant, _divide(tables, holder.handles, more, owner, "quotas.handles"))
         return len(table) + more + grant
@@ -63,20 +65,20 @@ class HandleLimits:
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, owner: str, setting: str) -> int:
     """Returns how many handles each table may have beyond its present ones and the `more` requested ones."""
-    held = sum(map(len, tables))
-    left = allowed - held - more
-    grant = max(0, min(STEP, left // (2 * len(tables))))
+    in_use = sum(map(len, tables))
+    remaining = allowed - in_use - more
+    grant = max(0, min(STEP, remaining // (2 * len(tables))))
     for table in tables:
         table.bound = min(table.bound, len(table) + grant)
-    if left < 0:
-        raise _too_many(owner, setting, held, more, allowed)
+    if remaining < 0:
+        raise _too_many(owner, setting, in_use, more, allowed)
     return grant
 
 
-def _too_many(owner: str, setting: str, held: int, more: int, allowed: int) -> Refusal:
+def _too_many(owner: str, setting: str, in_use: int, more: int, allowed: int) -> Refusal:
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{owner} has {held} handles on this device and requests {more} more; the maximum is {allowed} ({setting})",
+        f"{owner} has {in_use} handles on this device and requests {more} more; the maximum is {allowed} ({setting})",
         fix=f"free buffers, streams, events and modules that are no longer needed, or have {setting} raised",
-        details={"quota": "handles", "requested": more, "in_use": held, "allowed": allowed},
+        details={"quota": "handles", "requested": more, "in_use": in_use, "allowed": allowed},
     )

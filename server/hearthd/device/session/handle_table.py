@@ -11,7 +11,7 @@ from hearthd.device.session.replay_cache import ReplayCache
 
 T = TypeVar("T")
 
-REFUSED = 1024
+MAX_TOMBSTONES = 1024
 """Most tombstones kept for one kind of handle; the oldest are dropped first."""
 
 
@@ -29,7 +29,7 @@ class HandleTable(Generic[T]):
         """Returns the next bound, at least `more` above the present number of handles. Raises
         Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
-        self._refused: dict[int, Refusal] = {}
+        self._tombstones: dict[int, Refusal] = {}
         """Tombstones: reasons of handles whose creation was refused, until the handles are destroyed."""
 
     def __len__(self) -> int:
@@ -37,19 +37,19 @@ class HandleTable(Generic[T]):
 
     def find(self, handle: int) -> T:
         """Returns the object of the handle. Raises the refusal of its failed creation, otherwise INVALID_HANDLE."""
-        found = self.items.get(handle)
-        if found is None:
+        item = self.items.get(handle)
+        if item is None:
             raise self.unknown(handle)
-        return found
+        return item
 
     def unknown(self, handle: int) -> Refusal:
         """Returns the refusal for a handle without an object.
 
         It is the reason of the handle's failed creation if there was one, otherwise INVALID_HANDLE.
         """
-        refused = self._refused.get(handle)
-        if refused is not None:
-            return refused
+        refusal = self._tombstones.get(handle)
+        if refusal is not None:
+            return refusal
         return Refusal(
             Reason.INVALID_HANDLE,
             f"{self.kind} {handle} is not live in this session on this device",
@@ -78,8 +78,8 @@ class HandleTable(Generic[T]):
                 fix="mint a handle that was not used before",
                 details={"kind": self.kind, "handle": handle},
             )
-        if self._refused:
-            self._refused.pop(handle, None)
+        if self._tombstones:
+            self._tombstones.pop(handle, None)
 
     def check_room(self, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) if the table may not have `more` additional handles."""
@@ -93,18 +93,18 @@ class HandleTable(Generic[T]):
         """
         if handle == 0 or handle in self.items:
             return
-        self._refused[handle] = Refusal(
+        self._tombstones[handle] = Refusal(
             refusal.reason,
             f"{self.kind} {handle} was not made: {refusal.message}",
             fix=refusal.fix,
             details=refusal.details,  # without retry_after, because retrying the use does not create the object
         )
-        if len(self._refused) > REFUSED:
-            del self._refused[next(iter(self._refused))]
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
 
     def forget(self, handle: int) -> bool:
         """Removes the tombstone of the handle; returns True if there was one."""
-        return self._refused.pop(handle, None) is not None
+        return self._tombstones.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
         """Stores the object under a new handle and returns it. Raises the refusals of `check_new`."""
@@ -117,34 +117,34 @@ class HandleTable(Generic[T]):
 
         Clears the replay cache if launches in it may refer to the object.
         """
-        found = self.find(handle)
+        item = self.find(handle)
         del self.items[handle]
-        if self._replay_cache is not None and self._named(found):
+        if self._replay_cache is not None and self._may_be_cached(item):
             self._replay_cache.forget()
-        return found
+        return item
 
-    def refuses(self, handle: int) -> bool:
+    def has_tombstone(self, handle: int) -> bool:
         """True if the handle has a tombstone."""
-        return handle in self._refused
+        return handle in self._tombstones
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
         """Removes and returns the objects of the handles.
 
         The second value is the refusal for the first unknown handle; None if all are known.
         """
-        found: list[T] = []
+        removed: list[T] = []
         items = self.items
-        wrong: int | None = None
+        first_unknown: int | None = None
         for handle in handles:
             item = items.pop(handle, None)
             if item is not None:
-                found.append(item)
-            elif not self.forget(handle) and wrong is None:
-                wrong = handle
-        if self._replay_cache is not None and any(map(self._named, found)):
+                removed.append(item)
+            elif not self.forget(handle) and first_unknown is None:
+                first_unknown = handle
+        if self._replay_cache is not None and any(map(self._may_be_cached, removed)):
             self._replay_cache.forget()
-        return found, None if wrong is None else self.unknown(wrong)
+        return removed, None if first_unknown is None else self.unknown(first_unknown)
 
-    def _named(self, _item: T) -> bool:
+    def _may_be_cached(self, _item: T) -> bool:
         """True if launches in the replay cache may refer to the object."""
         return True

@@ -67,12 +67,12 @@ class Summary:
         read: dict[Buffer, None] = {}
         needed: dict[Buffer, None] = {}
         renewed: dict[Buffer, None] = {}
-        for each in uses:
-            written.update(dict.fromkeys(each.written))
-            read.update(dict.fromkeys(each.read))
-            needed.update((buffer, None) for buffer in each.needed if buffer not in renewed)
-            if each.replaced is not None and each.replaced not in needed:
-                renewed[each.replaced] = None
+        for command in uses:
+            written.update(dict.fromkeys(command.written))
+            read.update(dict.fromkeys(command.read))
+            needed.update((buffer, None) for buffer in command.needed if buffer not in renewed)
+            if command.replaced is not None and command.replaced not in needed:
+                renewed[command.replaced] = None
         self.written = tuple(written)
         self.read = tuple(buffer for buffer in read if buffer not in written)
         self.needed = tuple(needed)
@@ -80,7 +80,8 @@ class Summary:
         self.renewed = tuple(renewed)
         """Buffers whose contents the sequence replaces before it needs them, so that an earlier failure of these
         buffers has no effect."""
-        self.prints = next((entry.prints for each in uses for entry in each.modules if entry.prints is not None), None)
+        modules = (entry for command in uses for entry in command.modules)
+        self.prints = next((entry.prints for entry in modules if entry.prints is not None), None)
         """The session that receives the output of the sequence's kernels; None if no kernel prints."""
         self.writes: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.written)
         self.reads: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.read)
@@ -121,16 +122,16 @@ class Holdings:
         if uses == self._uses[index]:
             return  # only values have changed, so the summary stays valid
         self._hold(uses)
-        before, self._uses[index] = self._uses[index], uses
+        previous, self._uses[index] = self._uses[index], uses
         self._summary = None
-        self._release(before)
+        self._release(previous)
 
     def release(self) -> None:
         """Releases all buffers and modules. A second call has no effect."""
         uses, self._uses = self._uses, []
         self._summary = None
-        for each in uses:
-            self._release(each)
+        for command_uses in uses:
+            self._release(command_uses)
 
     def _hold(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):

@@ -26,7 +26,7 @@ from hearthd.device.platform.tally import launch_weight
 Q = struct.Struct("<Q")
 _INTEGER = struct.Struct("<q")
 
-KEY_AT = 24
+KEY_OFFSET = 24
 """Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
 
 
@@ -40,11 +40,11 @@ class LaunchPlan:
     """
 
     __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "integers",
-                 "iterations", "length", "moves", "name", "params_at", "params_size", "patches", "pointers", "readers",
-                 "real_size", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
+                 "iterations", "kernel_params_size", "length", "moves", "name", "params_at", "params_size", "patches",
+                 "pointers", "readers", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
-    def __init__(self, function: Function, name: str, record: Record, given: Sequence[Place]) -> None:
-        real = function.parameters
+    def __init__(self, function: Function, name: str, record: Record, layout: Sequence[Place]) -> None:
+        parameters = function.parameters
         extension = record.extension
         self.function = function
         self.name = name
@@ -64,22 +64,24 @@ class LaunchPlan:
         self.handles_at = HEADER.size + padded(len(record.layout))
         self.params_at = self.handles_at + 8 * pointers
         self.params_size = len(record.params)
-        self.real_size = max((offset + size for offset, size in real), default=0)
-        pairs = list(zip(split_nested(given)[0], real, strict=True))
-        in_place = self.params_size == self.real_size and all(mine[:2] == theirs for mine, theirs in pairs)
-        self.moves = () if in_place else tuple((mine.offset, *theirs) for mine, theirs in pairs)
+        self.kernel_params_size = max((offset + size for offset, size in parameters), default=0)
+        pairs = list(zip(split_nested(layout)[0], parameters, strict=True))
+        in_place = self.params_size == self.kernel_params_size and all(
+            place[:2] == parameter for place, parameter in pairs
+        )
+        self.moves = () if in_place else tuple((place.offset, *parameter) for place, parameter in pairs)
         self.integers = tuple(
-            (mine.offset, *integer_range(function.kinds[index], theirs[1]), index)
-            for index, (mine, theirs) in enumerate(pairs)
-            if converted(mine) and theirs[1] < mine.size
+            (place.offset, *integer_range(function.kinds[index], parameter[1]), index)
+            for index, (place, parameter) in enumerate(pairs)
+            if converted(place) and parameter[1] < place.size
         )
         """(offset in the client's block, lowest value, highest value, argument index) of each integer that is converted
         to fewer bytes."""
-        self.pointers = _patches(given, real)
+        self.pointers = _patches(layout, parameters)
         """(offset in the kernel's block, True for a tensor map) of each address or tensor map, nested ones included."""
         self.patches = tuple(offset for offset, _ in self.pointers)
-        self.addresses = addresses(given)
-        self.readers = tuple(mine.read_only for mine in given if mine.pointer)
+        self.addresses = addresses(layout)
+        self.readers = tuple(place.read_only for place in layout if place.pointer)
         """True for each pointer that the kernel only reads through; empty if there is no such pointer."""
         if not any(self.readers):
             self.readers = ()
@@ -96,31 +98,23 @@ class LaunchPlan:
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
-    def integers_fit(self, given: bytes | bytearray, at: int = 0) -> bool:
-        """Returns True if every integer fits in its parameter.
-
-        Args:
-            given: Bytes that contain the client's block.
-            at: Offset of the block in `given`.
-
-        Returns:
-            The answer.
-        """
+    def integers_fit(self, data: bytes | bytearray, at: int = 0) -> bool:
+        """Returns True if every integer of the client's block, at offset `at` of `data`, fits in its parameter."""
         for offset, low, high, _ in self.integers:  # noqa: SIM110 (a generator takes longer)
-            if not low <= _INTEGER.unpack_from(given, at + offset)[0] <= high:
+            if not low <= _INTEGER.unpack_from(data, at + offset)[0] <= high:
                 return False
         return True
 
-    def check_integers(self, given: bytes | bytearray) -> None:
+    def check_integers(self, params: bytes | bytearray) -> None:
         """Raises Refusal(LAUNCH_INVALID) if an integer in the client's block does not fit in its parameter."""
-        if self.integers_fit(given):
+        if self.integers_fit(params):
             return
-        wrong, fix = [], ""
+        faults, fix = [], ""
         for offset, low, high, index in self.integers:
-            (value,) = _INTEGER.unpack_from(given, offset)
+            (value,) = _INTEGER.unpack_from(params, offset)
             if not low <= value <= high:
                 kind, size = self.function.kinds[index], self.function.parameters[index][1]
-                wrong.append(
+                faults.append(
                     f"argument {index} is {value}; the kernel's parameter is {INTEGER_KINDS[kind]} of {size} bytes, "
                     f"which takes a Python int from {low} to {high}"
                 )
@@ -130,34 +124,34 @@ class LaunchPlan:
                 )
         raise Refusal(
             Reason.LAUNCH_INVALID,
-            f"launch of {self.name}: " + "; ".join(wrong),
+            f"launch of {self.name}: " + "; ".join(faults),
             fix=fix,
-            details={"kernel": self.name, "failures": len(wrong)},
+            details={"kernel": self.name, "failures": len(faults)},
         )
 
-    def params_of(self, given: bytes) -> bytearray:
+    def params_of(self, params: bytes) -> bytearray:
         """Returns the kernel's parameter block from the client's block."""
         if not self.moves:
-            return bytearray(given)
-        block = bytearray(self.real_size)
+            return bytearray(params)
+        block = bytearray(self.kernel_params_size)
         for source, target, size in self.moves:
-            block[target : target + size] = given[source : source + size]
+            block[target : target + size] = params[source : source + size]
         return block
 
 
-def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
+def addresses(layout: Sequence[Place]) -> tuple[tuple[int, int], ...]:
     """Returns (argument index, position of its offset in the client's block) of each pointer, nested ones included.
 
     The position is -1 for a tensor map.
     """
-    return tuple((index, place.offset if place.size == Q.size else -1) for index, place in _pointers(given))
+    return tuple((index, place.offset if place.size == Q.size else -1) for index, place in _pointers(layout))
 
 
-def _pointers(given: Sequence[Place]) -> Iterator[tuple[int, Place]]:
+def _pointers(layout: Sequence[Place]) -> Iterator[tuple[int, Place]]:
     """Yields (argument index, place) of each pointer, in the order of the layout."""
     index = -1
     end = 0
-    for place in given:
+    for place in layout:
         if not place.pointer or place.offset >= end:  # not nested
             index += 1
             end = place.offset + place.size
@@ -165,17 +159,17 @@ def _pointers(given: Sequence[Place]) -> Iterator[tuple[int, Place]]:
             yield index, place
 
 
-def _patches(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> tuple[tuple[int, bool], ...]:
+def _patches(layout: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> tuple[tuple[int, bool], ...]:
     """Returns (offset in the kernel's block, True for a tensor map) of each pointer.
 
     Args:
-        given: All entries of the client's layout.
-        real: Offset and size in bytes of each parameter of the kernel.
+        layout: All entries of the client's layout.
+        parameters: Offset and size in bytes of each parameter of the kernel.
     """
-    parameters = split_nested(given)[0]
+    values = split_nested(layout)[0]
     return tuple(
-        (real[index][0] + place.offset - parameters[index].offset, place.size == TENSOR_MAP_BYTES)
-        for index, place in _pointers(given)
+        (parameters[index][0] + place.offset - values[index].offset, place.size == TENSOR_MAP_BYTES)
+        for index, place in _pointers(layout)
     )
 
 
@@ -193,21 +187,21 @@ def plan_key(data: bytes, record: Record) -> bytes:
 
     The key of a record with an extension has a prefix, so that a record without an extension never matches it.
     """
-    layout = len(record.layout)
+    layout_size = len(record.layout)
     if record.extension is None:
-        return data[KEY_AT : HEADER.size + layout]
-    return b"extended" + data[KEY_AT : HEADER.size + EXTENSION.size + layout]
+        return data[KEY_OFFSET : HEADER.size + layout_size]
+    return b"extended" + data[KEY_OFFSET : HEADER.size + EXTENSION.size + layout_size]
 
 
-def check_layout(given: Sequence[Place], params_size: int) -> str:
+def check_layout(layout: Sequence[Place], params_size: int) -> str:
     """Returns the first fault of a layout, or an empty string.
 
     Parameters must lie inside the block and must not overlap. A nested pointer must lie inside a value that is passed
     as bytes, and nested pointers must not overlap.
     """
-    parameters, nested = split_nested(given)
-    if wrong := _check_nested(parameters, nested):
-        return wrong
+    parameters, nested = split_nested(layout)
+    if fault := _check_nested(parameters, nested):
+        return fault
     end = 0
     for index, place in enumerate(parameters):
         if place.offset < end:

@@ -58,7 +58,7 @@ class ModuleEntry:
         """Returns the loaded module. Raises the error of its compile or load."""
         if self.error is not None:
             raise self.error
-        assert self.module is not None, "asked for before it was ready"
+        assert self.module is not None, "requested before it was loaded"
         return self.module
 
 

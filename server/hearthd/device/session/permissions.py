@@ -55,9 +55,9 @@ def kind_of(kind: str, command: commands_pb2.Command) -> str:
     """
     if kind != "collective":
         return kind
-    asked = command.collective
-    copies = not asked.group and len(asked.devices) == 2 and len(asked.operations) == 1
-    return "copy" if copies and asked.operations[0].kind in _COPIES else kind
+    collective = command.collective
+    copies = not collective.group and len(collective.devices) == 2 and len(collective.operations) == 1
+    return "copy" if copies and collective.operations[0].kind in _COPIES else kind
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:

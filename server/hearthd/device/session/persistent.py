@@ -73,10 +73,10 @@ class PersistentBlocks(Generic[B]):
 
     def clear(self) -> list[B]:
         """Removes and returns all free blocks."""
-        blocks = [block for size in self._free.values() for block in size]
+        freed = [block for blocks in self._free.values() for block in blocks]
         self._free.clear()
         self.bytes = 0
-        return blocks
+        return freed
 
     def close(self) -> list[B]:
         """Removes and returns all free blocks; later frees are not kept."""

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST = 1024
+MAX_RECORDS = 1024
 """Most records that the cache holds."""
 
-PATIENCE = 256
+MAX_CREDIT = 256
 """Number of misses, net of hits, after which lookups pause."""
 
 PAUSE = 64
@@ -28,11 +28,11 @@ class ReplayCache(Generic[T]):
     The caller must call `forget` whenever a handle that a record may refer to is freed or fails.
     """
 
-    __slots__ = ("_credit", "_pause", "known")
+    __slots__ = ("_credit", "_pause", "entries")
 
     def __init__(self) -> None:
-        self.known: dict[bytes, T] = {}
-        self._credit = PATIENCE
+        self.entries: dict[bytes, T] = {}
+        self._credit = MAX_CREDIT
         self._pause = 0
 
     def should_look_up(self) -> bool:
@@ -40,23 +40,23 @@ class ReplayCache(Generic[T]):
         if self._pause:
             self._pause -= 1
             if not self._pause:
-                self._credit = PATIENCE // 4
+                self._credit = MAX_CREDIT // 4
         return not self._pause
 
-    def report(self, found: int, missed: int) -> None:
+    def report(self, hits: int, misses: int) -> None:
         """Records the hits and misses of one run."""
-        self._credit = min(self._credit + found - missed, PATIENCE)
+        self._credit = min(self._credit + hits - misses, MAX_CREDIT)
         if self._credit <= 0:
             self._pause = PAUSE
-            self.known.clear()
+            self.entries.clear()
 
     def remember(self, record: bytes, value: T) -> None:
         """Stores the value of a record. A full cache is cleared first."""
-        if len(self.known) >= MOST:
-            self.known.clear()
-        self.known[record] = value
+        if len(self.entries) >= MAX_RECORDS:
+            self.entries.clear()
+        self.entries[record] = value
 
     def forget(self) -> None:
         """Removes all records; the pause of lookups is not affected."""
-        if self.known:
-            self.known.clear()
+        if self.entries:
+            self.entries.clear()

@@ -28,7 +28,7 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import PooledStream
 
 
-class KnownLaunch:
+class CachedLaunch:
     """A launch that was issued before, with its parameter block, its written and its read buffers."""
 
     __slots__ = ("params", "plan", "reads", "relaunch", "stream", "track", "writes")
@@ -90,7 +90,7 @@ class BufferTable(HandleTable[Buffer]):
     cached launch uses.
     """
 
-    def _named(self, item: Buffer) -> bool:
+    def _may_be_cached(self, item: Buffer) -> bool:
         return item.usage.replayable
 
 
@@ -126,7 +126,7 @@ class DeviceSession:
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
-        self.replay_cache: ReplayCache[KnownLaunch] = ReplayCache()
+        self.replay_cache: ReplayCache[CachedLaunch] = ReplayCache()
         """Launches that may be repeated without checks, by record."""
         self.buffers = BufferTable("buffer", self.replay_cache)
         self.streams = StreamTable(self.replay_cache)
@@ -185,7 +185,7 @@ class DeviceSession:
         """Added to the priority of the session's streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
         """Time limit, in seconds, of launches without a separate limit; 0: no limit."""
-        self._bound(info)
+        self._set_limits(info)
 
     def limit(self, limits: HandleLimits) -> None:
         """Limits the number of the session's handles from now on."""
@@ -197,13 +197,13 @@ class DeviceSession:
         for table in self.tables:
             table.bound = 0  # the next handle requests a new bound
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
-        self._bound(info)
+        self._set_limits(info)
         self.permissions = permissions.of(info)
         self.replay_cache.forget()
         for function in self.functions.items.values():
             function.plans.clear()  # launches with a plan would skip the check of rights
 
-    def _bound(self, info: Mapping[str, Any]) -> None:
+    def _set_limits(self, info: Mapping[str, Any]) -> None:
         self.device_bytes: int = info.get("device_bytes", 0)
         """Limit, in bytes, of all sessions of the tenant together on this device; 0: no limit. The same applies to
         `pinned_bytes` and `durable_bytes`."""

@@ -86,12 +86,12 @@ class LogicalStream:
         "errors",
         "flights",
         "handle",
-        "heir",
         "launch_timeout",
         "marked",
         "profiles",
         "session",
         "starting",
+        "successor",
         "track",
     )
 
@@ -106,7 +106,7 @@ class LogicalStream:
         """The table's set of marked streams, which this stream joins when it has failures or collectives; see
         `hearthd.device.session.stream_table`."""
         self.errors = StreamErrors()
-        self.heir: LogicalStream | None = None
+        self.successor: LogicalStream | None = None
         """The stream that reports the failures of this stream after its destruction."""
         self._collectives: tuple[PooledStream, ...] = ()
         self.flights: dict[PendingOutcome, None] = {}
@@ -133,13 +133,13 @@ class LogicalStream:
     def failed(self, failure: StreamFailure) -> None:
         """Records the failure of a command, to be reported by a later wait."""
         self.errors.add(failure)
-        (self.heir or self)._mark()
+        (self.successor or self)._mark()
 
-    def hand_over(self, heir: LogicalStream) -> None:
-        """Called when the stream is destroyed: `heir` reports the present and later failures of this stream."""
-        self.errors.hand_over(heir.errors)
-        self.heir = heir
-        heir._mark()
+    def hand_over(self, successor: LogicalStream) -> None:
+        """Called when the stream is destroyed: `successor` reports the present and later failures of this stream."""
+        self.errors.hand_over(successor.errors)
+        self.successor = successor
+        successor._mark()
 
     def _mark(self) -> None:
         if self.marked is not None:

@@ -1,4 +1,4 @@
-"""Streams of a session by handle. Keeps track of their tracks, failures and collectives without walking the table."""
+"""Table of a session's streams, which lists their tracks, failures and collectives without a walk over all streams."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class StreamTable(HandleTable[LogicalStream]):
         """Communicators' tracks with work of live streams, each once."""
         if not self._marked:
             return []
-        found: dict[PooledStream, None] = {}
+        tracks: dict[PooledStream, None] = {}
         for stream in self.marked:
             if stream.collectives and self.items.get(stream.handle) is stream:
-                found.update(dict.fromkeys(stream.collectives))
-        return list(found)
+                tracks.update(dict.fromkeys(stream.collectives))
+        return list(tracks)

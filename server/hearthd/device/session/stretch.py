@@ -11,7 +11,8 @@ from hearthd.device.streams.stream_errors import StreamFailure
 MAX_KEPT = 32
 """Most failures kept individually; further failures are only counted."""
 
-Place = tuple[int, int]
+Position = tuple[int, int]
+"""Position of a command: (batch, index)."""
 
 
 class Stretch:
@@ -20,24 +21,25 @@ class Stretch:
     None: no bound on that side, as for single calls.
     """
 
-    def __init__(self, since: Place | None) -> None:
+    def __init__(self, since: Position | None) -> None:
         self.since = since
-        self.until: Place | None = None
+        self.until: Position | None = None
         self.failures: list[StreamFailure] = []
-        self.more = 0
+        self.omitted = 0
+        """Number of failures that are not in `failures`."""
 
     def add(self, failure: StreamFailure) -> None:
         """Adds the failure of a command of the stream, if the command's position is in the stretch."""
-        place = (failure.seq, failure.index)
-        if place != (0, 0):  # a single call has no position
-            if self.since is not None and place <= self.since:
+        position = (failure.seq, failure.index)
+        if position != (0, 0):  # a single call has no position
+            if self.since is not None and position <= self.since:
                 return
-            if self.until is not None and place >= self.until:
+            if self.until is not None and position >= self.until:
                 return
         if len(self.failures) < MAX_KEPT:
             self.failures.append(failure)
         else:
-            self.more += 1
+            self.omitted += 1
 
     @property
     def void(self) -> bool:

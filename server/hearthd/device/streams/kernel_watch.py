@@ -12,7 +12,7 @@ from typing import Any
 
 from hearthd.device.streams.track import PooledStream
 
-MOST = 32
+MAX_KERNELS = 32
 """Maximum number of kernels in a report."""
 _NAME = 200
 
@@ -21,7 +21,7 @@ class KernelWatch:
     """The kernels in flight on the tracks of a process."""
 
     def __init__(self) -> None:
-        self._seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
+        self._last_report: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
         """By track: completed position, kernel and session at the last report, and the time from which the kernel is
         known to run."""
 
@@ -29,32 +29,32 @@ class KernelWatch:
         """Returns an entry for each track that has a kernel in flight, longest first.
 
         An entry has the oldest kernel, its session, the seconds for which it has been running at least, and the number
-        of launches known to be queued behind it. At most `MOST` entries are returned.
+        of launches known to be queued behind it. At most `MAX_KERNELS` entries are returned.
         """
         now = time.perf_counter()
-        seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
-        found: list[dict[str, Any]] = []
+        observed: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
+        entries: list[dict[str, Any]] = []
         for track in tracks:
-            flying = [each for each in track.launched if each[0] > track.done_position]
-            if not flying:
+            in_flight = [launch for launch in track.launched if launch[0] > track.done_position]
+            if not in_flight:
                 continue
-            position, kernel, session = flying[0]
-            same = (track.done_position, kernel, session)
-            before, since = self._seen.get(track, (None, now))
-            if before != same:
+            position, kernel, session = in_flight[0]
+            observation = (track.done_position, kernel, session)
+            previous, since = self._last_report.get(track, (None, now))
+            if previous != observation:
                 since = now
             probe = track.probe
             if probe is not None and probe.position == position:
-                since = min(since, probe.begun_ns / 1e9)
-            seen[track] = (same, since)
-            found.append(
+                since = min(since, probe.start_ns / 1e9)
+            observed[track] = (observation, since)
+            entries.append(
                 {
                     "kernel": kernel[:_NAME],
                     "session": session,
                     "seconds": round(now - since, 3),
-                    "queued": len(flying) - 1,
+                    "queued": len(in_flight) - 1,
                 }
             )
-        self._seen = seen
-        found.sort(key=lambda each: -float(each["seconds"]))
-        return found[:MOST]
+        self._last_report = observed
+        entries.sort(key=lambda entry: -float(entry["seconds"]))
+        return entries[:MAX_KERNELS]

@@ -2,8 +2,8 @@
 
 Device-handle thread only.
 
-The first launch of each stream is timed, then one in `WINDOW` commands, and one each `RESTS` times that a track becomes
-idle.
+The first launch of each stream is timed, then one in `WINDOW` commands, and one each time that a track has become idle
+`IDLE_PERIODS` times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hearthd.device.streams.track import RESTS, TIME_NEXT, TIMED, LaunchProbe, PooledStream
+from hearthd.device.streams.track import IDLE_PERIODS, TIME_NEXT, TIMED, LaunchProbe, PooledStream
 
 
 class LaunchTiming:
@@ -21,7 +21,7 @@ class LaunchTiming:
         self.on_done: Callable[[int], None] = lambda nanoseconds: None
         """Called with the duration of each timed launch, in nanoseconds."""
 
-    def between(self, track: PooledStream, position: int) -> bool:
+    def select(self, track: PooledStream, position: int) -> bool:
         """Selects the command to time: the last one, or the next.
 
         All commands of the track up to `position` have been submitted. A selected command that turns out not to be a
@@ -29,21 +29,21 @@ class LaunchTiming:
         be polled.
         """
         probe = track.probe
-        found = probe is not None and not probe.launch and _is_launch(track, probe)
-        if probe is not None and found:
+        is_new_launch = probe is not None and not probe.launch and _is_launch(track, probe)
+        if probe is not None and is_new_launch:
             probe.launch = True
         if probe is not None and probe.launch:
             track.timing = 0
         else:
             track.timing = TIMED
             track.probe = LaunchProbe(position + 1, time.perf_counter_ns())
-        return found
+        return is_new_launch
 
     @staticmethod
-    def passed(track: PooledStream) -> bool:
+    def skip(track: PooledStream) -> bool:
         """Skips a command that is not a launch: the command after it is selected instead.
 
-        Returns True as `between` does.
+        Returns True as `select` does.
         """
         probe = track.probe
         if probe is None:
@@ -52,12 +52,12 @@ class LaunchTiming:
             track.probe = None
             track.timing = TIME_NEXT
             return False
-        found = not probe.launch
+        is_new_launch = not probe.launch
         probe.launch = True
         track.timing = 0
-        return found
+        return is_new_launch
 
-    def reached(self, track: PooledStream, position: int) -> None:
+    def completed(self, track: PooledStream, position: int) -> None:
         """Records that the track, which has a probe, has completed all commands up to `position`."""
         probe = track.probe
         if probe is None or position < probe.position:
@@ -65,15 +65,15 @@ class LaunchTiming:
         track.probe = None
         if probe.launch or _is_launch(track, probe):
             track.timing = 0
-            self.on_done(time.perf_counter_ns() - probe.begun_ns)
+            self.on_done(time.perf_counter_ns() - probe.start_ns)
         else:
             track.timing = TIME_NEXT
 
     @staticmethod
-    def rested(track: PooledStream) -> None:
-        """Records that the track became idle; selects the next command every `RESTS` times."""
-        track.rests += 1
-        if not track.rests % RESTS and not track.timing:
+    def became_idle(track: PooledStream) -> None:
+        """Records that the track became idle; selects the next command every `IDLE_PERIODS` times."""
+        track.idle_count += 1
+        if not track.idle_count % IDLE_PERIODS and not track.timing:
             track.timing = TIME_NEXT
 
 

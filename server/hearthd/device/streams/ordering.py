@@ -21,10 +21,10 @@ from typing import Any
 class Usage:
     """Last write of a buffer, and the reads since. Track -1: the buffer was never written."""
 
-    __slots__ = ("behind", "position", "reads", "replayable", "track")
+    __slots__ = ("outcomes", "position", "reads", "replayable", "track")
 
     def __init__(self) -> None:
-        self.behind: tuple[Any, ...] = ()
+        self.outcomes: tuple[Any, ...] = ()
         """Pending outcomes that determine whether the buffer's contents are valid; see
         `hearthd.device.streams.pending_outcomes`."""
         self.track = -1
@@ -35,12 +35,12 @@ class Usage:
 
     def tracks(self) -> dict[int, int]:
         """Returns every track that last wrote the buffer or has read it since, with the position of its last use."""
-        used = dict(self.reads or ())
+        positions = dict(self.reads or ())
         if self.track >= 0:
-            used[self.track] = max(self.position, used.get(self.track, 0))
-        return used
+            positions[self.track] = max(self.position, positions.get(self.track, 0))
+        return positions
 
-    def read_by(self, track: int, done: int) -> None:
+    def discard_reads(self, track: int, done: int) -> None:
         """Removes the reads by `track` if the last of them is at or before position `done`, which is completed.
 
         The next write then need not wait for later work of the track.
@@ -94,11 +94,11 @@ class Ordering:
         waits: list[int] = []
         for usage in writes:
             if usage.track != track and usage.track >= 0:
-                self._need(waits, track, usage.track, usage.position)
+                self._add_wait(waits, track, usage.track, usage.position)
             if usage.reads is not None:
                 for reader, read_at in usage.reads.items():
                     if reader != track:
-                        self._need(waits, track, reader, read_at)
+                        self._add_wait(waits, track, reader, read_at)
                 usage.reads = None
             usage.track = track
             usage.position = position
@@ -106,7 +106,7 @@ class Ordering:
             if usage.track == track and usage.position == position:
                 continue  # this command writes the buffer as well
             if usage.track != track and usage.track >= 0:
-                self._need(waits, track, usage.track, usage.position)
+                self._add_wait(waits, track, usage.track, usage.position)
             if usage.reads is None:
                 usage.reads = {}
             usage.reads[track] = position
@@ -125,10 +125,10 @@ class Ordering:
         """
         waits: list[int] = []
         if origin != track:
-            self._need(waits, track, origin, position)
+            self._add_wait(waits, track, origin, position)
         return bool(waits)
 
-    def _need(self, waits: list[int], track: int, origin: int, position: int) -> None:
+    def _add_wait(self, waits: list[int], track: int, origin: int, position: int) -> None:
         pair = (track, origin)
         if self._synced.get(pair, 0) < position:
             # The caller records the event now, so it covers everything submitted to the origin so far.

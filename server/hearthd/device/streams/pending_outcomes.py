@@ -18,33 +18,34 @@ Callback = Callable[[], None]
 class PendingOutcome:
     """The outcome of a launched collective or of a memory check, known some time after its completion on the device."""
 
-    __slots__ = ("_behind", "failure", "place", "row", "settled")
+    __slots__ = ("_callbacks", "failure", "position", "sequence", "settled")
 
-    def __init__(self, row: Hashable, place: int) -> None:
-        self.row = row
+    def __init__(self, sequence: Hashable, position: int) -> None:
+        self.sequence = sequence
         """The communicator, or an object of this outcome alone.
 
-        Outcomes of one row become known in the order of `place`: a success implies the success of all earlier ones.
+        Outcomes of one sequence become known in the order of `position`: a success implies the success of all earlier
+        outcomes.
         """
-        self.place = place
-        """Position among the outcomes of its row, ascending."""
+        self.position = position
+        """Position among the outcomes of its sequence, ascending."""
         self.settled = False
         """True once the outcome is known."""
         self.failure: StreamFailure | None = None
         """The failure that was recorded for the stream and made contents invalid; None until then, and otherwise."""
-        self._behind: list[Callback] = []
+        self._callbacks: list[Callback] = []
 
     def then(self, callback: Callback) -> None:
         """Calls `callback` when the outcome is known; immediately if it is known already."""
         if self.settled:
             callback()
         else:
-            self._behind.append(callback)
+            self._callbacks.append(callback)
 
     def report(self) -> None:
         """Calls the callbacks of an outcome that is `settled`."""
-        behind, self._behind = self._behind, []
-        for callback in behind:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback()
 
 
@@ -59,34 +60,37 @@ class PendingOutcomes:
 
     def of_buffer(self, usage: Usage) -> list[PendingOutcome]:
         """Returns the pending outcomes that the contents of a buffer depend on, after all commands issued so far."""
-        if not (usage.behind and self.open):
+        if not (usage.outcomes and self.open):
             return []
-        return [each for each in usage.behind if each in self.open]
+        return [outcome for outcome in usage.outcomes if outcome in self.open]
 
-    def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
+    def propagate(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
         """Propagates dependencies: the written buffers depend on all that a buffer of the command depended on."""
-        found: dict[Hashable, PendingOutcome] = {}
+        latest: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
-                for each in self.of_buffer(usage):
-                    known = found.get(each.row)
-                    if known is None or known.place < each.place:
-                        found[each.row] = each
+                for outcome in self.of_buffer(usage):
+                    previous = latest.get(outcome.sequence)
+                    if previous is None or previous.position < outcome.position:
+                        latest[outcome.sequence] = outcome
         for usage in writes:
-            usage.behind = tuple(found.values())
+            usage.outcomes = tuple(latest.values())
 
     def launched(self, outcome: PendingOutcome, writes: Iterable[Usage]) -> None:
         """Records the outcome that the contents of these buffers depend on from now on."""
         self.open[outcome] = None
         for usage in writes:
-            usage.behind = (*(each for each in self.of_buffer(usage) if each.row is not outcome.row), outcome)
+            usage.outcomes = (
+                *(earlier for earlier in self.of_buffer(usage) if earlier.sequence is not outcome.sequence),
+                outcome,
+            )
 
     def settle(self, outcome: PendingOutcome) -> None:
         """Marks an outcome as known, after its failure, if any, has been recorded. `PendingOutcome.report` follows."""
         outcome.settled = True
         self.open.pop(outcome, None)
 
-    def settled(self, usage: Usage, callback: Callback) -> Callback:
+    def when_settled(self, usage: Usage, callback: Callback) -> Callback:
         """Returns a callback for completion on the device.
 
         It defers `callback` until the outcomes that the buffer depends on are also known.
@@ -100,15 +104,15 @@ def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
 
     Callbacks keep their order, so errors surface in the order of the stream.
     """
-    waiting = [each for each in outcomes if not each.settled]
-    left = len(waiting) + 1
+    unsettled = [outcome for outcome in outcomes if not outcome.settled]
+    remaining = len(unsettled) + 1
 
-    def one() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+    def count_down() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             callback()
 
-    for each in waiting:
-        each.then(one)
-    return one
+    for outcome in unsettled:
+        outcome.then(count_down)
+    return count_down

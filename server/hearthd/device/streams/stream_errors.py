@@ -29,7 +29,7 @@ class StreamFailure:
     merged: int = 0
     surfaced: bool = False
     root: StreamFailure | None = None
-    spokesman: StreamFailure | None = None
+    reported_by: StreamFailure | None = None
     """The failure whose report also covers this one: it counts this failure, or is its cause. None if this failure is
     reported itself."""
 
@@ -45,8 +45,8 @@ class StreamFailure:
     def reported(self) -> bool:
         """True once the failure has been reported to the client."""
         failure = self
-        while failure.spokesman is not None:
-            failure = failure.spokesman
+        while failure.reported_by is not None:
+            failure = failure.reported_by
         return failure.surfaced
 
     def to_message(self) -> status_pb2.CommandFailure:
@@ -65,11 +65,11 @@ class StreamFailure:
 class StreamErrors:
     """Failures of one logical stream that have not been reported yet."""
 
-    _kept: list[StreamFailure] = field(default_factory=list)
-    _heir: StreamErrors | None = None
+    _failures: list[StreamFailure] = field(default_factory=list)
+    _successor: StreamErrors | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self._failures)
 
     def add(self, failure: StreamFailure) -> None:
         """Adds a failure: as an entry, or counted with an entry that already covers it.
@@ -77,27 +77,27 @@ class StreamErrors:
         A skip whose cause is listed adds no entry. Above `MAX_KEPT` entries, the second oldest is merged into the
         oldest. After `hand_over`, the failure goes to the other stream.
         """
-        if self._heir is not None:
-            self._heir.add(failure)
+        if self._successor is not None:
+            self._successor.add(failure)
             return
         if failure.root is not None and not failure.merged:
-            reported = next((kept for kept in self._kept if kept.cause is failure.cause), None)
+            reported = next((entry for entry in self._failures if entry.cause is failure.cause), None)
             if reported is not None:  # the stream already reports the cause of the skip
-                failure.spokesman = reported
+                failure.reported_by = reported
                 return
-        self._kept.append(failure)
-        if len(self._kept) > MAX_KEPT:
+        self._failures.append(failure)
+        if len(self._failures) > MAX_KEPT:
             # The second oldest failure is merged into the oldest one, which is the most likely cause of the others.
-            gone = self._kept.pop(1)
-            self._kept[0].merged += 1 + gone.merged
-            gone.spokesman = self._kept[0]
+            second_oldest = self._failures.pop(1)
+            self._failures[0].merged += 1 + second_oldest.merged
+            second_oldest.reported_by = self._failures[0]
 
-    def hand_over(self, heir: StreamErrors) -> None:
-        """Passes all current and later failures to `heir`, because the stream is destroyed."""
-        kept, self._kept = self._kept, []
-        self._heir = heir
-        for failure in kept:
-            heir.add(failure)
+    def hand_over(self, successor: StreamErrors) -> None:
+        """Passes all current and later failures to `successor`, because the stream is destroyed."""
+        failures, self._failures = self._failures, []
+        self._successor = successor
+        for failure in failures:
+            successor.add(failure)
 
     def pop_all(self, before: tuple[int, int] | None = None, *, reported: bool = True) -> list[StreamFailure]:
         """Removes and returns all failures, oldest first.
@@ -108,13 +108,13 @@ class StreamErrors:
           before: takes only failures of commands submitted before this (batch, index).
           reported: False if the caller marks the failures as reported later.
         """
-        taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
+        selected = sorted(self._failures, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
-            taken = [failure for failure in taken if (failure.seq, failure.index) < before]
-        self._kept = [failure for failure in self._kept if failure not in taken]
-        for failure in taken:
+            selected = [failure for failure in selected if (failure.seq, failure.index) < before]
+        self._failures = [failure for failure in self._failures if failure not in selected]
+        for failure in selected:
             failure.surfaced = reported
-        return taken
+        return selected
 
 
 def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
@@ -122,9 +122,9 @@ def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
     return None if failure is None or failure.reported else failure
 
 
-def skipped(command: str, stream: int, seq: int, index: int, because: StreamFailure) -> StreamFailure:
+def skipped(command: str, stream: int, seq: int, index: int, dependency: StreamFailure) -> StreamFailure:
     """Returns the failure of a command that was not run because its inputs were never produced."""
-    cause = because.cause
+    cause = dependency.cause
     refusal = Refusal(
         Reason.DEPENDENCY_FAILED,
         f"{command} was skipped: it needs what {cause.command} (stream {cause.stream}) should have produced, and that "
@@ -147,5 +147,5 @@ def surface(failures: list[StreamFailure]) -> status_pb2.Status:
     message = f"{failures[0].command}: {first.message}"
     if more:
         message += f" (and {more} more failed after it)"
-    whole = Refusal(first.reason, message, fix=first.fix, details=first.details, retry_after_s=first.retry_after_s)
-    return whole.to_status([failure.to_message() for failure in failures])
+    refusal = Refusal(first.reason, message, fix=first.fix, details=first.details, retry_after_s=first.retry_after_s)
+    return refusal.to_status([failure.to_message() for failure in failures])

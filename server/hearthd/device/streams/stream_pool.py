@@ -45,8 +45,8 @@ class StreamPool:
         self._polled_completions = 0
         """Value of `completions` at the last `poll`. A reap of a single track may find completions in between; `poll`
         reports those as well."""
-        self._timely = 0
-        """Value of `completions` when `ask` last noticed a completion."""
+        self._completions_at_track_poll = 0
+        """Value of `completions` when `poll_track` last noticed a completion."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[PooledStream] = []
@@ -62,33 +62,33 @@ class StreamPool:
         """
         track = track_choice.free_track(self.all, priority)
         if track is None:
-            self._look_after_kept()
+            self._reap_withheld()
             track = track_choice.free_track(self.all, priority)
         if track is None and track_choice.may_create(self.all, self._max, time.monotonic()):
             track = self._add(priority)
         track = track or track_choice.shared_track(self.all, priority)
         if track is None:
-            if bounded and len(self.all) >= track_choice.MOST * self._max:
-                raise self._all_kept_back()
+            if bounded and len(self.all) >= track_choice.MAX_FACTOR * self._max:
+                raise self._all_withheld()
             track = self._add(priority)
         if not track.users:
             track.timing = track.timing or TIME_NEXT
-            track.since = track.submitted
+            track.first_submitted = track.submitted
             self.set_barred(track, False)
         track.users += 1
         return track
 
-    def acquire_own(self) -> PooledStream:
+    def acquire_exclusive(self) -> PooledStream:
         """Returns a track that is not shared until it is released, even beyond the limit.
 
         Work on it waits for peers, and must neither delay other work nor wait for it.
         """
-        own = track_choice.free_track(self.all, 0) or self._add(0)
-        own.exclusive = True
-        own.since = own.submitted
-        self.set_barred(own, False)
-        own.users = 1
-        return own
+        track = track_choice.free_track(self.all, 0) or self._add(0)
+        track.exclusive = True
+        track.first_submitted = track.submitted
+        self.set_barred(track, False)
+        track.users = 1
+        return track
 
     def _add(self, priority: int) -> PooledStream:
         track = PooledStream(self.ordering.add_track(), self._server.create_stream(priority), priority)
@@ -103,11 +103,11 @@ class StreamPool:
         track.users -= 1
         track.exclusive = False
         if not self.done(track):
-            self.on_complete(track, self.keep((track,)))
+            self.on_complete(track, self.withhold((track,)))
 
     # ---- withheld tracks ----
 
-    def keep(self, tracks: Collection[PooledStream]) -> Callback:
+    def withhold(self, tracks: Collection[PooledStream]) -> Callback:
         """Withholds the tracks from new users, because work on them may never end.
 
         The caller ends this by one call of the returned function.
@@ -118,35 +118,35 @@ class StreamPool:
                 track.withheld_since = now
             track.hold_count += 1
 
-        def let_go() -> None:
+        def end_withholding() -> None:
             for track in tracks:
                 track.hold_count -= 1
 
-        return let_go
+        return end_withholding
 
     @property
     def withheld(self) -> list[PooledStream]:
         """Tracks withheld from reuse for long: work of a destroyed stream or closed session still runs."""
         return track_choice.long_withheld(self.all, time.monotonic())
 
-    def _look_after_kept(self) -> None:
+    def _reap_withheld(self) -> None:
         """Reaps the withheld tracks, whose work may be done by now."""
         for track in self.all:
             if track.hold_count and track.pending:
                 self.reap(track)
 
-    def _all_kept_back(self) -> Refusal:
+    def _all_withheld(self) -> Refusal:
         kernels = list(dict.fromkeys(self.in_flight()))
-        named = listed(kernels)
+        names = listed(kernels)
         return Refusal(
             Reason.QUEUE_FULL,
             f"all {len(self.all)} streams of the device process are withheld from reuse: work of streams that were "
             f"destroyed, or whose session has ended, is still running on them"
-            + (f" (kernels: {named})" if kernels else ""),
+            + (f" (kernels: {names})" if kernels else ""),
             fix="give such launches a timeout, let them end before their stream is destroyed, use a dedicated session "
             '(isolation="dedicated"), or raise devices.max_streams',
-            details={"streams": len(self.all), "max_streams": self._max, "kernels": named},
-            retry_after_s=track_choice.PATIENCE_S,
+            details={"streams": len(self.all), "max_streams": self._max, "kernels": names},
+            retry_after_s=track_choice.WITHHELD_GRACE_S,
         )
 
     # ---- launches that have to wait ----
@@ -157,14 +157,14 @@ class StreamPool:
         for track in self.all:
             track.held = held or track.barred
 
-    def set_barred(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
+    def set_barred(self, track: PooledStream, barred: bool, max_commands: int = NEVER) -> None:
         """Prevents launches on one track (`barred` True), or allows them again.
 
-        `most` limits the commands of any kind that may be submitted to the track until the next call.
+        `max_commands` limits the commands of any kind that may be submitted to the track until the next call.
         """
         track.barred = barred
         track.held = barred or self.held
-        track.stop = track.submitted + most if most != NEVER else NEVER
+        track.slice_limit = track.submitted + max_commands if max_commands != NEVER else NEVER
         track.requested = 0
 
     # ---- order of work ----
@@ -192,7 +192,7 @@ class StreamPool:
         The track waits for those users on the device.
         """
         if self.pending_outcomes.open:
-            self.pending_outcomes.spread(writes, reads)
+            self.pending_outcomes.propagate(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
@@ -209,7 +209,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if track.probe is not None and track.timing and self.timing.passed(track) and not window:
+        if track.probe is not None and track.timing and self.timing.skip(track) and not window:
             self.on_complete(track, _no_op)
         return self.ordering.step(track.index)
 
@@ -218,7 +218,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if self.timing.between(track, self.ordering.position(track.index)) and not window:
+        if self.timing.select(track, self.ordering.position(track.index)) and not window:
             self.on_complete(track, _no_op)
 
     def charge(self, track: PooledStream, more: int) -> None:
@@ -262,14 +262,14 @@ class StreamPool:
 
     # ---- completion ----
 
-    def on_complete(self, track: PooledStream, callback: Callback, *, still_to_come: int = 0) -> None:
+    def on_complete(self, track: PooledStream, callback: Callback, *, unsubmitted: int = 0) -> None:
         """Calls `callback` when all work submitted to the track so far is done.
 
-        `still_to_come` is the number of positions that were taken for commands not submitted yet.
+        `unsubmitted` is the number of positions that were taken for commands not submitted yet.
         """
         event = self._server.record(track.stream)
         self.live[track] = None
-        track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
+        track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
@@ -278,18 +278,18 @@ class StreamPool:
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""
-        left = 1
+        remaining = 1
 
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+        def count_down() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if not remaining:
                 callback()
 
         for track in tracks:
-            left += 1
-            self.on_complete(track, one)
-        one()
+            remaining += 1
+            self.on_complete(track, count_down)
+        count_down()
 
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
@@ -308,12 +308,12 @@ class StreamPool:
         for event in (first, second):
             self._watched.hold(event)
 
-        def both() -> None:
+        def both_done() -> None:
             callback()
             for event in (first, second):
                 self._watched.drop(event)
 
-        self.watch(first, lambda: self.watch(second, both))
+        self.watch(first, lambda: self.watch(second, both_done))
 
     def retire(self, event: Event) -> None:
         """Releases an event as soon as it is no longer watched."""
@@ -327,26 +327,26 @@ class StreamPool:
             if track.pending:
                 self.reap(track)
         if self._watched:
-            found = self._watched.poll()  # the callbacks may reap tracks
-            self.completions += found
+            done_events = self._watched.poll()  # the callbacks may reap tracks
+            self.completions += done_events
         if self.completions == self._polled_completions:
             return False
         self._polled_completions = self.completions
-        if self.completions != self._timely:
+        if self.completions != self._completions_at_track_poll:
             self.spin_policy.wait_ended(time.perf_counter())
         return True
 
-    def ask(self, track: PooledStream, seconds: float) -> None:
+    def poll_track(self, track: PooledStream, seconds: float) -> None:
         """Polls one track until its pending work is done, for at most `seconds` and while the spin policy allows it."""
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
-        until = time.perf_counter() + seconds
+        deadline = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
-            elif (now := time.perf_counter()) > until or not spins(now):
+            elif (now := time.perf_counter()) > deadline or not spins(now):
                 return
         self.spin_policy.wait_ended(time.perf_counter())
-        self._timely = self.completions
+        self._completions_at_track_poll = self.completions
 
     @property
     def has_completions(self) -> bool:
@@ -360,7 +360,7 @@ class StreamPool:
         return self._watched.any_done
 
     @property
-    def awaits(self) -> bool:
+    def should_poll(self) -> bool:
         """True if work under way may complete within moments and the backend does not notify of completions."""
         if self.notified:
             return False
@@ -374,7 +374,7 @@ class StreamPool:
     def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
-        For less than a millisecond, it is better to poll `has_completions` while `awaits` is true.
+        For less than a millisecond, it is better to poll `has_completions` while `should_poll` is true.
         """
         if self.completions != self._polled_completions:
             return 0.0
@@ -383,7 +383,7 @@ class StreamPool:
         if self.notified:  # the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self.spin_policy.sleep(now), self.forecast.ahead(now))
+        return min(self.spin_policy.sleep(now), self.forecast.seconds_until_next(now))
 
     def reap(self, track: PooledStream) -> bool:
         """Runs the callbacks of completed work on one track. Returns True if the track accepts more commands."""
@@ -400,10 +400,10 @@ class StreamPool:
         track.done_position = position
         self.completions += 1
         if track.probe is not None:
-            self.timing.reached(track, position)
+            self.timing.completed(track, position)
         callback()
         if not track.pending:
-            self.timing.rested(track)
+            self.timing.became_idle(track)
             if self.done(track):
                 self.live.pop(track, None)
 
@@ -417,14 +417,19 @@ class StreamPool:
         return [
             name
             for track in self.all
-            for at, name, who in track.launched
-            if at > track.done_position and session in (None, who)
+            for position, name, session_id in track.launched
+            if position > track.done_position and session in (None, session_id)
         ]
 
     def running_sessions(self) -> list[str]:
         """Returns the sessions that launched the running kernels, each once."""
-        found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
-        return list(found)
+        sessions = {
+            session_id: None
+            for track in self.all
+            for position, _, session_id in track.launched
+            if position > track.done_position
+        }
+        return list(sessions)
 
 
 def listed(names: Sequence[str]) -> str:

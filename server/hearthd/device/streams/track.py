@@ -17,7 +17,7 @@ TIME_NEXT, TIMED = 2, 1
 """States of `PooledStream.timing`. `TIME_NEXT`: the next command is to be timed. `TIMED`: the command just selected for
 timing may still prove not to be a launch. 0: neither."""
 
-RESTS = 32
+IDLE_PERIODS = 32
 """A command is timed each time that a track has become idle this many times."""
 
 NEVER = 1 << 62
@@ -30,11 +30,11 @@ class LaunchProbe:
     If it is a launch, measures the time from submission to the driver until completion is noticed.
     """
 
-    __slots__ = ("begun_ns", "launch", "position")
+    __slots__ = ("launch", "position", "start_ns")
 
-    def __init__(self, position: int, begun_ns: int) -> None:
+    def __init__(self, position: int, start_ns: int) -> None:
         self.position = position
-        self.begun_ns = begun_ns
+        self.start_ns = start_ns
         self.launch = False
         """True once the command is known to be a launch."""
 
@@ -48,18 +48,18 @@ class PooledStream:
         "done_position",
         "exclusive",
         "finished",
+        "first_submitted",
         "held",
         "hold_count",
+        "idle_count",
         "index",
         "launched",
         "pending",
         "priority",
         "probe",
         "requested",
-        "rests",
         "returned",
-        "since",
-        "stop",
+        "slice_limit",
         "stream",
         "timing",
         "users",
@@ -76,11 +76,11 @@ class PooledStream:
         self.held = False
         """True if launches must wait although the track has room; see `StreamPool.set_held` and `set_barred`."""
         self.barred = False
-        self.stop = NEVER
+        self.slice_limit = NEVER
         """Limit of `submitted` in the current time slice; see `hearthd.device.scheduler.fair_share`."""
         self.requested = 0
         """Kinds of commands that found the track barred. 1: copies only; 2 or 3: launches too."""
-        self.since = 0
+        self.first_submitted = 0
         """Value of `submitted` when the track was assigned to its first current user."""
         self.users = 0
         self.exclusive = False
@@ -94,7 +94,7 @@ class PooledStream:
         self.timing = TIME_NEXT
         self.probe: LaunchProbe | None = None
         """The command that is being timed; None if there is none."""
-        self.rests = 0
+        self.idle_count = 0
         """Number of times that the track has become idle."""
         self.pending: deque[tuple[int, Event, Callback]] = deque()
         self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
@@ -109,12 +109,12 @@ class PooledStream:
     @property
     def room(self) -> int:
         """Number of commands that may still be submitted in the current time slice."""
-        return self.stop - self.submitted
+        return self.slice_limit - self.submitted
 
     @property
     def full(self) -> bool:
         """True if commands of all kinds must wait. Records the request in `requested`."""
-        if self.stop != NEVER and self.submitted >= self.stop:
+        if self.slice_limit != NEVER and self.submitted >= self.slice_limit:
             self.requested |= 1
             return True
         return self.budget <= 0

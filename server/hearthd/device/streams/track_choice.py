@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-PATIENCE_S = 1.0
+WITHHELD_GRACE_S = 1.0
 """Seconds for which a withheld track counts toward the limit, because its work will probably be done soon. After that,
 a new track may replace it."""
 
-MOST = 2
+MAX_FACTOR = 2
 """Limit of all tracks for streams that clients create, as a multiple of the configured limit of tracks."""
 
 
@@ -52,15 +52,16 @@ C = TypeVar("C", bound=ChoosableStream)
 
 def free_track(tracks: Sequence[C], priority: int) -> C | None:
     """Returns a track of this priority without users whose work is done; None if there is none."""
-    return next((each for each in tracks if not (each.users or each.hold_count) and each.priority == priority), None)
+    free = (track for track in tracks if not (track.users or track.hold_count))
+    return next((track for track in free if track.priority == priority), None)
 
 
-def may_create(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
+def may_create(tracks: Sequence[ChoosableStream], limit: int, now: float) -> bool:
     """True if another track may be created.
 
-    `most` is the limit, to which tracks that were withheld for long do not count.
+    Tracks that were withheld for long do not count toward `limit`.
     """
-    return len(tracks) - len(long_withheld(tracks, now)) < most and len(tracks) < MOST * most
+    return len(tracks) - len(long_withheld(tracks, now)) < limit and len(tracks) < MAX_FACTOR * limit
 
 
 def shared_track(tracks: Sequence[C], priority: int) -> C | None:
@@ -68,11 +69,11 @@ def shared_track(tracks: Sequence[C], priority: int) -> C | None:
 
     Returns None if all tracks are withheld or not shareable.
     """
-    candidates = [each for each in tracks if not (each.exclusive or each.hold_count)]
-    same = [each for each in candidates if each.priority == priority]
-    return min(same or candidates, key=lambda each: each.users, default=None)
+    candidates = [track for track in tracks if not (track.exclusive or track.hold_count)]
+    same = [track for track in candidates if track.priority == priority]
+    return min(same or candidates, key=lambda track: track.users, default=None)
 
 
 def long_withheld(tracks: Sequence[C], now: float) -> list[C]:
-    """Returns the tracks that have been withheld for at least `PATIENCE_S`."""
-    return [each for each in tracks if each.hold_count and now - each.withheld_since >= PATIENCE_S]
+    """Returns the tracks that have been withheld for at least `WITHHELD_GRACE_S`."""
+    return [track for track in tracks if track.hold_count and now - track.withheld_since >= WITHHELD_GRACE_S]

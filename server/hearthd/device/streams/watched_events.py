@@ -21,7 +21,7 @@ class WatchedEvents:
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
         self._watched: list[tuple[Event, Callback, float, Callback]] = []
-        self._held: dict[Event, int] = {}
+        self._hold_counts: dict[Event, int] = {}
         self._retired: set[Event] = set()
 
     def __bool__(self) -> bool:
@@ -40,11 +40,11 @@ class WatchedEvents:
         """Runs the callbacks of events that are done or have timed out. Returns the number of events that were done."""
         done = self._server.done
         watched, self._watched = self._watched, []
-        now, found = time.perf_counter(), 0
+        now, done_events = time.perf_counter(), 0
         for watch in watched:
             event, callback, deadline, on_timeout = watch
             if done(event):
-                found += 1
+                done_events += 1
                 callback()
             elif now > deadline:
                 on_timeout()
@@ -52,7 +52,7 @@ class WatchedEvents:
                 self._watched.append(watch)
                 continue
             self.drop(event)
-        return found
+        return done_events
 
     @property
     def any_done(self) -> bool:
@@ -66,22 +66,22 @@ class WatchedEvents:
 
     def hold(self, event: Event) -> None:
         """Prevents the release of the event; each call must be matched by one call of `drop`."""
-        self._held[event] = self._held.get(event, 0) + 1
+        self._hold_counts[event] = self._hold_counts.get(event, 0) + 1
 
     def drop(self, event: Event) -> None:
         """Ends one `hold`. The last one releases the event if it was retired."""
-        left = self._held[event] - 1
-        if left:
-            self._held[event] = left
+        remaining = self._hold_counts[event] - 1
+        if remaining:
+            self._hold_counts[event] = remaining
             return
-        del self._held[event]
+        del self._hold_counts[event]
         if event in self._retired:
             self._retired.discard(event)
             self._server.release_event(event)
 
     def retire(self, event: Event) -> None:
         """Releases an event as soon as it is no longer watched."""
-        if event in self._held:
+        if event in self._hold_counts:
             self._retired.add(event)
         else:
             self._server.release_event(event)

@@ -167,7 +167,7 @@ class DirectCopies:
             self._device.tracks.claim_position(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
             pending_outcomes = self._device.tracks.pending_outcomes
-            arrive = self._arrive if writes else pending_outcomes.settled(self._buffer.usage, self._arrive)
+            arrive = self._arrive if writes else pending_outcomes.when_settled(self._buffer.usage, self._arrive)
             self._device.tracks.on_complete(track, arrive)
         return False
 

@@ -263,7 +263,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         small = rig.start(**write(1, 1, 4096))
         ok(rig.call(memory_usage=c.MemoryUsage()))  # all of them have been submitted to the device
         assert len(forecast.under_way) == 1, "the start of the work before the second is not known"
-        assert forecast.under_way[0].begins < math.inf
+        assert forecast.under_way[0].window_start < math.inf
         gates[0].set()
         for number in (first, second, small):
             ok(rig.answer(number))

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hearth_proto.launches import unpack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.dispatch import cache
-from hearthd.device.dispatch.cache import KnownDispatch, KnownDispatches
+from hearthd.device.dispatch.cache import CachedDispatch, DispatchCache
 from hearthd.device.dispatch.plan import read_bindings
 
 B = c.Binding
 A = c.Argument
 
 
-def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch, bool] | None:
+def reading(known: DispatchCache, command: c.Dispatch) -> tuple[CachedDispatch, bool] | None:
     """Returns the dispatch and True if it was in the cache; None for an invalid dispatch."""
     inputs = [binding.data for binding in command.bindings]
     likeness, found = known.find(command, inputs)
@@ -60,9 +60,9 @@ COMMANDS = st.builds(
 
 @given(st.lists(COMMANDS, max_size=30), st.integers(0, 5))
 def test_cached_dispatch_gives_the_same_plan(commands: list[c.Dispatch], stream: int) -> None:
-    known = KnownDispatches()
+    known = DispatchCache()
     for command in [*commands, *commands]:
-        found, anew = reading(known, command), reading(KnownDispatches(), command)
+        found, anew = reading(known, command), reading(DispatchCache(), command)
         if found is None or anew is None:
             assert found is None and anew is None
             continue
@@ -81,13 +81,13 @@ def sound(*, size: int = 8, value: bytes = b"1234", **fields: int) -> c.Dispatch
     return c.Dispatch(function=1, grid=c.Dim3(x=1), block=c.Dim3(x=32), bindings=bindings, **fields)
 
 
-def kept(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[KnownDispatch]:
+def kept(known: DispatchCache, commands: Iterable[c.Dispatch]) -> list[CachedDispatch]:
     """Returns the cached entries of those commands that are in the cache."""
     found = (known.find(command, [binding.data for binding in command.bindings])[1] for command in commands)
     return [each for each in found if each is not None]
 
 
-def seen(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[bool]:
+def seen(known: DispatchCache, commands: Iterable[c.Dispatch]) -> list[bool]:
     found = []
     for command in commands:
         read = reading(known, command)
@@ -97,7 +97,7 @@ def seen(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[bool]:
 
 
 def test_cache_ignores_contents_and_no_other_difference() -> None:
-    known = KnownDispatches()
+    known = DispatchCache()
     other = sound(value=b"5678")
     other.bindings[1].data = b"another "
     assert seen(known, [sound(), sound(), other]) == [False, True, True]
@@ -111,7 +111,7 @@ def test_cache_ignores_contents_and_no_other_difference() -> None:
 
 
 def test_input_of_another_length_is_checked_again() -> None:
-    known = KnownDispatches()
+    known = DispatchCache()
     assert seen(known, [sound()]) == [False]
     short = sound()
     short.bindings[1].data = bytes(7)
@@ -119,18 +119,18 @@ def test_input_of_another_length_is_checked_again() -> None:
 
 
 def test_dispatches_with_transfers_are_not_cached() -> None:
-    known = KnownDispatches()
+    known = DispatchCache()
     command = sound()
     command.bindings[1].data, command.bindings[1].upload = b"", 7
     assert seen(known, [command, command]) == [False, False]
 
 
 def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs() -> None:
-    known = KnownDispatches(most=4)
+    known = DispatchCache(max_dispatches=4)
     commands = [sound(timeout_ns=number) for number in range(1, 40)]
     for command in commands:
         assert seen(known, [command] * 2) == [False, True]
         assert 1 <= len(kept(known, commands)) <= 4
         assert all(not each.plan.arguments for each in kept(known, commands)), "they keep the whole command"
-    long = sound(value=bytes(cache.LONGEST))
+    long = sound(value=bytes(cache.MAX_COMMAND_BYTES))
     assert seen(known, [long, long]) == [False, False]

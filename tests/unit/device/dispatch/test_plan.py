@@ -59,13 +59,13 @@ def test_valid_dispatch_gives_the_expected_plan(bindings: list[c.Binding], itera
     for slot in plan.transients:
         binding = bindings[slot.binding]
         assert slot.size == binding.size
-        assert slot.brings == (binding.role != B.ROLE_OUTPUT) and slot.returns == (binding.role != B.ROLE_INPUT)
+        assert slot.has_input == (binding.role != B.ROLE_OUTPUT) and slot.has_output == (binding.role != B.ROLE_INPUT)
         assert plan.arguments[slot.binding].pointer.read_only == (binding.role == B.ROLE_INPUT)
         wanted = range(binding.size)[binding.range_offset :]
         if binding.HasField("range_size"):
             wanted = wanted[: binding.range_size]
-        assert slot.length == (len(wanted) if slot.returns else 0)
-        assert not wanted or not slot.returns or wanted[0] == slot.offset
+        assert slot.length == (len(wanted) if slot.has_output else 0)
+        assert not wanted or not slot.has_output or wanted[0] == slot.offset
 
 
 BITS = st.one_of(st.just(0), st.integers(0, 100), st.sampled_from([2**32, 2**63, 2**64 - 1]))
@@ -93,8 +93,8 @@ def test_plan_is_valid_or_names_every_wrong_binding(bindings: list[c.Binding], i
     for index, binding in enumerate(bindings):
         assert index in read or index in named or binding.role == B.ROLE_VALUE
     for slot in plan.transients:
-        assert (slot.offset >= 0 and slot.offset + slot.length <= slot.size) or not slot.returns
-        assert not slot.brings or slot.upload or len(bindings[slot.binding].data) == slot.size
+        assert (slot.offset >= 0 and slot.offset + slot.length <= slot.size) or not slot.has_output
+        assert not slot.has_input or slot.upload or len(bindings[slot.binding].data) == slot.size
     if not failures:
         assert plan.iterations >= 1
         assert len(set(plan.transfers)) == len(plan.transfers)

@@ -425,7 +425,7 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
 def test_number_of_known_copies_is_bounded(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     copies = rig.process.executor.inline_path.copies
-    copies.most, known = 4, copies.resolved
+    copies.max_cached, known = 4, copies.resolved
     for number in range(2, 40):
         client.batch(write(1, number, request=number, buffer=2))
         client.response()

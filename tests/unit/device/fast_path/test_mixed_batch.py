@@ -366,8 +366,8 @@ def encoded(*commands: c.Command, seq: int = 3) -> bytes:
         (Command(create_stream=c.CreateStream(stream=1)), sync(1)),
         (Command(), sync(1)),
         (Command(request=5, launches=launch(1)), sync(1)),
-        (*[write(1)] * mixed_batch.MOST, sync(1)),
-        (Command(write=c.Write(buffer=1, data=bytes(mixed_batch.LONGEST))), sync(1)),
+        (*[write(1)] * mixed_batch.MAX_COMMANDS, sync(1)),
+        (Command(write=c.Write(buffer=1, data=bytes(mixed_batch.MAX_BYTES))), sync(1)),
     ],
 )
 def test_other_batches_are_left_alone(commands: tuple[c.Command, ...]) -> None:

@@ -87,9 +87,9 @@ def copy(data: bytes, seq: int) -> c.Command | None:
     assert batch.seq == seq and list(batch.commands) == [command] and kind in ("write", "read")
     if found.request:
         number = plain_batch.number(found.request)
-        assert number and found.data == b"\x08" + found.request + found.rest
-        assert c.Command.FromString(found.rest).request in (0, command.request)
-        assert c.Command.FromString(found.rest).request or command.request == number
+        assert number and found.data == b"\x08" + found.request + found.body
+        assert c.Command.FromString(found.body).request in (0, command.request)
+        assert c.Command.FromString(found.body).request or command.request == number
     return command if command.WhichOneof("kind") == kind else None
 
 

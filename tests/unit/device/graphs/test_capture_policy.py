@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.graphs.capture_policy import BESIDE, REASONS, RECORDED, TRANSITIONS, CaptureOrder
+from hearthd.device.graphs.capture_policy import EXECUTED, REASONS, RECORDED, TRANSITIONS, CaptureOrder
 
 KINDS = tuple(field.name for field in commands_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields)
 
@@ -61,7 +61,7 @@ def test_a_rejected_transition_changes_nothing(program: list[tuple[str, int, str
             "begin": graph == 0,
             "end": graph == number,
             "abort": True,
-            "command": graph == 0 or kind in RECORDED | BESIDE | TRANSITIONS,
+            "command": graph == 0 or kind in RECORDED | EXECUTED | TRANSITIONS,
         }[what]
         assert refused(order, what, number, kind) != allowed
         if allowed and what != "command":
@@ -91,7 +91,7 @@ def test_every_kind_of_command_is_decided(kind: str) -> None:
     order.begin(3)
     if kind in RECORDED:
         assert order.records(kind) is True
-    elif kind in BESIDE | TRANSITIONS:
+    elif kind in EXECUTED | TRANSITIONS:
         assert order.records(kind) is False
     else:
         with pytest.raises(Refusal, match=rf": {kind} on stream 7 while it records graph 3: ") as caught:
@@ -101,5 +101,5 @@ def test_every_kind_of_command_is_decided(kind: str) -> None:
 
 
 def test_the_lists_name_commands_that_exist_and_none_twice() -> None:
-    assert RECORDED | BESIDE | TRANSITIONS | set(REASONS) <= set(KINDS)
-    assert not RECORDED & BESIDE and not (RECORDED | BESIDE) & (TRANSITIONS | set(REASONS))
+    assert RECORDED | EXECUTED | TRANSITIONS | set(REASONS) <= set(KINDS)
+    assert not RECORDED & EXECUTED and not (RECORDED | EXECUTED) & (TRANSITIONS | set(REASONS))

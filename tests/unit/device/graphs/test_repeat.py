@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
-from hearthd.device.graphs.repeat import TURN, LaunchProgram, Rounds, check_count
+from hearthd.device.graphs.repeat import MAX_PER_ITERATION, LaunchProgram, Rounds, check_count
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Uses
@@ -137,11 +137,11 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
     bench = Bench(1)
     rounds = bench.rounds(10_000)
     assert not rounds.run()
-    assert bench.given == TURN
+    assert bench.given == MAX_PER_ITERATION
     while bench.given < WINDOW * WINDOWS:
         before = bench.given
         assert not rounds.run()
-        assert bench.given - before <= TURN
+        assert bench.given - before <= MAX_PER_ITERATION
     assert not rounds.run() and bench.given == WINDOW * WINDOWS  # full, and the device has not progressed
 
 
@@ -161,7 +161,7 @@ def test_launches_are_submitted_before_the_device_is_idle(price: int) -> None:
 
 def test_last_round_requests_no_further_turn() -> None:
     bench = Bench(1)
-    assert bench.rounds(TURN).run() and not bench.again
+    assert bench.rounds(MAX_PER_ITERATION).run() and not bench.again
 
 
 def test_an_empty_program_and_one_that_was_not_made() -> None:

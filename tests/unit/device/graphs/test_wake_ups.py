@@ -15,7 +15,7 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent
-from hearthd.device.graphs.repeat import TURN
+from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -77,11 +77,11 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
     rig.send(Kind.OPEN, b"{}", channel=2)
     prepare(rig)
     rig.server.shut()
-    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
+    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * MAX_PER_ITERATION)))
     while not rig.gauges()["commands_waiting"]:
         pass
     number = 0
-    while (before := rig.server.launched) < ROUNDS * TURN:
+    while (before := rig.server.launched) < ROUNDS * MAX_PER_ITERATION:
         rig.server.let_through()
         flush_beside(rig, number := number + 1)
         deadline = time.monotonic() + PATIENCE_S
@@ -89,16 +89,16 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
             assert time.monotonic() < deadline, f"{before} launches, and there is room for more"
             time.sleep(1e-3)
     rig.server.open()
-    assert int.from_bytes(rig.call(read=c.Read(buffer=1, size=4)).read.data, "little") == ROUNDS * TURN
+    assert int.from_bytes(rig.call(read=c.Read(buffer=1, size=4)).read.data, "little") == ROUNDS * MAX_PER_ITERATION
 
 
 def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
     """The program continues while the track has room, without an event and without letting the device become idle."""
     prepare(rig)
     rig.server.shut()
-    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
+    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * MAX_PER_ITERATION)))
     deadline = time.monotonic() + PATIENCE_S
-    while rig.server.launched <= 2 * TURN:
+    while rig.server.launched <= 2 * MAX_PER_ITERATION:
         assert time.monotonic() < deadline, f"{rig.server.launched} launches, and there is room for more"
         time.sleep(1e-3)
     rig.server.open()

@@ -11,7 +11,7 @@ import pytest
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
-from hearthd.device.launch.watchdog import shorter
+from hearthd.device.launch.watchdog import shorter_limit
 from hearthd.device.resources.budget import over_quota
 from hearthd.device.resources.grants import MemoryRequest, ProcessGrants
 from hearthd.device.resources.staging import Staging
@@ -218,7 +218,7 @@ def test_memory_is_cleared_with_tenants() -> None:
 
 @pytest.mark.parametrize(("wanted", "default", "had"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
 def test_a_session_may_want_less_time_than_the_daemon_allows(wanted: float, default: float, had: float) -> None:
-    assert shorter(wanted, default) == had
+    assert shorter_limit(wanted, default) == had
 
 
 # ---- host memory ----

@@ -19,7 +19,7 @@ from hearthd.device.scheduler.device_time import REPORT_S, DeviceTimeMeter
 class Session:
     session_id: str
     used: float = 0.0
-    owes: float = math.inf
+    debt: float = math.inf
 
 
 class Rig:
@@ -58,7 +58,7 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
         if what == "b":
             rig.meter.begin(sessions[number])
             under_way[number] += 1
-            sessions[number].owes = math.inf if owes is None else owes
+            sessions[number].debt = math.inf if owes is None else owes
         elif what == "s":
             if not any(under_way):
                 since, before = rig.now, sessions[number].used
@@ -87,7 +87,7 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
 
 def test_session_that_has_paid_its_cost_is_not_charged_while_others_can_be() -> None:
     rig = Rig()
-    short, long = Session("short", owes=0.001), Session("long")
+    short, long = Session("short", debt=0.001), Session("long")
     rig.meter.begin(short)
     rig.meter.begin(long)
     rig.now += 0.010

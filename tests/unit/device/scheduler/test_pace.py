@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.scheduler.pace import AHEAD, FIRST_SLICE, MAX_COMMANDS, SLICE_S, Pace
+from hearthd.device.scheduler.pace import FIRST_SLICE, MAX_COMMANDS, MAX_SLICES_ON_DEVICE, SLICE_S, Pace
 
 
 def known(seconds: float) -> Pace:
@@ -27,7 +27,7 @@ def test_few_commands_of_unknown_cost_are_submitted() -> None:
     assert pace.slice_size(0) == FIRST_SLICE
 
 
-@given(st.floats(1e-7, 10.0), st.integers(0, 2000), st.floats(-1.0, AHEAD * SLICE_S))
+@given(st.floats(1e-7, 10.0), st.integers(0, 2000), st.floats(-1.0, MAX_SLICES_ON_DEVICE * SLICE_S))
 def test_submitted_work_is_bounded_by_the_time_limit(seconds: float, on_device: int, limit: float) -> None:
     most = known(seconds).slice_size(on_device, limit)
     assert 0 <= most <= MAX_COMMANDS

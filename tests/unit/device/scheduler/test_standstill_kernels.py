@@ -63,7 +63,7 @@ class Standing(Laned):
         sharing = self.process.executor.sharing
         sharing.standstill_s = seconds
         for backlog in tuple(sharing.backlogs.values()):
-            backlog.standstill.patience = seconds
+            backlog.standstill.timeout = seconds
 
     def waiting(self) -> int:
         """Returns the number of deferred commands."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.session.cancellations import DROPPED, MOST, Cancellation, Cancellations
+from hearthd.device.session.cancellations import DROPPED, MAX_ACTIVE, Cancellation, Cancellations
 
 
 def test_scope_of_a_cancellation() -> None:
@@ -48,5 +48,5 @@ def test_the_next_attachment_begins_without_cancellations() -> None:
 
 def test_the_number_of_cancellations_is_bounded() -> None:
     cancellations = Cancellations()
-    assert all(cancellations.begin(number, Cancellation(0, True, 0)) for number in range(1, MOST + 1))
-    assert not cancellations.begin(MOST + 1, Cancellation(0, True, 0))
+    assert all(cancellations.begin(number, Cancellation(0, True, 0)) for number in range(1, MAX_ACTIVE + 1))
+    assert not cancellations.begin(MAX_ACTIVE + 1, Cancellation(0, True, 0))

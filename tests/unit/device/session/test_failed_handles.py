@@ -9,7 +9,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.session.handle_table import REFUSED, HandleTable
+from hearthd.device.session.handle_table import MAX_TOMBSTONES, HandleTable
 from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.device.streams import stream_pool
 from hearthd.shared.device_spec import DeviceSpec
@@ -113,11 +113,11 @@ def test_functions_of_an_unknown_module_report_the_reason(rig: Rig[CpuServer]) -
 
 def test_number_of_remembered_failures_is_bounded() -> None:
     table: HandleTable[object] = HandleTable("stream", ReplayCache())
-    for handle in range(REFUSED + 10):
+    for handle in range(MAX_TOMBSTONES + 10):
         table.mark_failed(handle, Refusal(Reason.QUEUE_FULL, FULL))
     assert not table.forget(0), "which is no handle"
-    assert sum(table.refuses(handle) for handle in range(REFUSED + 10)) == REFUSED
-    assert "is not live" in table.unknown(1).message and FULL in table.unknown(REFUSED).message
+    assert sum(table.has_tombstone(handle) for handle in range(MAX_TOMBSTONES + 10)) == MAX_TOMBSTONES
+    assert "is not live" in table.unknown(1).message and FULL in table.unknown(MAX_TOMBSTONES).message
 
 
 def test_failed_creation_by_a_request_leaves_an_unknown_handle(rig: Rig[CpuServer]) -> None:

@@ -3,33 +3,33 @@ later."""
 
 from __future__ import annotations
 
-from hearthd.device.session.replay_cache import MOST, PATIENCE, PAUSE, ReplayCache
+from hearthd.device.session.replay_cache import MAX_CREDIT, MAX_RECORDS, PAUSE, ReplayCache
 
 
 def test_entries_are_known_until_forgotten() -> None:
     cache: ReplayCache[int] = ReplayCache()
     cache.remember(b"a", 1)
-    assert cache.known.get(b"a") == 1
+    assert cache.entries.get(b"a") == 1
     cache.forget()
-    assert cache.known.get(b"a") is None
+    assert cache.entries.get(b"a") is None
 
 
 def test_cache_is_bounded() -> None:
     cache: ReplayCache[int] = ReplayCache()
-    for index in range(3 * MOST):
+    for index in range(3 * MAX_RECORDS):
         cache.remember(index.to_bytes(4, "big"), index)
-        assert len(cache.known) <= MOST
+        assert len(cache.entries) <= MAX_RECORDS
 
 
 def test_lookups_without_hits_are_suspended() -> None:
     cache: ReplayCache[int] = ReplayCache()
     assert cache.should_look_up()
-    cache.report(0, PATIENCE)
+    cache.report(0, MAX_CREDIT)
     waited = 0
     while not cache.should_look_up():
         waited += 1
     assert waited == PAUSE - 1
-    cache.report(0, PATIENCE // 4)
+    cache.report(0, MAX_CREDIT // 4)
     assert not cache.should_look_up()
 
 

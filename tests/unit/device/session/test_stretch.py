@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.stretch import MAX_KEPT, Place, Stretch
+from hearthd.device.session.stretch import MAX_KEPT, Position, Stretch
 from hearthd.device.streams.stream_errors import StreamFailure
 
 PLACES = st.tuples(st.integers(1, 5), st.integers(0, 5))
 
 
-def failure(place: Place) -> StreamFailure:
+def failure(place: Position) -> StreamFailure:
     return StreamFailure("launch f", 0, *place, Refusal(Reason.LAUNCH_FAILED, "no"))
 
 
 @given(PLACES, PLACES, st.lists(PLACES))
-def test_position_and_not_time_decides(since: Place, until: Place, places: list[Place]) -> None:
+def test_position_and_not_time_decides(since: Position, until: Position, places: list[Position]) -> None:
     stretch = Stretch(since)
     stretch.until = until  # the end has arrived while earlier commands are still waiting
     for place in places:
@@ -44,4 +44,4 @@ def test_stretch_is_bounded_and_counts_the_rest() -> None:
     stretch = Stretch((0, 0))
     for index in range(MAX_KEPT + 7):
         stretch.add(failure((1, index)))
-    assert len(stretch.failures) == MAX_KEPT and stretch.more == 7
+    assert len(stretch.failures) == MAX_KEPT and stretch.omitted == 7

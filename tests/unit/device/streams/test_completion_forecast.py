@@ -7,10 +7,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.streams.completion_forecast import LEAST, MOST, SHORT_S, CompletionForecast
+from hearthd.device.streams.completion_forecast import MAX_FORECASTS, MIN_SIZE, SHORT_S, CompletionForecast
 
 RATE = 50e9
-SIZES = st.integers(LEAST, 1 << 31)
+SIZES = st.integers(MIN_SIZE, 1 << 31)
 
 
 def watched(
@@ -22,7 +22,7 @@ def watched(
     assert foreseen is not None
     now, asked = given_at, 0.0
     while now < given_at + took:
-        step = 1e-6 if forecast.near_completion(now) else max(1e-6, min(nap, forecast.ahead(now)))
+        step = 1e-6 if forecast.near_completion(now) else max(1e-6, min(nap, forecast.seconds_until_next(now)))
         asked += step if forecast.near_completion(now) else 0.0
         now += step
     forecast.completed(foreseen, now)
@@ -61,7 +61,7 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
         forecast.completed(foreseen, took)
         last = forecast.begin(0, 64 << 20, 0.0)
         assert last is not None
-        likely = (2 * last.begins + last.ends) / 3
+        likely = (2 * last.window_start + last.window_end) / 3
         forecast.under_way.clear()
         return likely
 
@@ -73,19 +73,19 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
 def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
-    assert first is not None and first.begins == math.inf and not forecast.near_completion(0.0)
+    assert first is not None and first.window_start == math.inf and not forecast.near_completion(0.0)
     forecast.completed(first, 1e-3)
     rows = [forecast.begin(0, size, 1.0) for _ in range(3)]
     other = forecast.begin(1, size, 1.0)
-    assert other is not None and other.begins == math.inf, "the other way is another engine"
+    assert other is not None and other.window_start == math.inf, "the other way is another engine"
     for index, each in enumerate(rows):
-        assert each is not None and each.begins < 1.0 + 1e-3 * (index + 1) < each.ends
-    assert math.isclose(forecast.ahead(1.0), 1e-3 * 15 / 16)
+        assert each is not None and each.window_start < 1.0 + 1e-3 * (index + 1) < each.window_end
+    assert math.isclose(forecast.seconds_until_next(1.0), 1e-3 * 15 / 16)
     for each in reversed(rows):
         assert each is not None
         forecast.completed(each, 9.0)
     after = forecast.begin(0, size, 10.0)
-    assert after is not None and after.begins > 10.0 + 1e-3, "the first of the row was alone, and slow"
+    assert after is not None and after.window_start > 10.0 + 1e-3, "the first of the row was alone, and slow"
 
 
 def test_short_copies_are_polled_continuously_if_enabled() -> None:
@@ -95,7 +95,7 @@ def test_short_copies_are_polled_continuously_if_enabled() -> None:
         late, _ = watched(forecast, size, 1.0, took)
     assert late <= 2e-6
     foreseen = forecast.begin(0, size, 5.0)
-    assert foreseen is not None and foreseen.begins == 5.0
+    assert foreseen is not None and foreseen.window_start == 5.0
     assert (
         forecast.near_completion(5.0)
         and forecast.near_completion(5.0 + 1.2e-3)
@@ -109,12 +109,12 @@ def test_short_copies_are_polled_continuously_if_enabled() -> None:
     for _ in range(2):
         watched(forecast, long, 10.0, 20e-3)
     foreseen = forecast.begin(0, long, 20.0)
-    assert foreseen is not None and foreseen.begins > 20.0 + 19e-3, "a long one is not"
+    assert foreseen is not None and foreseen.window_start > 20.0 + 19e-3, "a long one is not"
 
 
 def test_small_and_many_copies_are_not_forecast() -> None:
     forecast = CompletionForecast()
-    assert forecast.begin(0, LEAST - 1, 0.0) is None
-    rows = [forecast.begin(0, LEAST, 0.0) for _ in range(MOST)]
-    assert None not in rows and forecast.begin(0, LEAST, 0.0) is None
-    assert forecast.ahead(0.0) == math.inf
+    assert forecast.begin(0, MIN_SIZE - 1, 0.0) is None
+    rows = [forecast.begin(0, MIN_SIZE, 0.0) for _ in range(MAX_FORECASTS)]
+    assert None not in rows and forecast.begin(0, MIN_SIZE, 0.0) is None
+    assert forecast.seconds_until_next(0.0) == math.inf

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearthd.device.streams.kernel_watch import MOST, KernelWatch
+from hearthd.device.streams.kernel_watch import MAX_KERNELS, KernelWatch
 from hearthd.device.streams.track import LaunchProbe, PooledStream
 
 
@@ -51,6 +51,6 @@ def test_a_timed_launch_has_its_own_begin(clock: list[float]) -> None:
 
 
 def test_the_report_is_bounded(clock: list[float]) -> None:
-    tracks = [track((1, "k" * 1000, "s")) for _ in range(3 * MOST)]
+    tracks = [track((1, "k" * 1000, "s")) for _ in range(3 * MAX_KERNELS)]
     found = KernelWatch().report(tracks)
-    assert len(found) == MOST and len(found[0]["kernel"]) == 200
+    assert len(found) == MAX_KERNELS and len(found[0]["kernel"]) == 200

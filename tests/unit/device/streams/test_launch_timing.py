@@ -15,22 +15,22 @@ def track() -> PooledStream:
 
 def test_commands_other_than_launches_are_not_timed(track: PooledStream) -> None:
     timing = LaunchTiming()
-    assert not timing.passed(track)
+    assert not timing.skip(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)
-    timing.between(track, 1)  # a command that proves not to be a launch
+    timing.select(track, 1)  # a command that proves not to be a launch
     assert track.timing == TIMED
-    assert not timing.passed(track)
+    assert not timing.skip(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)
 
 
 def test_earlier_launch_is_noticed_once_and_timed(track: PooledStream) -> None:
     timing, told = LaunchTiming(), []
     timing.on_done = told.append
-    timing.between(track, 4)
+    timing.select(track, 4)
     track.launched.append((5, "kernel", "session"))
-    assert timing.passed(track), "its end has to be noticed"
-    assert not timing.passed(track) and not track.timing
-    timing.reached(track, 4)
+    assert timing.skip(track), "its end has to be noticed"
+    assert not timing.skip(track) and not track.timing
+    timing.completed(track, 4)
     assert not told
-    timing.reached(track, 6)
+    timing.completed(track, 6)
     assert len(told) == 1 and track.probe is None

@@ -37,7 +37,7 @@ def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
                 every[number].add(verdict)
         elif what == "work":
             assert isinstance(first, set) and isinstance(second, set)
-            pending_outcomes.spread([usages[number] for number in first], [usages[number] for number in second])
+            pending_outcomes.propagate([usages[number] for number in first], [usages[number] for number in second])
             made_of = set().union(*(every[number] for number in first | second))
             for number in first:
                 every[number] = set(made_of)
@@ -49,8 +49,9 @@ def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
         for usage, stands_behind in zip(usages, every, strict=True):
             kept = pending_outcomes.of_buffer(usage)
             undecided = {verdict for verdict in stands_behind if not verdict.settled}
-            assert {verdict.row for verdict in kept} == {verdict.row for verdict in undecided}
+            assert {verdict.sequence for verdict in kept} == {verdict.sequence for verdict in undecided}
             assert all(
-                verdict.place == max(each.place for each in undecided if each.row == verdict.row) for verdict in kept
+                verdict.position == max(each.position for each in undecided if each.sequence == verdict.sequence)
+                for verdict in kept
             )
             assert len(kept) <= ROWS

@@ -150,7 +150,7 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
         skips = what == "skip" and bool(made)
         each = skipped("copy", which, seq, 0, made[-1]) if skips else failure(seq)
         streams[which].add(each)
-        beside += each.spokesman is not None  # its stream reports the cause, because the newest failure is never merged
+        beside += each.reported_by is not None  # its stream reports the cause: the newest failure is never merged
         made.append(each)
         waiting[which].add(each)
         assert not any(each.reported for stream in waiting for each in stream), "not before it is asked for"

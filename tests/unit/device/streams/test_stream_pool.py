@@ -20,7 +20,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool
-from hearthd.device.streams.track import RESTS
+from hearthd.device.streams.track import IDLE_PERIODS
 from hearthd.shared.device_spec import DeviceSpec
 
 
@@ -549,7 +549,7 @@ def test_one_launch_of_each_window_is_timed(timed: Timed) -> None:
 
 def test_one_launch_after_several_syncs_is_timed(timed: Timed) -> None:
     """A stream with a sync after every few launches is also timed."""
-    for _ in range(RESTS * 5):
+    for _ in range(IDLE_PERIODS * 5):
         timed.launch()
         timed.sync(after=10)
     assert timed.reported == [10] * len(timed.reported) and 5 <= len(timed.reported) <= 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.streams import track_choice
-from hearthd.device.streams.track_choice import MOST, PATIENCE_S
+from hearthd.device.streams.track_choice import MAX_FACTOR, WITHHELD_GRACE_S
 
 NOW = 100.0
 
@@ -44,6 +44,8 @@ def test_no_stream_gets_a_withheld_track(every: list[Track], priority: int) -> N
 
 @given(tracks, st.integers(1, 8))
 def test_stuck_tracks_make_room_for_new_ones(every: list[Track], most: int) -> None:
-    long = [track for track in every if track.hold_count and NOW - track.withheld_since >= PATIENCE_S]
+    long = [track for track in every if track.hold_count and NOW - track.withheld_since >= WITHHELD_GRACE_S]
     assert track_choice.long_withheld(every, NOW) == long
-    assert track_choice.may_create(every, most, NOW) == (len(every) - len(long) < most and len(every) < MOST * most)
+    assert track_choice.may_create(every, most, NOW) == (
+        len(every) - len(long) < most and len(every) < MAX_FACTOR * most
+    )
