@@ -84,22 +84,22 @@ def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import Asker
 
-    found = targets.resolve(arguments.target, "the command line")
-    shown = credentials.find(
-        found, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
+    target = targets.resolve(arguments.target, "the command line")
+    presented = credentials.find(
+        target, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
     )
-    return Asker(found, shown, arguments.timeout if timeout is None else timeout)
+    return Asker(target, presented, arguments.timeout if timeout is None else timeout)
 
 
-def where(target: Target) -> str:
+def target_text(target: Target) -> str:
     """Returns the target as a user writes it."""
     return f"{'https://' if target.tls else ''}{target.address}"
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
-    given: str | None = arguments.token
+    token: str | None = arguments.token
     if arguments.token_file is None:
-        return given
+        return token
     try:
         return Path(arguments.token_file).read_text()
     except (OSError, ValueError) as error:

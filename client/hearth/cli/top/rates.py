@@ -54,19 +54,19 @@ def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
     """
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
-    found = {}
+    by_ordinal = {}
     for device in now.get("devices", ()):
         ordinal, counters = device["ordinal"], device.get("counters") or {}
         if seconds is None or ordinal not in counted:
-            found[ordinal] = reported_rates(device)
+            by_ordinal[ordinal] = reported_rates(device)
         else:
-            found[ordinal] = Rates(
+            by_ordinal[ordinal] = Rates(
                 *(
                     _rate(counted[ordinal].get(name), counters.get(name), seconds, factor)
                     for name, factor in zip(_COUNTERS, _FACTORS, strict=True)
                 )
             )
-    return found
+    return by_ordinal
 
 
 def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
@@ -108,10 +108,10 @@ def memory_used(device: Mapping[str, Any]) -> int | None:
     if used is not None:
         return used
     gauges = device.get("gauges") or {}
-    held = [gauges[name] for name in ("memory_reserved_bytes", "memory_in_use_bytes") if name in gauges]
+    sizes = [gauges[name] for name in ("memory_reserved_bytes", "memory_in_use_bytes") if name in gauges]
     if device.get("processes"):
-        held.append(sum(process.get("memory_held_bytes", 0) for process in device["processes"]))
-    return max(held) if held else None
+        sizes.append(sum(process.get("memory_held_bytes", 0) for process in device["processes"]))
+    return max(sizes) if sizes else None
 
 
 def queued(device: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from hearth.cli.format.printable import printable, width
 from hearth.cli.status import status_text
 from hearth.cli.top import lines, rates
 from hearth.cli.top.command import View
-from hearth.cli.top.frame import Gone, frame
+from hearth.cli.top.frame import Outage, frame
 from hearth.cli.top.lines import ScreenLine
 
 GIB = 1 << 30
@@ -63,7 +63,7 @@ NOW = document(
 
 
 def shown(lines: list[ScreenLine], columns: int = 200) -> list[str]:
-    return [line.shown(columns, PLAIN) for line in lines]
+    return [line.render(columns, PLAIN) for line in lines]
 
 
 # ---- rates ----
@@ -194,7 +194,7 @@ def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
 
 
 def test_absent_daemon_is_reported_in_the_frame() -> None:
-    lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
+    lines = frame(None, NOW, outage=Outage("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
     assert (
         "box: unreachable since" in lines[0].text
         and lines[0].text.endswith("(1 min 5 s)")
@@ -207,16 +207,16 @@ def test_absent_daemon_is_reported_in_the_frame() -> None:
 def test_a_view_over_time() -> None:
     view = View(BEFORE, 10.0)
     assert view.before is None
-    view.answered(NOW, 12.0)
+    view.record_answer(NOW, 12.0)
     assert view.before is BEFORE and view.now is NOW
-    view.overdue(14.0, 1.0)
-    assert view.gone is None
-    view.overdue(16.5, 1.0)
-    assert view.gone is not None and view.gone.since == 12.0, "it hangs: gone since its last answer"
-    view.missed("refused", 20.0)
-    assert view.gone == Gone("refused", 12.0) and view.now is NOW
-    view.answered(NOW, 30.0)
-    assert view.gone is None and view.before is NOW
+    view.check_overdue(14.0, 1.0)
+    assert view.outage is None
+    view.check_overdue(16.5, 1.0)
+    assert view.outage is not None and view.outage.since == 12.0, "it hangs: gone since its last answer"
+    view.record_failure("refused", 20.0)
+    assert view.outage == Outage("refused", 12.0) and view.now is NOW
+    view.record_answer(NOW, 30.0)
+    assert view.outage is None and view.before is NOW
 
 
 # ---- status ----
