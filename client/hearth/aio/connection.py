@@ -137,7 +137,7 @@ class LoopAttachment(Attachment):
         session, queue = self.session, self.queue
         if session.error is not None or not in_loop():
             super()._await_room()
-        elif queue.queued >= TIMES * queue.most_commands or queue.queued_bytes >= TIMES * queue.most_bytes:
+        elif queue.queued >= TIMES * queue.max_commands or queue.queued_bytes >= TIMES * queue.max_bytes:
             raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property

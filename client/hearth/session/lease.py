@@ -165,28 +165,28 @@ def _limits(message: node_pb2.SessionLimits) -> Limits:
 
 def _keep(
     session: weakref.ref[NodeSession],
-    orders: SimpleQueue[NodeSession | Callable[[], object] | None],
+    tasks: SimpleQueue[NodeSession | Callable[[], object] | None],
     interval: float | None,
 ) -> None:
-    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`.
+    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `tasks`.
 
     Ends when the session is closed, abandoned (then it closes the session) or garbage-collected.
     """
     while True:
         try:
-            order = orders.get(timeout=interval)
+            task = tasks.get(timeout=interval)
         except Empty:
-            alive = session()
-            if alive is None:
+            node_session = session()
+            if node_session is None:
                 return
-            alive.renew()
-            del alive
+            node_session.renew()
+            del node_session
             continue
-        if isinstance(order, NodeSession):
-            order.close()
-        elif order is not None:
-            order()
-            del order  # it may refer to the session
+        if isinstance(task, NodeSession):
+            task.close()
+        elif task is not None:
+            task()
+            del task  # it may refer to the session
             continue
         return
 

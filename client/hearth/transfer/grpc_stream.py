@@ -203,7 +203,7 @@ class GrpcDownload(_Stream["Chunks"]):
                         memory[at : at + len(data)] = data
                         received = at + len(data)
                         if received - told >= _TOLD_BYTES:
-                            self._connection.arrived(self._number, received)
+                            self._connection.report_received(self._number, received)
                             told = received
                         if progress is not None:
                             progress(received, size)
@@ -214,7 +214,7 @@ class GrpcDownload(_Stream["Chunks"]):
                     if received > furthest:
                         furthest, patience = received, Backoff(self._connection.lease)
                     self._wait(patience, error)
-        self._connection.arrived(self._number, received)
+        self._connection.report_received(self._number, received)
         return received
 
     def _open(self, offset: int) -> Chunks:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class Copies(Protocol):
         """Counter of a connection's copies of `MIDDLING` bytes or more."""
 
-        middling_copies: int
+        ring_sized_copies: int
 
 
 STRIPED_BYTES = 8 << 20
@@ -124,8 +124,8 @@ def should_use_ring(copies: Copies, size: int) -> bool:
     """
     if size < MIDDLING:
         return False
-    copies.middling_copies += 1
-    return copies.middling_copies > _HABIT
+    copies.ring_sized_copies += 1
+    return copies.ring_sized_copies > _HABIT
 
 
 def uses_rings(copies: Copies, size: int) -> bool:
@@ -135,7 +135,7 @@ def uses_rings(copies: Copies, size: int) -> bool:
         copies: Counter of the connection's copies.
         size: Size of the copy in bytes.
     """
-    return size >= MIDDLING and copies.middling_copies > _HABIT
+    return size >= MIDDLING and copies.ring_sized_copies > _HABIT
 
 
 def stripes(size: int, most: int) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth.errors import HearthError, TimeoutError
-from hearth.session.late_errors import origin_here
+from hearth.session.late_errors import current_origin
 from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
@@ -46,7 +46,7 @@ class _Transfer(ABC):
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._origin = origin_here(part.stream, part.buffer)
+        self._origin = current_origin(part.stream, part.buffer)
         self._shared = shared
         self._part = part
         self._host = host

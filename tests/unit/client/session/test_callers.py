@@ -43,11 +43,11 @@ def test_a_request_is_found_by_its_number() -> None:
     log.command(batch.with_request(301, b"\x1a\x00"), 0)
     line = line_before()
     log.sent(1, 2, 0)
-    assert log.of_request(301) == line and log.of_request(302) == ""
+    assert log.find_by_request(301) == line and log.find_by_request(302) == ""
 
 
 def test_the_oldest_batches_are_dropped() -> None:
-    log = CallerLog(most=10)
+    log = CallerLog(max_sent=10)
     for seq in range(1, 100):
         for _ in range(3):
             log.launch(RECORD, 0)
@@ -67,10 +67,10 @@ def test_a_lost_device_names_the_lines_of_its_kernels_that_are_not_known_to_be_d
     log.launch(RECORD, 2)
     third = line_before()
     error = HearthError("lost", details={"kernels": "g, f"})
-    log.name_lost(error, 1)
+    log.add_kernel_callers(error, 1)
     assert error.details["caller"] == f"{third}, or {second}"
     other = HearthError("lost", details={"kernels": "ff"})
-    log.name_lost(other, 0)
+    log.add_kernel_callers(other, 0)
     assert "caller" not in other.details
 
 

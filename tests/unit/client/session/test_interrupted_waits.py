@@ -103,7 +103,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert not work.waiters.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
-@pytest.mark.parametrize("timing", [{"held": 0.05, "lane_again": 0.05}], indirect=True)
+@pytest.mark.parametrize("timing", [{"lane_hold": 0.05, "lane_retry": 0.05}], indirect=True)
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """The waiting thread may also send work that was held back for an ack."""
     f = gpu.RawModule(code="source").get_function("f")

@@ -62,7 +62,7 @@ def test_missing_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch, stdout: str 
 
 
 def test_unawaited_output_is_bounded() -> None:
-    output, seen = KernelOutput(most=100), []
+    output, seen = KernelOutput(max_characters=100), []
     output.callback = seen.append
     for index in range(50):
         output.add(f"{index:010d}")
@@ -100,7 +100,7 @@ def test_waiting_thread_delivers_output_before_it_returns(fails: bool) -> None:
     output, seen = KernelOutput(), []
     output.callback = seen.append
     reply = Reply()
-    reply.before = output.deliver
+    reply.before_return = output.deliver
     output.add("text")
     if fails:
         reply.set_error(HearthError("no"))

@@ -139,7 +139,7 @@ def test_collectives_are_sent_in_several_concurrent_batches(daemon: LaneDaemon, 
 
 def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     assert TIMING.lane_turn < 1e-3
-    connection_of(gpu).timing = Timing(turn=-1.0, lane_turn=0.05)  # treats every command as queued for too long
+    connection_of(gpu).timing = Timing(yield_interval=-1.0, lane_yield=0.05)  # every command counts as late
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -166,7 +166,7 @@ def test_work_is_sent_over_the_stream_without_a_lane(
     else:
         daemon.tickets = _Deaf()
     with hearth.connect(daemon.target) as node:
-        connection_of(node.device(0)).timing = Timing(lane_again=600.0)
+        connection_of(node.device(0)).timing = Timing(lane_retry=600.0)
         for _ in range(3):
             node.device(0).synchronize()
     assert daemon.over_grpc >= 3 and daemon.attaches == 1
@@ -180,7 +180,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
-        connection_of(gpu).timing = Timing(lane_again=0.2)
+        connection_of(gpu).timing = Timing(lane_retry=0.2)
         gpu.synchronize()
         work = attachment(gpu)
         while daemon.attaches < 3:

@@ -244,14 +244,14 @@ def test_received_responses_are_reported_now_and_then() -> None:
 
 def test_received_downloads_are_reported_again_after_a_break() -> None:
     session = attached(Session(Limits()))
-    session.receipts.arrived(7, 100)
-    session.receipts.arrived(8, 5)
+    session.receipts.record_download(7, 100)
+    session.receipts.record_download(8, 5)
     assert not receipts(session)
-    session.receipts.arrived(7, DOWNLOADED_BYTES)
+    session.receipts.record_download(7, DOWNLOADED_BYTES)
     [told] = receipts(session)
     assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 5}
     assert not receipts(session)
-    session.receipts.arrived(8, 6)
+    session.receipts.record_download(8, 6)
     assert not receipts(session)
     idle = device_pb2.ExecuteRequest.FromString(session.next_request(idle=True) or b"")
     assert [entry.bytes for entry in idle.received.transfers] == [6]
@@ -263,7 +263,7 @@ def test_received_downloads_are_reported_again_after_a_break() -> None:
     [told] = receipts(session)  # the receipt may have been lost
     assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 6}
     for transfer in range(1000):
-        session.receipts.arrived(transfer, 1)
+        session.receipts.record_download(transfer, 1)
     session.suspend(hearth.ConnectError("cut"))
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
