@@ -87,7 +87,11 @@ class LoopAttachment(Attachment):
         try:
             while True:
                 try:
-                    self._try(ExecuteStream(self, transport, token, device, lease, self._timing), device, backoff.left)
+                    self._try(
+                        ExecuteStream(self, transport, token, device, lease, self._timing),
+                        device,
+                        backoff.attempt_timeout,
+                    )
                     return
                 except HearthError as error:
                     pause = backoff.pause(error)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hearth.session.views import LaneChannelView
     from hearth.session.waiters import Waiters
     from hearth.transport.copy_signals import Signals
-    from hearth.transport.lane import Came, Lane
+    from hearth.transport.lane import Lane, ReceivedFrame
 
     class Owner(Protocol):
         """The attachment. Its methods are called with its lock held."""
@@ -295,10 +295,10 @@ class LaneChannel:
         try:
             while True:
                 if signals is None:
-                    polling_started = lane.look(deadline)
+                    polling_started = lane.spin(deadline)
                 else:
                     word, number = signals.word, reply.request
-                    polling_started = lane.look(deadline, word, number)
+                    polling_started = lane.spin(deadline, word, number)
                     if polling_started and word[0] == number:
                         self._complete_signalled(reply, polling_started, thread)
                         return
@@ -330,7 +330,7 @@ class LaneChannel:
         lane, now = self.lane, time.monotonic()
         lane.spin_wait.answer_arrived(now - polling_started)
         lane.spin_wait.signalled(now)
-        frames: list[Came] = []
+        frames: list[ReceivedFrame] = []
         if lane.ready:
             lane.receive()
             self._is_delivering = True
@@ -422,7 +422,7 @@ class LaneChannel:
                 self._break(_lane_error(error))
         self._on_end()
 
-    def _process_frames(self, frames: list[Came]) -> bool:
+    def _process_frames(self, frames: list[ReceivedFrame]) -> bool:
         """Processes received frames, with the lock held. Returns True if more frames are expected."""
         session = self._session
         for kind, number, payload in frames:

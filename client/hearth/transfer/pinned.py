@@ -10,7 +10,7 @@ import numpy as np
 from hearth import shapes
 from hearth.errors import ArgumentError
 from hearth.transport import memory_segments
-from hearth.transport.segment_pool import LEAST, pool
+from hearth.transport.segment_pool import MIN_BYTES, pool
 
 Order = Literal["C", "F"]
 OrderLike = Literal["C", "F", "A", "K"]
@@ -137,7 +137,7 @@ def _make(
     size = shapes.bytes_of(shape, kind)
     strides = None if steps is None else tuple(int(step) * kind.itemsize for step in steps)
     memory: np.ndarray[Any, Any]
-    if size < LEAST or not memory_segments.possible():
+    if size < MIN_BYTES or not memory_segments.possible():
         memory, clear = np.empty(size, np.uint8), zeros
     else:
         try:
@@ -145,7 +145,7 @@ def _make(
         except OSError:  # no descriptor or no memory: then NumPy raises its usual MemoryError
             memory, clear = np.empty(size, np.uint8), zeros
         else:
-            memory, clear = np.asarray(lease)[:size], zeros and not lease.fresh
+            memory, clear = np.asarray(lease)[:size], zeros and not lease.is_new
     if clear:
         memory.fill(0)
     if not math.prod(shape):

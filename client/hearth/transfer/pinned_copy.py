@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Memory
     from hearth.transfer.plan import BufferPart
     from hearth.transfer.shared_memory import Shared
-    from hearth.transport.memory_segments import Place, Segment
+    from hearth.transport.memory_segments import Segment, SegmentPosition
 
     class StreamLike(Protocol):
         """The stream of a copy: `hearth.base_stream.BaseStream`."""
@@ -66,7 +66,7 @@ class PinnedCopy:
         connection: Connection,
         shared: Shared,
         part: BufferPart,
-        place: Place,
+        place: SegmentPosition,
         number: int,
         size: int,
     ) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transport import memory_segments
-from hearth.transport.memory_segments import address_of, known
+from hearth.transport.memory_segments import address_of, known_segments
 from hearth.transport.segment_pool import pool
 from hearth_proto.frames import Kind
 
@@ -72,7 +72,7 @@ def copy_of_bytes(connection: Connection, attachment: Attachment, data: memoryvi
 
 def shareable(data: memoryview) -> bool:
     """True if the bytes lie in memory that can be shared."""
-    return bool(data) and known.find(address_of(data), len(data)) is not None
+    return bool(data) and known_segments.find(address_of(data), len(data)) is not None
 
 
 def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
@@ -131,7 +131,7 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
 
 def mark_spoiled(data: memoryview) -> None:
     """Marks the segment as spoiled: the device may still write to it, and its completion is not reported."""
-    place = known.find(address_of(data), len(data))
+    place = known_segments.find(address_of(data), len(data))
     if place is not None:
         place.segment.spoiled = True
 
@@ -154,20 +154,20 @@ def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
 
 
 def _registered(shared: Shared, data: memoryview) -> bool:
-    place = known.find(address_of(data), len(data))
+    place = known_segments.find(address_of(data), len(data))
     return place is not None and shared.number(place.segment) > 0
 
 
 def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
     """Places the transfer at `data`; returns None if the outcome is unknown."""
-    from hearth.transport.segments import Lost
+    from hearth.transport.segments import ConnectionLost
 
-    place = known.find(address_of(data), len(data))
+    place = known_segments.find(address_of(data), len(data))
     if place is None:
         return False
     try:
         return shared.place(kind, number, place, len(data))
-    except Lost:
+    except ConnectionLost:
         return None
 
 

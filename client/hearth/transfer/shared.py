@@ -13,7 +13,7 @@ import numpy as np
 from hearth.transfer import plan
 from hearth.transfer.pinned_copy import PinnedCopy
 from hearth.transfer.shared_memory import SharedMemory
-from hearth.transport.memory_segments import address_of, known
+from hearth.transport.memory_segments import address_of, known_segments
 from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def write(
             free slot.
         blocking: True to wait until memory in a segment has been read.
     """
-    place = known.find(address_of(data), len(data))
+    place = known_segments.find(address_of(data), len(data))
     if place is None and inline and not plan.uses_rings(connection, len(data)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)
@@ -101,7 +101,7 @@ def read(
         inline: True if the bytes may also travel in a batch; see `write`.
         blocking: True to wait until memory in a segment has been filled.
     """
-    place = known.find(address_of(into), len(into))
+    place = known_segments.find(address_of(into), len(into))
     if place is None and inline and not plan.uses_rings(connection, len(into)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)

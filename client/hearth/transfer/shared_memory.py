@@ -15,9 +15,9 @@ from hearth.errors import HearthError
 from hearth.transfer.ring_buffer import SLOT_BYTES, Ring, Slot
 from hearth.transport import memory_segments
 from hearth.transport.copy_signals import Signals
-from hearth.transport.memory_segments import Place, Segment
+from hearth.transport.memory_segments import Segment, SegmentPosition
 from hearth.transport.segment_pool import pool
-from hearth.transport.segments import Lost, open_segments
+from hearth.transport.segments import ConnectionLost, open_segments
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2
 
@@ -83,7 +83,7 @@ class Shared:
             The number, or 0 if the segment cannot be registered.
         """
         number = self.connection.number(segment)
-        if number or segment.size > self.connection.most:
+        if number or segment.size > self.connection.max_bytes:
             return number
         try:
             number = self.connection.register(segment, signals=signals)
@@ -91,7 +91,7 @@ class Shared:
                 return number
             pool.trim()  # memory without an array need not stay registered
             return self.connection.register(segment, signals=signals)
-        except Lost:
+        except ConnectionLost:
             return 0
 
     def enable_signals(self) -> None:
@@ -99,7 +99,7 @@ class Shared:
 
         Does nothing if no thread polls; if signals are impossible, completions come from the daemon alone.
         """
-        if not self._signals_enabled and self.attachment.spin_wait.most:
+        if not self._signals_enabled and self.attachment.spin_wait.max_spin_s:
             self._signals_enabled = True
             self.attachment.signals = self._signals()
 
@@ -111,7 +111,7 @@ class Shared:
         except (OSError, HearthError):
             return None
 
-    def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
+    def place(self, kind: Kind, transfer: int, place: SegmentPosition, size: int) -> bool:
         """Asks the device process to copy the bytes of a transfer from `place` or to it.
 
         Waits for its answer, but not for the device.

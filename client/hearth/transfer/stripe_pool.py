@@ -17,7 +17,7 @@ from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
     from hearth.session.connection import Connection
-    from hearth.transport.stripe import Carried
+    from hearth.transport.stripe import CarriedTransfer
 
 _REST_S = 0.25
 """Seconds for which the first open stripe waits for the others before it is used."""
@@ -54,7 +54,7 @@ class Stripes:
         self._first_retry_s = self._retry_s = retry_s
         self._refused = False
         self._closed = False
-        self._carried: dict[int, Carried] = {}
+        self._carried: dict[int, CarriedTransfer] = {}
 
     def open(self, generation: int, count: int) -> list[Stripe]:
         """Returns stripes to a device process; an empty list: none are available now. Blocks while stripes are opened.
@@ -118,7 +118,7 @@ class Stripes:
         """Returns the number of open stripes, and whether the daemon has none to offer."""
         return StripesView(len(self._live), self._refused)
 
-    def add_transfer(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
+    def add_transfer(self, number: int, transfer: CarriedTransfer, lines: Sequence[Stripe]) -> list[Stripe]:
         """Routes incoming frames of the transfer `number` to `transfer` from now on.
 
         Args:
@@ -198,7 +198,7 @@ class Stripes:
         """True while any transfer is in flight. Takes no lock."""
         return bool(self._carried)
 
-    def find(self, transfer: int) -> Carried | None:
+    def find(self, transfer: int) -> CarriedTransfer | None:
         """Returns the transfer of this number; None: it has ended. Takes no lock.
 
         Args:

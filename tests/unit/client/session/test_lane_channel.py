@@ -225,7 +225,7 @@ def test_lanes_can_be_declined(daemon: LaneDaemon) -> None:
 
 
 def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device) -> None:
-    channel = connection_of(gpu).transport.line.channel()  # type: ignore[attr-defined]
+    channel = connection_of(gpu).transport.call_channel.channel()  # type: ignore[attr-defined]
     for number in range(1, 6):
         gpu.synchronize()
         lane = daemon.lane
@@ -237,7 +237,7 @@ def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device
     assert execute is not None and len(execute.outages) == 5
     assert wait_for(lambda: daemon.lane is not None), "another lane after each break"
     assert not daemon.over_grpc
-    assert connection_of(gpu).transport.line.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
+    assert connection_of(gpu).transport.call_channel.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("beside", ["message", "end"])

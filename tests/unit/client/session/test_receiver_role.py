@@ -37,7 +37,7 @@ def daemon() -> Iterator[LaneDaemon]:
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
 def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     channel, by = work.channel, []
-    assert channel is not None and bool(work.spin_wait.most) == (cores > 2)
+    assert channel is not None and bool(work.spin_wait.max_spin_s) == (cores > 2)
     receive = channel.lane.receive
 
     def counted() -> None:

@@ -16,7 +16,7 @@ import hearth
 from hearth.transfer.pinned_copy import PinnedCopy
 from hearth.transfer.plan import BufferPart
 from hearth.transport import memory_segments
-from hearth.transport.memory_segments import Place, Segment
+from hearth.transport.memory_segments import Segment, SegmentPosition
 from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto import reasons
 from tests.support.client import waits
@@ -79,7 +79,7 @@ def segment() -> Segment:
 
 
 def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
-    part, place = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), Place(segment, 0)
+    part, place = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), SegmentPosition(segment, 0)
     return PinnedCopy(way, connection_of(gpu), Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import hearth
 from hearth.transport import memory_segments
-from hearth.transport.segment_pool import LEAST, pool
+from hearth.transport.segment_pool import MIN_BYTES, pool
 
 needs_memfd = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 SHAPES = [(), 0, 7, (3, 4), (0, 5), 100_000, (300, 400), (7, 50, 60, 5), (1 << 17, 1)]
@@ -19,7 +19,7 @@ DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("
 def pinned(array: np.ndarray) -> bool:
     """Returns True if a device could copy from the array directly."""
     start, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
-    return memory_segments.known.find(start, end - start) is not None
+    return memory_segments.known_segments.find(start, end - start) is not None
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -34,7 +34,7 @@ def test_pinned_arrays_equal_those_of_numpy(shape: object, dtype: object, order:
         if make is hearth.zeros_pinned:
             assert ours.tobytes() == theirs.tobytes()
         if memory_segments.possible():
-            assert pinned(ours) == (ours.nbytes >= LEAST)
+            assert pinned(ours) == (ours.nbytes >= MIN_BYTES)
 
 
 @pytest.mark.parametrize("order", ["C", "F", "A", "K"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hearth.transport import memory_segments, segment_pool
 from hearth.transport.memory_segments import AddressTable, KnownSegments, Segment, address_of
-from hearth.transport.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
+from hearth.transport.segment_pool import MAX_SLAB_BLOCK, MIN_BYTES, SLAB, Block, FreeBlocks, SegmentPool, size_class
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
@@ -97,9 +97,9 @@ def test_a_segment_cannot_change_its_size() -> None:
 def test_size_classes_are_large_enough_and_waste_little(size: int) -> None:
     kind = size_class(size)
     assert kind >= size and kind % 4096 == 0 and size_class(kind) == kind
-    if size > SLABBED:
+    if size > MAX_SLAB_BLOCK:
         assert kind - size <= min(size / 8, 16 << 20)
-    elif size >= LEAST:
+    elif size >= MIN_BYTES:
         assert kind < 2 * size and SLAB % kind == 0
 
 
@@ -133,7 +133,7 @@ def array_of(pool: SegmentPool, size: int) -> np.ndarray:
     return np.asarray(pool.lease(size))[:size]
 
 
-@pytest.mark.parametrize("size", [LEAST, 300_000, 3 << 20])
+@pytest.mark.parametrize("size", [MIN_BYTES, 300_000, 3 << 20])
 def test_memory_is_used_again_only_when_no_view_is_left(size: int) -> None:
     pool = SegmentPool()
     array = array_of(pool, size)
@@ -151,10 +151,10 @@ def test_memory_is_used_again_only_when_no_view_is_left(size: int) -> None:
 def test_small_blocks_share_descriptors() -> None:
     pool = SegmentPool()
     before = descriptors()
-    arrays = [array_of(pool, LEAST) for _ in range(10 * SLAB // LEAST)]
+    arrays = [array_of(pool, MIN_BYTES) for _ in range(10 * SLAB // MIN_BYTES)]
     assert descriptors() - before <= 2 * 10
     starts = sorted(array.ctypes.data for array in arrays)
-    assert all(second - first >= LEAST for first, second in itertools.pairwise(starts))
+    assert all(second - first >= MIN_BYTES for first, second in itertools.pairwise(starts))
 
 
 def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
@@ -171,7 +171,7 @@ def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
 def test_invalidated_memory_is_never_reused() -> None:
     pool = SegmentPool()
     lease = pool.lease(4 << 20)
-    place = memory_segments.known.find(lease.__array_interface__["data"][0], 4 << 20)
+    place = memory_segments.known_segments.find(lease.__array_interface__["data"][0], 4 << 20)
     assert place is not None
     place.segment.spoiled = True
     del lease, place
@@ -202,7 +202,7 @@ def test_a_child_finds_its_parents_segments_and_leaves_its_pool_alone() -> None:
     if not pid:
         try:
             array[0] = 99  # shared with the parent
-            fine = pool.cached == 0 and memory_segments.known.find(array.ctypes.data, array.nbytes) is not None
+            fine = pool.cached == 0 and memory_segments.known_segments.find(array.ctypes.data, array.nbytes) is not None
             other = array_of(pool, 2 << 20)
             other.fill(1)
             os.write(writing, b"y" if fine else b"n")
@@ -224,7 +224,7 @@ def test_many_threads_never_share_a_block() -> None:
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
         for _ in range(60):
-            array = array_of(pool, int(random.integers(LEAST, 400_000)))
+            array = array_of(pool, int(random.integers(MIN_BYTES, 400_000)))
             array[:4096] = seed
             held = array[1000:2000]
             del array

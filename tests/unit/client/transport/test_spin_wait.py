@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.transport.spin_wait import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, SpinWait
+from hearth.transport.spin_wait import CORES, DOWN, MAX_SPIN_S, MIN_PREDICTED_BYTES, MIN_SPIN_S, UP, SpinWait
 
-SIZES = st.integers(LEAST_BYTES, 1 << 32)
+SIZES = st.integers(MIN_PREDICTED_BYTES, 1 << 32)
 
 
 def test_no_thread_polls_with_few_cores() -> None:
     lookout = SpinWait(CORES - 1)
-    assert not lookout.most and not lookout.patience
+    assert not lookout.max_spin_s and not lookout.spin_s
     for way in (UP, DOWN):
         lookout.begin(way, 1 << 30, 1.0)
         lookout.copy_ended(way, 1 << 30, 1.0, 2.0)
         lookout.begin(way, 1 << 30, 2.0)
     lookout.answer_arrived(1e-6)
-    assert not lookout.patience and lookout.poll_interval(2.5) is None
+    assert not lookout.spin_s and lookout.poll_interval(2.5) is None
 
 
 def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> None:
     lookout = SpinWait(CORES)
-    assert lookout.patience == LOOK_S
+    assert lookout.spin_s == MAX_SPIN_S
     for _ in range(20):
         lookout.answer_arrived(1.0)
-    assert lookout.patience == LEAST_S
-    lookout.answer_arrived(1.5 * LOOK_S)
-    assert lookout.patience == LOOK_S
+    assert lookout.spin_s == MIN_SPIN_S
+    lookout.answer_arrived(1.5 * MAX_SPIN_S)
+    assert lookout.spin_s == MAX_SPIN_S
 
 
 @given(st.lists(st.floats(0.0, 100.0)))
@@ -39,7 +39,7 @@ def test_spin_time_stays_within_its_bounds(waits: list[float]) -> None:
     lookout = SpinWait(CORES)
     for each in waits:
         lookout.answer_arrived(each)
-        assert LEAST_S <= lookout.patience <= LOOK_S
+        assert MIN_SPIN_S <= lookout.spin_s <= MAX_SPIN_S
 
 
 @given(SIZES, st.floats(1e-4, 0.5), st.sampled_from([UP, DOWN]))
@@ -95,9 +95,9 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
 
 def test_small_and_very_long_ones_are_not_foreseen() -> None:
     lookout = SpinWait(CORES)
-    lookout.begin(UP, LEAST_BYTES - 1, 0.0)
-    lookout.copy_ended(UP, LEAST_BYTES - 1, 0.0, 1.0)
-    lookout.begin(UP, LEAST_BYTES - 1, 5.0)
+    lookout.begin(UP, MIN_PREDICTED_BYTES - 1, 0.0)
+    lookout.copy_ended(UP, MIN_PREDICTED_BYTES - 1, 0.0, 1.0)
+    lookout.begin(UP, MIN_PREDICTED_BYTES - 1, 5.0)
     assert lookout.poll_interval(5.5) is None
     lookout.begin(UP, 1 << 40, 10.0)
     lookout.copy_ended(UP, 1 << 40, 10.0, 20.0)
