@@ -9,13 +9,13 @@ from queue import SimpleQueue
 
 from hearth_proto.cores import cores
 
-MOST = 4
+MAX_THREADS = 4
 """Maximum number of threads that copy for one transfer; more threads are not faster."""
 
 
 def threads() -> int:
     """Returns the number of threads that are useful for one transfer on this machine, including the calling thread."""
-    return max(1, min(MOST, cores()))
+    return max(1, min(MAX_THREADS, cores()))
 
 
 class _Task:
@@ -60,7 +60,7 @@ class Crew:
         tasks = [_Task(work) for _ in range(count)]
         try:
             with self._lock:
-                while self._threads < min(count, MOST - 1):
+                while self._threads < min(count, MAX_THREADS - 1):
                     name = f"hearth-copy-{self._threads}"
                     threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True).start()
                     self._threads += 1

@@ -49,7 +49,7 @@ def test_pinned_memory_is_one_command_and_needs_no_ring(gpu: hearth.Device) -> N
         y.get(out=host, blocking=False)
         gpu.synchronize()
     assert read == [20 * INLINE] * 2
-    assert live.ring.made == 0
+    assert live.ring.slot_count == 0
 
 
 def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
@@ -58,7 +58,7 @@ def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
         x = gpu.asarray(host)
     assert sum(written) == host.nbytes and max(written) <= ring_buffer.SLOT_BYTES
     same(x.get(), host)
-    assert 0 < ring_of(gpu).made <= ring_buffer.SLOTS
+    assert 0 < ring_of(gpu).slot_count <= ring_buffer.SLOTS
     whole(gpu)
 
 

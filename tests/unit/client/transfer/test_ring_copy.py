@@ -137,7 +137,7 @@ def download(
 def settled(gpu: Device) -> None:
     """Waits until all commands are answered, and checks that every slot was returned."""
     gpu.close()
-    assert gpu.ring.idle == gpu.ring.made
+    assert gpu.ring.idle == gpu.ring.slot_count
 
 
 @given(st.integers(1, 20 * EACH), st.integers(0, 50), st.integers(1, 5))
@@ -267,7 +267,7 @@ def test_timeout_ends_a_download_and_its_slots_are_returned_when_answered() -> N
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
         with pytest.raises(TimeoutError, match=r"0\.05 s"):
             download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
-        assert gpu.ring.idle < gpu.ring.made
+        assert gpu.ring.idle < gpu.ring.slot_count
         held.set()
         settled(gpu)
 
