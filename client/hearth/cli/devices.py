@@ -36,9 +36,9 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the devices. Raises `HearthError`."""
     ordinal = _selected_ordinal(arguments)
-    with connect_options.ask(arguments) as asker:
-        node = asker.describe()
-        target = connect_options.target_text(asker.target)
+    with connect_options.open_admin(arguments) as admin:
+        node = admin.describe()
+        target = connect_options.target_text(admin.target)
     devices = [device for device in node.devices if ordinal in (None, device.ordinal)]
     if ordinal is not None and not devices:
         ordinals = ", ".join(str(device.ordinal) for device in node.devices)

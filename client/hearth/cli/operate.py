@@ -58,13 +58,13 @@ def add_to(commands: Any) -> None:
 
 def run_drain(arguments: argparse.Namespace) -> int:
     """Drains the daemon; returns 1 if sessions are left after the given wait. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        remaining = asker.drain()
+    with connect_options.open_admin(arguments) as admin:
+        remaining = admin.drain()
         empty = remaining == 0
         if arguments.wait is not None:
-            empty = _wait_for(lambda: not asker.sessions(), arguments.wait)
-            remaining = 0 if empty else len(asker.sessions())
-        target = connect_options.target_text(asker.target)
+            empty = _wait_for(lambda: not admin.sessions(), arguments.wait)
+            remaining = 0 if empty else len(admin.sessions())
+        target = connect_options.target_text(admin.target)
     continuing = "session continues" if remaining == 1 else "sessions continue"
     text = f"draining: no new sessions; {remaining or 'no'} {continuing}"
     output.emit({"target": target, "draining": True, "sessions": remaining}, arguments.json, text)
@@ -81,13 +81,13 @@ def run_drain(arguments: argparse.Namespace) -> int:
 def run_restart(arguments: argparse.Namespace) -> int:
     """Restarts a device; returns 1 if the device does not serve after the given wait. Raises `HearthError`."""
     ordinal: int = arguments.device
-    with connect_options.ask(arguments) as asker:
+    with connect_options.open_admin(arguments) as admin:
 
         def device_state() -> tuple[str, int]:
-            return next(((d.state, d.generation) for d in asker.describe().devices if d.ordinal == ordinal), ("", 0))
+            return next(((d.state, d.generation) for d in admin.describe().devices if d.ordinal == ordinal), ("", 0))
 
         before = device_state()
-        asker.restart_device(ordinal)
+        admin.restart_device(ordinal)
 
         def serves() -> bool:
             state, generation = device_state()
@@ -95,7 +95,7 @@ def run_restart(arguments: argparse.Namespace) -> int:
 
         done = arguments.wait is None or _wait_for(serves, arguments.wait)
         state, generation = device_state()
-        target = connect_options.target_text(asker.target)
+        target = connect_options.target_text(admin.target)
     document = {"target": target, "device": ordinal, "state": state, "generation": generation}
     text = f"device {ordinal} is {'serving' if state == 'serving' and generation > before[1] else 'being restarted'}"
     output.emit(document, arguments.json, text)

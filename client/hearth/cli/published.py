@@ -31,9 +31,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the arrays. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        status = asker.status()
-        target = connect_options.target_text(asker.target)
+    with connect_options.open_admin(arguments) as admin:
+        status = admin.status()
+        target = connect_options.target_text(admin.target)
     if "published" not in status:
         raise UnsupportedError(
             f"hearthd {printable(status.get('version', '?'))} at {target} does not list its published arrays.",

@@ -38,10 +38,10 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the sessions, or ends one. Raises `HearthError`."""
     session_id = _parse_action(arguments)
-    with connect_options.ask(arguments) as asker:
-        target = connect_options.target_text(asker.target)
+    with connect_options.open_admin(arguments) as admin:
+        target = connect_options.target_text(admin.target)
         if session_id is not None:
-            running = asker.end_session(session_id)
+            running = admin.end_session(session_id)
             text = f"session {session_id} has ended"
             if running:
                 devices = f"device{'s'[: len(running) > 1]} {', '.join(map(str, running))}"
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             output.emit({"target": target, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
-        sessions = sorted(asker.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
+        sessions = sorted(admin.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
     text = "" if arguments.json else _text(sessions)
     output.emit({"target": target, "sessions": [_document(session) for session in sessions]}, arguments.json, text)
     return 0

@@ -13,7 +13,7 @@ from hearth.cli.format.complaint import complain
 
 if TYPE_CHECKING:
     from hearth.cli.top.rates import Document
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
 
 _POLL_S = 0.25
 _FAULTS_SHOWN = 5
@@ -41,9 +41,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the status; returns 1 if the daemon is not ready. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        document = asker.status() if arguments.wait is None else _wait_until_ready(asker, arguments.wait)
-        target = connect_options.target_text(asker.target)
+    with connect_options.open_admin(arguments) as admin:
+        document = admin.status() if arguments.wait is None else _wait_until_ready(admin, arguments.wait)
+        target = connect_options.target_text(admin.target)
     text = "" if arguments.json else status_text(document, target, output.columns(), output.Paint(output.in_colour()))
     output.emit({"target": target, **document}, arguments.json, text)
     if document.get("ready"):
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _wait_until_ready(asker: Asker, seconds: float) -> Document:
+def _wait_until_ready(admin: AdminClient, seconds: float) -> Document:
     """Returns the first document of a ready daemon, or the last document before the timeout.
 
     Raises the last error if no daemon answered in time: one may be starting.
@@ -65,7 +65,7 @@ def _wait_until_ready(asker: Asker, seconds: float) -> Document:
     while True:
         timed_out = time.monotonic() >= deadline
         try:
-            document = asker.status()
+            document = admin.status()
             if document.get("ready") or timed_out:
                 return document
         except (ConnectError, TimeoutError):

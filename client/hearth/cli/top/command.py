@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hearth.cli.top.frame import Outage
     from hearth.cli.top.rates import Document
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
 
 _SHORTEST_S = 0.1
 _HANGS_S = 3.0
@@ -53,11 +53,11 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows frames until the user ends the command. Raises `HearthError` if no daemon answers at first."""
     plain = arguments.json or arguments.iterations is not None
-    with connect_options.ask(arguments) as asker:
-        first = asker.status()
+    with connect_options.open_admin(arguments) as admin:
+        first = admin.status()
         if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-            return _print(arguments, asker, first)
-        return _live(asker, first, arguments.interval)
+            return _print(arguments, admin, first)
+        return _live(admin, first, arguments.interval)
 
 
 class View:
@@ -93,18 +93,18 @@ class View:
 # ---- frames printed one below the other ----
 
 
-def _print(arguments: argparse.Namespace, asker: Asker, first: Document) -> int:
+def _print(arguments: argparse.Namespace, admin: AdminClient, first: Document) -> int:
     view, printed = View(first, time.time()), 0
     next_update = time.monotonic()
     while arguments.iterations is None or printed < arguments.iterations:
         next_update = max(next_update + arguments.interval, time.monotonic())
         time.sleep(next_update - time.monotonic() if next_update > time.monotonic() else 0.0)
         try:
-            view.record_answer(asker.status(), time.time())
+            view.record_answer(admin.status(), time.time())
         except HearthError as error:
             view.record_failure(one_line(str(error)), time.time())
         if arguments.json:
-            output.emit_line(_document(view, connect_options.target_text(asker.target)))
+            output.emit_line(_document(view, connect_options.target_text(admin.target)))
         else:
             _print_frame(view, first=printed == 0)
         printed += 1
@@ -153,8 +153,8 @@ def _document(view: View, target: str) -> dict[str, Any]:
 class _Watch:
     """Polls the daemon in another thread, so that keys and resizes never wait for the daemon."""
 
-    def __init__(self, asker: Asker, interval: float, wake: Callable[[], None]) -> None:
-        self._asker = asker
+    def __init__(self, admin: AdminClient, interval: float, wake: Callable[[], None]) -> None:
+        self._admin = admin
         self._interval = interval
         self._wake = wake
         self._ended = threading.Event()
@@ -172,14 +172,14 @@ class _Watch:
     def end(self) -> None:
         """Cancels the call in progress and ends the thread."""
         self._ended.set()
-        self._asker.close()
+        self._admin.close()
         self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             result: Document | HearthError
             try:
-                result = self._asker.status()
+                result = self._admin.status()
             except ClosedError:
                 return
             except HearthError as error:
@@ -189,12 +189,12 @@ class _Watch:
             self._wake()
 
 
-def _live(asker: Asker, first: Document, interval: float) -> int:
+def _live(admin: AdminClient, first: Document, interval: float) -> int:
     from hearth.cli.top.screen import Screen
 
     view = View(first, time.time())
     with Screen() as screen:
-        watch = _Watch(asker, interval, screen.wake)
+        watch = _Watch(admin, interval, screen.wake)
         try:
             while True:
                 for at, result in watch.pop_all():

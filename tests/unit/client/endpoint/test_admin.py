@@ -12,15 +12,15 @@ import grpc
 import pytest
 
 from hearth import errors
-from hearth.endpoint.admin import Asker
+from hearth.endpoint.admin import AdminClient
 from hearth.endpoint.credentials import Credentials
 from hearth.endpoint.target import resolve
 from hearth_proto.v1 import node_pb2
 from tests.support.client.fake_daemon import FakeDaemon
 
 
-def asker(daemon: FakeDaemon, **options: Any) -> Asker:
-    return Asker(resolve(daemon.target), Credentials(**options), 5.0)
+def asker(daemon: FakeDaemon, **options: Any) -> AdminClient:
+    return AdminClient(resolve(daemon.target), Credentials(**options), 5.0)
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def test_server_that_is_not_hearthd_is_reported() -> None:
     server.start()
     try:
         with (
-            Asker(resolve(f"127.0.0.1:{port}"), Credentials(), 5.0) as asking,
+            AdminClient(resolve(f"127.0.0.1:{port}"), Credentials(), 5.0) as asking,
             pytest.raises(errors.UnsupportedError, match=r"does not speak hearth\.v1"),
         ):
             asking.status()
