@@ -129,7 +129,7 @@ class _Transfer(ABC):
         return self._pieces[self._next - 1]
 
     def _part_of(self, piece: Piece) -> BufferPart:
-        part = self._part.behind(piece.start)
+        part = self._part.skip(piece.start)
         if part.rows is None:
             return part
         return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))

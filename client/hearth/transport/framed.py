@@ -72,7 +72,7 @@ class FramedTransport:
         """
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
 
         Args:

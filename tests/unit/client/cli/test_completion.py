@@ -47,7 +47,7 @@ def bash(scripts: Path) -> Any:
 
 
 def test_bash(bash: Any, scripts: Path) -> None:
-    _, commands = completion.described(main.build_parser())
+    _, commands = completion.describe(main.build_parser())
     every = [command.name for command in commands]
     found = bash(
         [
@@ -71,7 +71,7 @@ def test_bash(bash: Any, scripts: Path) -> None:
 
 def test_every_option_of_every_command(bash: Any) -> None:
     """The completed options are those of argparse."""
-    _, commands = completion.described(main.build_parser())
+    _, commands = completion.describe(main.build_parser())
     assert len(commands) >= 8
     found = bash([["hearth", command.name, "--"] for command in commands])
     for command, options in zip(commands, found, strict=True):

@@ -63,7 +63,7 @@ def test_failures_are_counted_once() -> None:
 
 def test_several_in_one() -> None:
     later, other = trace(1_002_000, WORK[1]), trace(2_000, WORK[0], name="second")
-    whole = trace_file.merged([later, trace(2_000, WORK[1]), other])
+    whole = trace_file.merge([later, trace(2_000, WORK[1]), other])
     assert whole["otherData"]["epoch_unix_ns"] == "2000" and whole["otherData"]["devices"] == ["gpu", "gpu", "second"]
     found = summarize(whole)
     assert [name for name, _, _ in found.devices] == ["gpu", "second"] and found.kernels[0].count == 2
@@ -74,7 +74,7 @@ def test_several_in_one() -> None:
     assert len(names) == len(set(names)) == 4
     arrows = [each["id"] for each in whole["traceEvents"] if each["ph"] == "s"]
     assert len(set(arrows)) == 3
-    again = trace_file.merged([whole])
+    again = trace_file.merge([whole])
     assert summarize(again) == found
 
 
