@@ -1,6 +1,6 @@
 """Copies of ordinary arrays through the ring, by several threads: the device moves some pieces while others are copied.
 
-The calling thread works as well, and does all the work if no helper comes. If the ring is stalled or its connection
+The calling thread works as well, and does all the work if no helper is free. If the ring is stalled or its connection
 ends, the transfer stops after the pieces that were sent, and the rest takes another route.
 """
 
