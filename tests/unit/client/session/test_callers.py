@@ -77,7 +77,7 @@ def test_a_lost_device_names_the_lines_of_its_kernels_that_are_not_known_to_be_d
 def test_a_refused_command_leaves_the_order_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEARTH_DEBUG", "1")
     session = new_session(Limits(max_batch_bytes=1000), 0)
-    session.queue.record_launch(RECORD)
+    session.queue.launch(RECORD)
     with pytest.raises(HearthError, match="does not fit"):
         session.queue.put(bytes(2000))
     session.queue.put(commands_pb2.Command(sync=commands_pb2.Sync()).SerializeToString())
