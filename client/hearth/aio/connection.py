@@ -87,7 +87,11 @@ class LoopAttachment(Attachment):
         try:
             while True:
                 try:
-                    self._try(ExecuteStream(self, transport, token, device, lease, self._timing), device, backoff.left)
+                    self._try(
+                        ExecuteStream(self, transport, token, device, lease, self._timing),
+                        device,
+                        backoff.attempt_timeout,
+                    )
                     return
                 except HearthError as error:
                     pause = backoff.pause(error)
@@ -137,7 +141,7 @@ class LoopAttachment(Attachment):
         session, queue = self.session, self.queue
         if session.error is not None or not in_loop():
             super()._await_room()
-        elif queue.queued >= TIMES * queue.most_commands or queue.queued_bytes >= TIMES * queue.most_bytes:
+        elif queue.queued >= TIMES * queue.max_commands or queue.queued_bytes >= TIMES * queue.max_bytes:
             raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
 
-AHEAD_BYTES = plan.SHARED_LEAST
+AHEAD_BYTES = plan.MIN_SHARED_BYTES
 """Maximum size in bytes of an array whose read is sent ahead."""
 _MOST_AHEAD = 1024
 """Maximum number of reads without an answer; further reads are sent after the oldest answers."""

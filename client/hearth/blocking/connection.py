@@ -86,7 +86,7 @@ class BlockingConnection(Connection):
                     self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
                 )
                 try:
-                    fresh.open(self.transport, self.token, self.ordinal, backoff.left, self.lease)
+                    fresh.open(self.transport, self.token, self.ordinal, backoff.attempt_timeout, self.lease)
                     break
                 except HearthError as error:
                     time.sleep(backoff.pause(error))

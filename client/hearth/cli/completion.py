@@ -17,7 +17,7 @@ class Option(NamedTuple):
 
     names: tuple[str, ...]
     help: str
-    takes: str
+    value_name: str
     """Name of the option's value; empty: it takes none."""
     words: tuple[str, ...]
     """Possible values, if they are known."""
@@ -25,7 +25,7 @@ class Option(NamedTuple):
     @property
     def is_file(self) -> bool:
         """True if the value is a file name."""
-        return self.takes.startswith(_FILES)
+        return self.value_name.startswith(_FILES)
 
 
 class Command(NamedTuple):
@@ -59,32 +59,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Returns the completion script for `shell`: `bash`, `zsh` or `fish`. Pure."""
-    top, commands = described(parser)
+    top, commands = describe(parser)
     return _SHELLS[shell](top, commands)
 
 
-def described(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[Command]]:
+def describe(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[Command]]:
     """Returns the options before a command, and the commands."""
-    chosen = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    helps = {action.dest: action.help or "" for action in chosen._choices_actions}
-    commands = [Command(name, helps.get(name, ""), *_taken(each)) for name, each in chosen.choices.items()]
-    return _own(parser), commands
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {action.dest: action.help or "" for action in subparsers._choices_actions}
+    commands = [
+        Command(name, helps.get(name, ""), *_arguments_of(subparser)) for name, subparser in subparsers.choices.items()
+    ]
+    return _global_options(parser), commands
 
 
-def _own(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
+def _global_options(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
     """Returns the options before a command."""
     return tuple(_option(action) for action in parser._actions if action.option_strings)
 
 
 def _option(action: argparse.Action, prog: str = "hearth") -> Option:
-    takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    value_name = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     words = tuple(map(str, action.choices or getattr(action, "completions", None) or ()))
     return Option(
-        tuple(action.option_strings), printable((action.help or "") % {**vars(action), "prog": prog}), takes, words
+        tuple(action.option_strings), printable((action.help or "") % {**vars(action), "prog": prog}), value_name, words
     )
 
 
-def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+def _arguments_of(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
     """Returns the options and positional arguments of a command.
 
     For a command with parts, they are the names of the parts and the options of all parts.
@@ -96,8 +98,12 @@ def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[O
             continue
         if isinstance(action, argparse._SubParsersAction):
             positionals.append(Option((), action.help or "", "PART", tuple(action.choices)))
-            for part in action.choices.values():
-                options += [each for each in _taken(part)[0] if each.names not in {known.names for known in options}]
+            for subparser in action.choices.values():
+                options += [
+                    option
+                    for option in _arguments_of(subparser)[0]
+                    if option.names not in {earlier.names for earlier in options}
+                ]
             continue
         (options if action.option_strings else positionals).append(_option(action, parser.prog))
     return tuple(options), tuple(positionals)
@@ -129,10 +135,10 @@ def _bash(top: Sequence[Option], commands: Sequence[Command]) -> str:
             lines.append("            files=1")
         lines.append('            case "$before" in')
         for option in command.options:
-            if not option.takes:
+            if not option.value_name:
                 continue
-            then = 'files=1; words=""' if option.is_file else f'files=""; words="{" ".join(option.words)}"'
-            lines.append(f'                {"|".join(option.names)}) options=""; {then} ;;')
+            reply = 'files=1; words=""' if option.is_file else f'files=""; words="{" ".join(option.words)}"'
+            lines.append(f'                {"|".join(option.names)}) options=""; {reply} ;;')
         lines += ["            esac", "            ;;"]
     lines += [
         "    esac",
@@ -175,12 +181,12 @@ def _zsh(top: Sequence[Option], commands: Sequence[Command]) -> str:
         "            case $words[1] in",
     ]
     for command in commands:
-        given = [_zsh_option(option) for option in command.options]
-        given += [_quoted(f"::{option.takes}:{_zsh_values(option)}") for option in command.positionals]
+        specs = [_zsh_option(option) for option in command.options]
+        specs += [_quoted(f"::{option.value_name}:{_zsh_values(option)}") for option in command.positionals]
         lines += [
             f"                {command.name})",
             "                    _arguments \\",
-            " \\\n".join(f"                        {each}" for each in given),
+            " \\\n".join(f"                        {spec}" for spec in specs),
             "                    ;;",
         ]
     lines += ["            esac", "            ;;", "    esac", "}"]
@@ -191,7 +197,7 @@ def _zsh(top: Sequence[Option], commands: Sequence[Command]) -> str:
 
 def _zsh_option(option: Option) -> str:
     text = option.help.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
-    value = f":{option.takes}:{_zsh_values(option)}" if option.takes else ""
+    value = f":{option.value_name}:{_zsh_values(option)}" if option.value_name else ""
     return " ".join(_quoted(f"{name}[{text}]{value}") for name in option.names)
 
 
@@ -225,7 +231,7 @@ def _fish(top: Sequence[Option], commands: Sequence[Command]) -> str:
 def _fish_option(condition: str, option: Option) -> str:
     names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
     value = ""
-    if option.takes:
+    if option.value_name:
         value = " -r" + (" -F" if option.is_file else "")
         value += f" -a {_fish_quoted(' '.join(option.words))}" if option.words else ""
     return f"complete -c hearth -n {_fish_quoted(condition)} {names}{value} -d {_fish_quoted(option.help)}"

@@ -11,7 +11,7 @@ from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hearth.blocking.node import Node
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
     from hearth.endpoint.target import Target
 
 _LONGEST_S = 3600.0
@@ -74,32 +74,32 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
     )
 
 
-def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
-    """Returns an `Asker` for calls to the target daemon without a session.
+def open_admin(arguments: argparse.Namespace, timeout: float | None = None) -> AdminClient:
+    """Returns an `AdminClient` for calls to the target daemon without a session.
 
     `timeout`, in seconds per call, defaults to that of the arguments. Raises `ArgumentError`, or `AuthenticationError`
     for a token that would be sent unencrypted.
     """
     from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
 
-    found = targets.resolve(arguments.target, "the command line")
-    shown = credentials.find(
-        found, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
+    target = targets.resolve(arguments.target, "the command line")
+    presented = credentials.find(
+        target, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
     )
-    return Asker(found, shown, arguments.timeout if timeout is None else timeout)
+    return AdminClient(target, presented, arguments.timeout if timeout is None else timeout)
 
 
-def where(target: Target) -> str:
+def target_text(target: Target) -> str:
     """Returns the target as a user writes it."""
     return f"{'https://' if target.tls else ''}{target.address}"
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
-    given: str | None = arguments.token
+    token: str | None = arguments.token
     if arguments.token_file is None:
-        return given
+        return token
     try:
         return Path(arguments.token_file).read_text()
     except (OSError, ValueError) as error:

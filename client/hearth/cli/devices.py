@@ -35,24 +35,24 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the devices. Raises `HearthError`."""
-    ordinal = _chosen(arguments)
-    with connect_options.ask(arguments) as asker:
-        node = asker.describe()
-        where = connect_options.where(asker.target)
+    ordinal = _selected_ordinal(arguments)
+    with connect_options.open_admin(arguments) as admin:
+        node = admin.describe()
+        target = connect_options.target_text(admin.target)
     devices = [device for device in node.devices if ordinal in (None, device.ordinal)]
     if ordinal is not None and not devices:
-        known = ", ".join(str(device.ordinal) for device in node.devices)
+        ordinals = ", ".join(str(device.ordinal) for device in node.devices)
         raise ArgumentError(
-            f"node {node.name} has no device {ordinal}; it has {known or 'none'}.",
+            f"node {node.name} has no device {ordinal}; it has {ordinals or 'none'}.",
             reason="DEVICE_NOT_FOUND",
             fix="list the devices with `hearth devices`.",
         )
-    document = {"target": where, "node": node.name, "devices": [_document(device) for device in devices]}
+    document = {"target": target, "node": node.name, "devices": [_document(device) for device in devices]}
     output.emit(document, arguments.json, "" if arguments.json else _text(node, devices, ordinal is not None))
     return 0
 
 
-def _chosen(arguments: argparse.Namespace) -> int | None:
+def _selected_ordinal(arguments: argparse.Namespace) -> int | None:
     """Returns N, or None for all devices.
 
     Because both arguments are optional, a single word that is not a number is taken as TARGET. Raises `ArgumentError`.
@@ -72,9 +72,9 @@ def _chosen(arguments: argparse.Namespace) -> int | None:
 
 
 def _document(device: DeviceInfo) -> dict[str, Any]:
-    found = dataclasses.asdict(device)
-    found["properties"]["features"] = sorted(device.properties.features)
-    return found
+    document = dataclasses.asdict(device)
+    document["properties"]["features"] = sorted(device.properties.features)
+    return document
 
 
 def _text(node: NodeInfo, devices: list[DeviceInfo], detailed: bool) -> str:
@@ -114,14 +114,17 @@ def _detail(device: DeviceInfo) -> str:
         *((name, _value(name, getattr(properties, name))) for name in _names(properties)),
     ]
     for process in device.processes:
-        whose = f"session {printable(process.session_id)} of " if process.session_id else ""
-        held = f"{units.size(process.memory_held)} of {units.size(process.memory_granted)} granted"
+        owner = f"session {printable(process.session_id)} of " if process.session_id else ""
+        memory = f"{units.size(process.memory_held)} of {units.size(process.memory_granted)} granted"
         rows.append(
-            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'all tenants'}, {held}")
+            (
+                f"process {process.pid}",
+                f"{process.state}, {owner}{printable(process.tenant) or 'all tenants'}, {memory}",
+            )
         )
-    wide = max(len(name) for name, _ in rows)
+    name_width = max(len(name) for name, _ in rows)
     heading = f"device {device.ordinal}: {printable(properties.name)}"
-    return "\n".join([heading, *(f"  {name.ljust(wide)}  {value}".rstrip() for name, value in rows)])
+    return "\n".join([heading, *(f"  {name.ljust(name_width)}  {value}".rstrip() for name, value in rows)])
 
 
 def _names(properties: Any) -> list[str]:

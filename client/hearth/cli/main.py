@@ -32,7 +32,7 @@ INTERRUPTED = 130
 _COMMANDS = (status, top, devices, sessions, published, run, trace, bench, doctor, operate, completion)
 
 
-_ENDS = """exit status:
+_EXIT_STATUSES = """exit status:
   0    success
   1    failure: no daemon answers, the daemon refuses, or (status) it is not ready
   2    usage error: invalid arguments
@@ -56,8 +56,8 @@ class _Command(_Parser):
     _within = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = (argparse.PARSER, argparse.REMAINDER)
-        if self._within or any(action.nargs in given for action in self._get_positional_actions()):
+        greedy = (argparse.PARSER, argparse.REMAINDER)
+        if self._within or any(action.nargs in greedy for action in self._get_positional_actions()):
             return super().parse_known_args(args, namespace)
         self._within = True
         try:
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hearth",
         description="Works with a Hearth daemon.",
-        epilog=_ENDS,
+        epilog=_EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -105,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return RUNTIME_ERROR
     except HearthError as error:
         complain(str(error))
-        return USAGE_ERROR if _ours(error) else RUNTIME_ERROR
+        return USAGE_ERROR if _is_usage_error(error) else RUNTIME_ERROR
     return status
 
 
-def _ours(error: HearthError) -> bool:
+def _is_usage_error(error: HearthError) -> bool:
     """True if the command line is invalid for any daemon. A feature that one daemon lacks is not a usage error."""
     return isinstance(error, ArgumentError) and error.reason == "INVALID_ARGUMENT"
 

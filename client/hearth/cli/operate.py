@@ -58,42 +58,45 @@ def add_to(commands: Any) -> None:
 
 def run_drain(arguments: argparse.Namespace) -> int:
     """Drains the daemon; returns 1 if sessions are left after the given wait. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        left = asker.drain()
-        empty = left == 0
+    with connect_options.open_admin(arguments) as admin:
+        remaining = admin.drain()
+        empty = remaining == 0
         if arguments.wait is not None:
-            empty = _until(lambda: not asker.sessions(), arguments.wait)
-            left = 0 if empty else len(asker.sessions())
-        where = connect_options.where(asker.target)
-    text = f"draining: no new sessions; {left or 'no'} {'session continues' if left == 1 else 'sessions continue'}"
-    output.emit({"target": where, "draining": True, "sessions": left}, arguments.json, text)
+            empty = _wait_for(lambda: not admin.sessions(), arguments.wait)
+            remaining = 0 if empty else len(admin.sessions())
+        target = connect_options.target_text(admin.target)
+    continuing = "session continues" if remaining == 1 else "sessions continue"
+    text = f"draining: no new sessions; {remaining or 'no'} {continuing}"
+    output.emit({"target": target, "draining": True, "sessions": remaining}, arguments.json, text)
     if arguments.wait is None or empty:
         return 0
     sys.stdout.flush()
-    are = "session is" if left == 1 else "sessions are"
-    complain(f"{left} {are} left after {arguments.wait:g} s. Fix: wait longer, or use `hearth sessions end ID`.")
+    subject = "session is" if remaining == 1 else "sessions are"
+    complain(
+        f"{remaining} {subject} left after {arguments.wait:g} s. Fix: wait longer, or use `hearth sessions end ID`."
+    )
     return 1
 
 
 def run_restart(arguments: argparse.Namespace) -> int:
     """Restarts a device; returns 1 if the device does not serve after the given wait. Raises `HearthError`."""
     ordinal: int = arguments.device
-    with connect_options.ask(arguments) as asker:
+    with connect_options.open_admin(arguments) as admin:
 
-        def found() -> tuple[str, int]:
-            return next(((d.state, d.generation) for d in asker.describe().devices if d.ordinal == ordinal), ("", 0))
+        def device_state() -> tuple[str, int]:
+            return next(((d.state, d.generation) for d in admin.describe().devices if d.ordinal == ordinal), ("", 0))
 
-        before = found()
-        asker.restart_device(ordinal)
+        before = device_state()
+        admin.restart_device(ordinal)
 
         def serves() -> bool:
-            state, generation = found()
+            state, generation = device_state()
             return state == "serving" and generation > before[1]
 
-        done = arguments.wait is None or _until(serves, arguments.wait)
-        state, generation = found()
-        where = connect_options.where(asker.target)
-    document = {"target": where, "device": ordinal, "state": state, "generation": generation}
+        done = arguments.wait is None or _wait_for(serves, arguments.wait)
+        state, generation = device_state()
+        target = connect_options.target_text(admin.target)
+    document = {"target": target, "device": ordinal, "state": state, "generation": generation}
     text = f"device {ordinal} is {'serving' if state == 'serving' and generation > before[1] else 'being restarted'}"
     output.emit(document, arguments.json, text)
     if done:
@@ -103,11 +106,11 @@ def run_restart(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _until(condition: Callable[[], bool], seconds: float) -> bool:
+def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     """Polls `condition` for up to `seconds`; returns True as soon as it holds, False after the timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
-        if (left := deadline - time.monotonic()) <= 0:
+        if (remaining := deadline - time.monotonic()) <= 0:
             return False
-        time.sleep(min(_POLL_S, left))
+        time.sleep(min(_POLL_S, remaining))
     return True

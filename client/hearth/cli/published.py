@@ -31,40 +31,42 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the arrays. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        status = asker.status()
-        where = connect_options.where(asker.target)
+    with connect_options.open_admin(arguments) as admin:
+        status = admin.status()
+        target = connect_options.target_text(admin.target)
     if "published" not in status:
         raise UnsupportedError(
-            f"hearthd {printable(status.get('version', '?'))} at {where} does not list its published arrays.",
+            f"hearthd {printable(status.get('version', '?'))} at {target} does not list its published arrays.",
             reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )
-    found = [_document(each) for each in status["published"]]
-    output.emit({"target": where, "published": found}, arguments.json, "" if arguments.json else _text(found, status))
+    arrays = [_document(entry) for entry in status["published"]]
+    output.emit(
+        {"target": target, "published": arrays}, arguments.json, "" if arguments.json else _text(arrays, status)
+    )
     return 0
 
 
-def _document(each: Mapping[str, Any]) -> dict[str, Any]:
+def _document(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the array's JSON object. Shape and dtype are None if the publisher gave none, or invalid ones."""
     from hearth import shapes
     from hearth.arrays import described
 
-    array = described.valid(each.get("shape"), each.get("dtype"))
-    if array is not None and shapes.bytes_of(*array) != each["bytes"]:
+    array = described.valid(entry.get("shape"), entry.get("dtype"))
+    if array is not None and shapes.bytes_of(*array) != entry["bytes"]:
         array = None
     return {
-        **each,
+        **entry,
         "shape": None if array is None else list(array[0]),
         "dtype": None if array is None else str(array[1]),
     }
 
 
-def _text(found: list[dict[str, Any]], status: Document) -> str:
+def _text(arrays: list[dict[str, Any]], status: Document) -> str:
     from hearth.cli.format.table import table
     from hearth.cli.top import lines
 
-    if not found:
+    if not arrays:
         return "no published arrays"
     now = lines.clock(status)
     header = ["NAME", "TENANT", "SESSION", "DEVICE", "SHAPE", "DTYPE", "SIZE", "ATTACHED", "SINCE"]
@@ -80,6 +82,6 @@ def _text(found: list[dict[str, Any]], status: Document) -> str:
             units.NONE if array["attached"] is None else str(array["attached"]),
             f"{units.duration(now - array['since_unix'])} ago",
         ]
-        for array in found
+        for array in arrays
     ]
     return table(header, rows, frozenset({3, 6, 7}))

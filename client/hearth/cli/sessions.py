@@ -37,11 +37,11 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the sessions, or ends one. Raises `HearthError`."""
-    session_id = _meant(arguments)
-    with connect_options.ask(arguments) as asker:
-        where = connect_options.where(asker.target)
+    session_id = _parse_action(arguments)
+    with connect_options.open_admin(arguments) as admin:
+        target = connect_options.target_text(admin.target)
         if session_id is not None:
-            running = asker.end_session(session_id)
+            running = admin.end_session(session_id)
             text = f"session {session_id} has ended"
             if running:
                 devices = f"device{'s'[: len(running) > 1]} {', '.join(map(str, running))}"
@@ -49,15 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
                     f"; one of its kernels is still running on {devices}, and holds its memory until it "
                     "ends or the device process ends"
                 )
-            output.emit({"target": where, "ended": session_id, "running_on": running}, arguments.json, text)
+            output.emit({"target": target, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
-        found = sorted(asker.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
-    text = "" if arguments.json else _text(found)
-    output.emit({"target": where, "sessions": [_document(session) for session in found]}, arguments.json, text)
+        sessions = sorted(admin.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
+    text = "" if arguments.json else _text(sessions)
+    output.emit({"target": target, "sessions": [_document(session) for session in sessions]}, arguments.json, text)
     return 0
 
 
-def _meant(arguments: argparse.Namespace) -> str | None:
+def _parse_action(arguments: argparse.Namespace) -> str | None:
     """Returns the ID after "end", or None. A single other word is taken as TARGET. Raises `ArgumentError`."""
     action: str | None = arguments.action
     if action == _END:
@@ -92,13 +92,13 @@ def _document(session: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _text(found: list[SessionInfo]) -> str:
+def _text(sessions: list[SessionInfo]) -> str:
     from hearth.cli.format import units
     from hearth.cli.format.printable import printable
     from hearth.cli.format.table import table
     from hearth.cli.top import lines
 
-    if not found:
+    if not sessions:
         return "no sessions"
     now = time.time()
     header = ["SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
@@ -112,6 +112,6 @@ def _text(found: list[SessionInfo]) -> str:
             lines.lease(session.connected, session.lease_left),
             lines.client(session.client_name, session.isolation == "dedicated", session.client_process),
         ]
-        for session in found
+        for session in sessions
     ]
     return table(header, rows, frozenset({1, 4}))

@@ -13,7 +13,7 @@ from hearth.cli.format.complaint import complain
 
 if TYPE_CHECKING:
     from hearth.cli.top.rates import Document
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
 
 _POLL_S = 0.25
 _FAULTS_SHOWN = 5
@@ -41,11 +41,11 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the status; returns 1 if the daemon is not ready. Raises `HearthError`."""
-    with connect_options.ask(arguments) as asker:
-        document = asker.status() if arguments.wait is None else _ready(asker, arguments.wait)
-        where = connect_options.where(asker.target)
-    text = "" if arguments.json else status_text(document, where, output.columns(), output.Paint(output.in_colour()))
-    output.emit({"target": where, **document}, arguments.json, text)
+    with connect_options.open_admin(arguments) as admin:
+        document = admin.status() if arguments.wait is None else _wait_until_ready(admin, arguments.wait)
+        target = connect_options.target_text(admin.target)
+    text = "" if arguments.json else status_text(document, target, output.columns(), output.Paint(output.in_colour()))
+    output.emit({"target": target, **document}, arguments.json, text)
     if document.get("ready"):
         return 0
     if arguments.wait is not None:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _ready(asker: Asker, seconds: float) -> Document:
+def _wait_until_ready(admin: AdminClient, seconds: float) -> Document:
     """Returns the first document of a ready daemon, or the last document before the timeout.
 
     Raises the last error if no daemon answered in time: one may be starting.
@@ -63,34 +63,35 @@ def _ready(asker: Asker, seconds: float) -> Document:
 
     deadline = time.monotonic() + seconds
     while True:
-        late = time.monotonic() >= deadline
+        timed_out = time.monotonic() >= deadline
         try:
-            document = asker.status()
-            if document.get("ready") or late:
+            document = admin.status()
+            if document.get("ready") or timed_out:
                 return document
         except (ConnectError, TimeoutError):
-            if late:
+            if timed_out:
                 raise
         time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 
 
-def status_text(document: Document, where: str, columns: int, paint: output.Paint) -> str:
+def status_text(document: Document, target: str, columns: int, paint: output.Paint) -> str:
     """Formats the status document as text. Pure."""
     from hearth.cli.format.printable import printable
     from hearth.cli.top import lines, rates
 
-    said = lines.state(document)
+    state = lines.state(document)
     tenants = len(document.get("tenants", ()))
     top = [
-        lines.ScreenLine(f"{printable(document.get('node', '?'))}: {said.text}", (output.BOLD, *said.codes)),
-        lines.ScreenLine(f"{lines.daemon(document)}, at {printable(where)}"),
-        lines.ScreenLine(f"sessions: {lines.sessions_counted(document)}; tenants: {tenants}"),
+        lines.ScreenLine(f"{printable(document.get('node', '?'))}: {state.text}", (output.BOLD, *state.codes)),
+        lines.ScreenLine(f"{lines.daemon(document)}, at {printable(target)}"),
+        lines.ScreenLine(f"sessions: {lines.session_count(document)}; tenants: {tenants}"),
         lines.ScreenLine(),
     ]
     shown = [
-        line.shown(columns, paint) for line in top + lines.devices(document, rates.of_devices(None, document), columns)
+        line.render(columns, paint)
+        for line in top + lines.devices(document, rates.device_rates(None, document), columns)
     ]
-    found = lines.faults(document, _FAULTS_SHOWN)
-    if found:
-        shown += ["", paint("latest faults", output.BOLD), *(paint(line.text, *line.codes) for line in found)]
+    faults = lines.faults(document, _FAULTS_SHOWN)
+    if faults:
+        shown += ["", paint("latest faults", output.BOLD), *(paint(line.text, *line.codes) for line in faults)]
     return "\n".join(shown)

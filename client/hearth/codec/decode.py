@@ -23,12 +23,12 @@ class PartlyRead:
     An access to another field decodes the whole message with protobuf.
     """
 
-    def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
-        """`kind` is the module and the name of the message's class; `known` are the decoded fields."""
+    def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, fields: dict[str, Any]) -> None:
+        """`kind` is the module and the name of the message's class; `fields` are the decoded fields."""
         self._kind = kind
         self._data = data
-        self._whole: Any = None
-        self.__dict__.update(known)
+        self._message: Any = None
+        self.__dict__.update(fields)
 
     if TYPE_CHECKING:
 
@@ -37,10 +37,10 @@ class PartlyRead:
     def __getattr__(self, name: str) -> Any:
         if name[:1] == "_":  # no message has such a field
             raise AttributeError(name)
-        if self._whole is None:
+        if self._message is None:
             module, kind = self._kind
-            self._whole = getattr(module, kind).FromString(bytes(self._data))
-        return getattr(self._whole, name)
+            self._message = getattr(module, kind).FromString(bytes(self._data))
+        return getattr(self._message, name)
 
 
 _LIMITS = {
@@ -93,14 +93,14 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
         at += value
 
 
-def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> PartlyRead:
+def _read_named_fields(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> PartlyRead:
     """Decodes the fields whose tags are in `names`. Raises ValueError for bytes that are not a message."""
-    known: dict[str, Any] = {name: b"" if tag & 7 else 0 for tag, name in names.items()}
+    fields: dict[str, Any] = {name: b"" if tag & 7 else 0 for tag, name in names.items()}
     for tag, value in _fields(data):
         name = names.get(tag)
         if name is not None:
-            known[name] = value
-    return PartlyRead(kind, data, known)
+            fields[name] = value
+    return PartlyRead(kind, data, fields)
 
 
 class Opened:
@@ -110,14 +110,16 @@ class Opened:
     def FromString(data: bytes) -> Any:
         """Returns the decoded response. Raises `DecodeError` for bytes that are not such a response."""
         try:
-            opened = _known((later.node_pb2, "OpenSessionResponse"), data, _OPENED)
+            opened = _read_named_fields((later.node_pb2, "OpenSessionResponse"), data, _OPENED)
             opened.session_id = str(opened.session_id, "utf-8")
             opened.session_token = str(opened.session_token, "utf-8")
-            opened.limits = _known((later.node_pb2, "SessionLimits"), opened.limits, _LIMITS)
-            opened.features = [str(each, "utf-8") for tag, each in _fields(data) if tag == _OPENED_FEATURE]
+            opened.limits = _read_named_fields((later.node_pb2, "SessionLimits"), opened.limits, _LIMITS)
+            opened.features = [str(value, "utf-8") for tag, value in _fields(data) if tag == _OPENED_FEATURE]
             kind = later.node_pb2, "Device"
             opened.devices = [
-                _known(kind, each, {0x08: "ordinal"}) for tag, each in _fields(data) if tag == _OPENED_DEVICE
+                _read_named_fields(kind, value, {0x08: "ordinal"})
+                for tag, value in _fields(data)
+                if tag == _OPENED_DEVICE
             ]
             return opened
         except ValueError:
@@ -157,10 +159,10 @@ def response(data: bytes) -> Any:
     """
     try:
         ((tag, body),) = _fields(data)
-        if tag == 0x0A and not any(each >> 3 == _DURABLE for each, _ in _fields(body)):
-            attached = _known((later.device_pb2, "Attached"), body, _ATTACHED)
+        if tag == 0x0A and not any(field_tag >> 3 == _DURABLE for field_tag, _ in _fields(body)):
+            attached = _read_named_fields((later.device_pb2, "Attached"), body, _ATTACHED)
             attached.durable, attached.resumed = [], bool(attached.resumed)
-            attached.lane = offer = _known((later.device_pb2, "LaneOffer"), attached.lane, _OFFER)
+            attached.lane = offer = _read_named_fields((later.device_pb2, "LaneOffer"), attached.lane, _OFFER)
             offer.path, offer.ticket = str(offer.path, "utf-8"), bytes(offer.ticket)
             return _AttachedResponse(attached)
     except ValueError:
@@ -202,8 +204,8 @@ class ReadAnswer:
 
 def read_answer(data: bytes) -> commands_pb2.Result | None:
     """Decodes an `ExecuteResponse` that answers a read with its bytes; returns None for every other response."""
-    whole = len(data)
-    if not whole or data[0] != _RESULT:
+    total = len(data)
+    if not total or data[0] != _RESULT:
         return None
     try:
         result, begin = _number(data, 1)
@@ -211,10 +213,10 @@ def read_answer(data: bytes) -> commands_pb2.Result | None:
         answer, inner = _numbered(data, at, 0x22)
         length, at = _numbered(data, inner, 0x0A)
         end = at + length
-        size, last = (0, end) if end == whole else _numbered(data, end, 0x10)
+        size, last = (0, end) if end == total else _numbered(data, end, 0x10)
     except (IndexError, ValueError):  # the message is truncated, or has other fields
         return None
-    if result != whole - begin or answer != whole - inner or last != whole:
+    if result != total - begin or answer != total - inner or last != total:
         return None
     return cast("commands_pb2.Result", ReadAnswer(request, memoryview(data)[at:end], size))
 
@@ -231,5 +233,5 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     value = data[at]
     if value < 0x80:
         return value, at + 1
-    more = data[at + 1]
-    return (value & 0x7F | more << 7, at + 2) if more < 0x80 else read_varint(memoryview(data), at)
+    second = data[at + 1]
+    return (value & 0x7F | second << 7, at + 2) if second < 0x80 else read_varint(memoryview(data), at)

@@ -104,8 +104,8 @@ def write(stream: int, buffer: int, offset: int, data: memoryview) -> Plain:
         The serialized command.
     """
     size = len(data)
-    place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x1a", number(size)))
-    return Plain(b"".join((b"\x10", number(stream), b"\x32", number(len(place) + size), place, data)), stream)
+    location = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x1a", number(size)))
+    return Plain(b"".join((b"\x10", number(stream), b"\x32", number(len(location) + size), location, data)), stream)
 
 
 def read(stream: int, buffer: int, offset: int, size: int) -> Plain:
@@ -120,8 +120,8 @@ def read(stream: int, buffer: int, offset: int, size: int) -> Plain:
     Returns:
         The serialized command.
     """
-    place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
-    return _command(stream, b"\x3a", place)
+    location = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
+    return _command(stream, b"\x3a", location)
 
 
 def fill(stream: int, buffer: int, offset: int, size: int, pattern: bytes) -> Plain:
@@ -137,8 +137,8 @@ def fill(stream: int, buffer: int, offset: int, size: int, pattern: bytes) -> Pl
     Returns:
         The serialized command.
     """
-    place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
-    return _command(stream, b"\x4a", b"".join((place, b"\x22", number(len(pattern)), pattern)))
+    location = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
+    return _command(stream, b"\x4a", b"".join((location, b"\x22", number(len(pattern)), pattern)))
 
 
 def load_module(stream: int, module: int, load: bytes) -> Plain:
@@ -221,8 +221,8 @@ def open_session(
         The serialized request.
     """
     versions = _bytes(0x0A, _count(0x08, protocol[0]), _count(0x10, protocol[1]))
-    who = _text(0x12, version) + _text(0x1A, name)
-    return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns) + _text(0x32, process))
+    client = _text(0x12, version) + _text(0x1A, name)
+    return Plain(versions + client + _count(0x20, isolation) + _count(0x28, launch_timeout_ns) + _text(0x32, process))
 
 
 def of_token(token: str) -> Plain:
@@ -258,5 +258,7 @@ def received(responses: int, transfers: Mapping[int, int]) -> bytes:
     Returns:
         The serialized request.
     """
-    told = [_bytes(0x12, _count(0x08, transfer), _count(0x10, size)) for transfer, size in transfers.items()]
-    return _bytes(0x1A, _count(0x08, responses), *told)
+    received_transfers = [
+        _bytes(0x12, _count(0x08, transfer), _count(0x10, size)) for transfer, size in transfers.items()
+    ]
+    return _bytes(0x1A, _count(0x08, responses), *received_transfers)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hearth.types import NodeInfo, SessionInfo
 
 _TRIES = 2
-_READING = frozenset({"Describe", "GetStatus", "ListSessions"})
+_REPEATABLE = frozenset({"Describe", "GetStatus", "ListSessions"})
 """Calls that may be repeated if the connection broke before their answer arrived."""
 
 
-class Asker:
+class AdminClient:
     """Sends requests to one daemon, which may be unreachable in between. `close` may be called from another thread.
 
     Every call blocks, and raises the errors of `hearth.connect`, and `UnsupportedError` if the daemon is too old for
@@ -67,8 +67,8 @@ class Asker:
         """Lists the sessions that the caller may see."""
         from hearth.types import SessionInfo
 
-        listed = self._call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
-        return [SessionInfo.of(entry) for entry in listed.sessions]
+        response = self._call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
+        return [SessionInfo.of(entry) for entry in response.sessions]
 
     def end_session(self, session_id: str) -> list[int]:
         """Ends a session, like `Node.end_session`.
@@ -101,7 +101,7 @@ class Asker:
         for transport in list(self._transports.values()):
             transport.close()
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> AdminClient:
         return self
 
     def __exit__(
@@ -113,20 +113,20 @@ class Asker:
 
     def _call(self, method: str, request: Any, response_type: Any) -> Any:
         try:
-            return self._asked(method, request, response_type)
+            return self._call_repeatedly(method, request, response_type)
         except UnsupportedError as error:
             raise self._not_implemented(method, error) from None
 
-    def _asked(self, method: str, request: Any, response_type: Any) -> Any:
-        left = _TRIES if method in _READING else 1
+    def _call_repeatedly(self, method: str, request: Any, response_type: Any) -> Any:
+        attempts_left = _TRIES if method in _REPEATABLE else 1
         while True:
-            left -= 1
+            attempts_left -= 1
             try:
                 return self._once(method, request, response_type)
             except HearthError as error:
                 if self._closed or isinstance(error, ClosedError):
                     raise
-                if not (error.broken and left):
+                if not (error.broken and attempts_left):
                     from hearth.endpoint.diagnostics import explain
 
                     raise explain(error, self.target, self._credentials) from None
@@ -141,25 +141,25 @@ class Asker:
 
     def _start(self, method: str, request: Any, response_type: Any) -> Answer:
         """Starts a call: with frames if the daemon accepts them, otherwise with gRPC."""
-        shown = self._credentials
+        credentials = self._credentials
         if self.target.address[:5] == "unix:" and not self.target.tls:
             framed = self._transport("frames", self._framed)
-            framed.metadata = bearer(shown)  # the daemon reads this process's user from the socket
+            framed.metadata = bearer(credentials)  # the daemon reads this process's user from the socket
             try:
-                return framed.ask(method, request, response_type, self._timeout)
+                return framed.start_call(method, request, response_type, self._timeout)
             except HearthError as error:
                 if not error.broken:
                     raise
         grpc = self._transport("grpc", self._grpc)
-        grpc.metadata = opening(shown, self.target)  # a ticket is valid for one call
-        return grpc.ask(method, request, response_type, self._timeout)
+        grpc.metadata = opening(credentials, self.target)  # a ticket is valid for one call
+        return grpc.start_call(method, request, response_type, self._timeout)
 
-    def _transport(self, way: str, make: Callable[[], Transport]) -> Transport:
-        if way not in self._transports:
-            self._transports[way] = make()
+    def _transport(self, protocol: str, make: Callable[[], Transport]) -> Transport:
+        if protocol not in self._transports:
+            self._transports[protocol] = make()
         if self._closed:
-            self._transports[way].close()
-        return self._transports[way]
+            self._transports[protocol].close()
+        return self._transports[protocol]
 
     def _framed(self) -> Transport:
         from hearth.transport.framed import FramedTransport
@@ -177,11 +177,11 @@ class Asker:
         from hearth_proto import VERSION
 
         try:
-            found = self._asked("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)
+            node = self._call_repeatedly("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)
         except HearthError:
             return error
         return UnsupportedError(
-            f"the daemon at {self.target.address} is hearthd {found.server_version}, which does not "
+            f"the daemon at {self.target.address} is hearthd {node.server_version}, which does not "
             f"support {method}; this client is {VERSION}.",
             reason="UNSUPPORTED",
             fix="install the same version on both sides.",

@@ -30,7 +30,7 @@ KEY = "HEARTH_KEY"
 Metadata = tuple[tuple[str, str], ...]
 TICKET_S = 5.0
 """Seconds that the daemon has to give a ticket."""
-_MOST = 4096
+_MAX_TICKET_BYTES = 4096
 
 
 class Credentials(NamedTuple):
@@ -85,10 +85,10 @@ def find(
         AuthenticationError: The token would be sent unencrypted to another host.
     """
     environ = os.environ if environ is None else environ
-    given = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
-    if given and not target.tls:
+    tls_arguments = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
+    if tls_arguments and not target.tls:
         raise ArgumentError(
-            f"{' and '.join(given)} can be used only with TLS, and {target.address} is used without TLS.",
+            f"{' and '.join(tls_arguments)} can be used only with TLS, and {target.address} is used without TLS.",
             reason="INVALID_ARGUMENT",
             fix=f'use TLS: "https://{target.address}".'
             if target.address[:5] != "unix:"
@@ -111,11 +111,11 @@ def find(
         ),
         "key": (key or environ.get(KEY), "the argument key" if key else KEY),
     }
-    pem = {name: _pem(path, whence) for name, (path, whence) in files.items()}
+    pem = {name: _pem(path, source) for name, (path, source) in files.items()}
     if (pem["certificate"] is None) != (pem["key"] is None):
-        there = "certificate" if pem["certificate"] is not None else "key"
+        present = "certificate" if pem["certificate"] is not None else "key"
         raise ArgumentError(
-            f"a client certificate and its key must be given together; only the {there} is given.",
+            f"a client certificate and its key must be given together; only the {present} is given.",
             reason="INVALID_ARGUMENT",
             fix="pass both certificate= and key=, or set HEARTH_CERTIFICATE and HEARTH_KEY.",
         )
@@ -171,8 +171,8 @@ def _ticket(path: str, seconds: float) -> str:
             connection.settimeout(seconds)
             connection.connect(path)
             answer = b""
-            while len(answer) < _MOST and (piece := connection.recv(_MOST)):
-                answer += piece
+            while len(answer) < _MAX_TICKET_BYTES and (data := connection.recv(_MAX_TICKET_BYTES)):
+                answer += data
     except OSError:
         return ""  # the daemon then reports the missing credentials
     return answer.decode("ascii", "replace").strip()
@@ -206,13 +206,13 @@ def _checked(token: str, origin: str) -> str:
     """
     token = token.strip()
     if not token or not token.isascii() or any(character.isspace() or ord(character) < 32 for character in token):
-        what = (
+        problem = (
             "empty"
             if not token
             else "not a valid token: it contains spaces, line breaks or characters that are not ASCII"
         )
         raise ArgumentError(
-            f"{origin} is {what}.", reason="INVALID_ARGUMENT", fix="pass the token as printed by `hearthd token`."
+            f"{origin} is {problem}.", reason="INVALID_ARGUMENT", fix="pass the token as printed by `hearthd token`."
         )
     return token
 

@@ -25,7 +25,7 @@ _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
 """Texts with which gRPC reports that the daemon's certificate was not accepted."""
 
-_KNOWN = ("Connection refused", "Connection reset by peer", "Domain name not found", "No route to host")
+_CLEAR_CAUSES = ("Connection refused", "Connection reset by peer", "Domain name not found", "No route to host")
 """Causes in gRPC's texts that need no further explanation."""
 
 PLAIN = "plain"
@@ -58,56 +58,56 @@ def explain(error: HearthError, target: Target, credentials: Credentials) -> Hea
 
 
 def _unreached(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
-    where = f"{'https://' if target.tls else ''}{target.address} (from {target.origin})"
+    address = f"{'https://' if target.tls else ''}{target.address} (from {target.origin})"
     if target.tls and any(text in error.message for text in _DISTRUST):
         return AuthenticationError(
-            f"the certificate of the daemon at {where} is not trusted: {_verification(error.message)}.",
+            f"the certificate of the daemon at {address} is not trusted: {_verification(error.message)}.",
             reason="UNAUTHENTICATED",
             fix="pass the authority that issued it as ca= (or HEARTH_CA), and connect by a name that the "
             "certificate contains.",
         )
     if target.address[:5] == "unix:":
-        return _no_socket(target, where) or _not_listening(where, error)
-    return _wrong_protocol(target, where, credentials) or _not_listening(where, error)
+        return _no_socket(target, address) or _not_listening(address, error)
+    return _wrong_protocol(target, address, credentials) or _not_listening(address, error)
 
 
-def _wrong_protocol(target: Target, where: str, credentials: Credentials) -> HearthError | None:
+def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> HearthError | None:
     """Returns the error for a peer that uses another protocol than the client tried.
 
     Returns None if the peer uses the same protocol or does not answer.
     """
-    spoken = _probe(target)
-    if spoken == PLAIN and _speaks_http(target):
+    protocol = _probe(target)
+    if protocol == PLAIN and _speaks_http(target):
         return ConnectError(
-            f"the server at {where} speaks HTTP/1, not gRPC: it is the daemon's status page, or another server.",
+            f"the server at {address} speaks HTTP/1, not gRPC: it is the daemon's status page, or another server.",
             reason="DEVICE_UNAVAILABLE",
             fix="use the gRPC port, 7421 by default; 7422 is the default port of the status page.",
         )
-    if target.tls and spoken == WANTS_CERTIFICATE:
+    if target.tls and protocol == WANTS_CERTIFICATE:
         return AuthenticationError(
-            f"the daemon at {where} requires a client certificate and did not accept the credentials sent: "
+            f"the daemon at {address} requires a client certificate and did not accept the credentials sent: "
             f"{credentials.shown}.",
             reason="UNAUTHENTICATED",
             fix="pass certificate= and key= (or set HEARTH_CERTIFICATE and HEARTH_KEY), issued by its client_ca.",
         )
-    if target.tls and spoken == PLAIN:
+    if target.tls and protocol == PLAIN:
         return ConnectError(
-            f"the daemon at {where} does not speak TLS.",
+            f"the daemon at {address} does not speak TLS.",
             reason="DEVICE_UNAVAILABLE",
             fix=f'use "{target.address}" without https://, or configure [tls] in the daemon.',
         )
-    if not target.tls and spoken in (TLS, WANTS_CERTIFICATE):
+    if not target.tls and protocol in (TLS, WANTS_CERTIFICATE):
         return ConnectError(
-            f"the daemon at {where} requires TLS, and the client connected without TLS.",
+            f"the daemon at {address} requires TLS, and the client connected without TLS.",
             reason="DEVICE_UNAVAILABLE",
             fix=f'use "https://{target.address}".',
         )
     return None
 
 
-def _not_listening(where: str, error: HearthError, why: str = "", fix: str = "") -> ConnectError:
+def _not_listening(address: str, error: HearthError, reason: str = "", fix: str = "") -> ConnectError:
     return ConnectError(
-        f"no daemon answers at {where}: {why or _short(error.message)}",
+        f"no daemon answers at {address}: {reason or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
         fix=fix
         or "start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or HEARTH_TARGET.",
@@ -117,10 +117,10 @@ def _not_listening(where: str, error: HearthError, why: str = "", fix: str = "")
 
 def _short(text: str) -> str:
     """Returns only the cause, if gRPC's text contains a well-known one; otherwise the whole text."""
-    return next((f"{known.lower()}." for known in _KNOWN if known in text), text)
+    return next((f"{cause.lower()}." for cause in _CLEAR_CAUSES if cause in text), text)
 
 
-def _no_socket(target: Target, where: str) -> ConnectError | None:
+def _no_socket(target: Target, address: str) -> ConnectError | None:
     """Returns the error that explains why a Unix socket refuses connections; None if it accepts one."""
     path = target.address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -129,35 +129,35 @@ def _no_socket(target: Target, where: str) -> ConnectError | None:
             probe.connect(path)
         except PermissionError:
             return ConnectError(
-                f"user {os.geteuid()} may not use the socket at {where}: permission denied{_owner(path)}.",
+                f"user {os.geteuid()} may not use the socket at {address}: permission denied{_owner(path)}.",
                 reason="DEVICE_UNAVAILABLE",
                 fix="use the daemon's TCP address, run this program as the daemon's user, or list users in the "
                 "daemon's [[tenants]], which opens the socket to them.",
             )
         except OSError as error:
             if error.errno == errno.ENOENT:
-                return _not_listening(where, HearthError(""), "the socket does not exist.")
+                return _not_listening(address, HearthError(""), "the socket does not exist.")
             if error.errno == errno.ECONNREFUSED:
-                why = "its daemon has ended." if is_socket(path) else "the file is not a socket."
-                return _not_listening(where, HearthError(""), why)
+                reason = "its daemon has ended." if is_socket(path) else "the file is not a socket."
+                return _not_listening(address, HearthError(""), reason)
     return None
 
 
 def _owner(path: str) -> str:
     """Returns a description of the owner of a Unix socket, as far as permissions allow."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - see `hearth.endpoint.target.is_socket`
+        status = os.stat(path)  # noqa: PTH116 - see `hearth.endpoint.target.is_socket`
     except OSError:
         return " by a directory in the path"
     import grp
     import pwd
 
-    user, group = str(found.st_uid), str(found.st_gid)
+    user, group = str(status.st_uid), str(status.st_gid)
     with contextlib.suppress(KeyError):
-        user = pwd.getpwuid(found.st_uid).pw_name
+        user = pwd.getpwuid(status.st_uid).pw_name
     with contextlib.suppress(KeyError):
-        group = grp.getgrgid(found.st_gid).gr_name
-    return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(found.st_mode):04o}"
+        group = grp.getgrgid(status.st_gid).gr_name
+    return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 def _speaks_http(target: Target) -> bool:
@@ -175,9 +175,9 @@ def _verification(text: str) -> str:
     """Extracts the reason from gRPC's text."""
     if _NAME in text:
         return "it is for another name"
-    _, found, rest = text.partition("CERTIFICATE_VERIFY_FAILED")
-    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)").removesuffix(": OK")
-    return reason[:120] if found and reason else "its verification failed"
+    _, separator, remainder = text.partition("CERTIFICATE_VERIFY_FAILED")
+    reason = remainder.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)").removesuffix(": OK")
+    return reason[:120] if separator and reason else "its verification failed"
 
 
 def _probe(target: Target) -> str:
@@ -188,9 +188,9 @@ def _probe(target: Target) -> str:
     context.verify_mode = ssl.CERT_NONE  # safe, because nothing is sent and no answer is trusted
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as plain:
-            plain.settimeout(_PROBE_S)
-            with context.wrap_socket(plain, server_hostname=host.strip("[]")) as secured:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as connection:
+            connection.settimeout(_PROBE_S)
+            with context.wrap_socket(connection, server_hostname=host.strip("[]")) as secured:
                 # A daemon sends its HTTP/2 settings at once; a daemon that misses a certificate closes the connection,
                 # with or without an alert.
                 return TLS if secured.recv(1) else WANTS_CERTIFICATE

@@ -85,10 +85,10 @@ def open_session(
         process_name(),
     )
     within = timeout if within is None else within
-    found = _by_frames(target, credentials, request, within, meanwhile) if lanes else None
-    if found is None:
-        found = _by_grpc(target, credentials, request, within, meanwhile)
-    transport, opened = found
+    result = _by_frames(target, credentials, request, within, meanwhile) if lanes else None
+    if result is None:
+        result = _by_grpc(target, credentials, request, within, meanwhile)
+    transport, opened = result
     from hearth.session.lease import NodeSession
 
     transport.lanes = transport.lanes and lanes
@@ -113,7 +113,9 @@ def _by_frames(
     transport = FramedTransport(target.address)
     transport.metadata = bearer(credentials)
     try:
-        return transport, answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+        return transport, wait_for_answer(
+            transport.start_call("OpenSession", request, decode.Opened, timeout), meanwhile
+        )
     except HearthError as error:
         if error.broken:
             return None
@@ -139,12 +141,14 @@ def _by_grpc(
     transport = GrpcTransport(
         target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
     )
-    for left in reversed(range(_OPEN_TRIES)):
+    for attempts_left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is valid for one call
         try:
-            return transport, answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+            return transport, wait_for_answer(
+                transport.start_call("OpenSession", request, decode.Opened, timeout), meanwhile
+            )
         except HearthError as error:
-            if error.broken and left:
+            if error.broken and attempts_left:
                 continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
     raise AssertionError("the last attempt returns or raises")
@@ -157,7 +161,7 @@ def _explained(error: HearthError, transport: Transport, target: Target, credent
     return explain(error, target, credentials)
 
 
-def answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
+def wait_for_answer(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
     """Waits for the daemon's answer. An exception such as KeyboardInterrupt cancels the call.
 
     Args:

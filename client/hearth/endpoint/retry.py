@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 _FIRST_S = 0.1
 _GROWTH = 1.6
-_MOST_S = 5.0
+_MAX_PAUSE_S = 5.0
 _SPREAD = 0.2
 
 
@@ -156,10 +156,10 @@ def retry_after_failure(
 def _retry(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection[str] | None) -> _T:
     while True:
         try:
-            return attempt(max(pauses.left, _FIRST_S))
+            return attempt(max(pauses.remaining, _FIRST_S))
         except HearthError as error:
-            again = error.retryable and (reasons is None or error.reason in reasons)
-            pause = pauses.after(error) if again else None
+            may_retry = error.retryable and (reasons is None or error.reason in reasons)
+            pause = pauses.after(error) if may_retry else None
             if pause is None:
                 raise
         time.sleep(pause)
@@ -187,15 +187,15 @@ class Pauses:
         self,
         timeout: float,
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[float, float], float] | None = None,
+        uniform: Callable[[float, float], float] | None = None,
     ) -> None:
         self._clock = clock
         self._deadline = clock() + timeout
         self._pause = _FIRST_S
-        self._chance = chance
+        self._uniform = uniform
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds until the deadline; negative after it."""
         return self._deadline - self._clock()
 
@@ -208,11 +208,11 @@ class Pauses:
         Returns:
             The pause in seconds; None: the next attempt would be too late.
         """
-        if self._chance is None:
+        if self._uniform is None:
             import random  # imported after the first failure, because the import takes long
 
-            self._chance = random.uniform
-        pause = max(error.retry_after or 0.0, self._pause * self._chance(1 - _SPREAD, 1.0))
-        pause *= self._chance(1.0, 1 + _SPREAD)  # the pause is never shorter than the daemon asked for
-        self._pause = min(_MOST_S, self._pause * _GROWTH)
-        return pause if pause < self.left else None
+            self._uniform = random.uniform
+        pause = max(error.retry_after or 0.0, self._pause * self._uniform(1 - _SPREAD, 1.0))
+        pause *= self._uniform(1.0, 1 + _SPREAD)  # the pause is never shorter than the daemon asked for
+        self._pause = min(_MAX_PAUSE_S, self._pause * _GROWTH)
+        return pause if pause < self.remaining else None

@@ -70,8 +70,8 @@ def is_socket(path: str) -> bool:
 
 def _usual_sockets(system_socket: str) -> list[str]:
     """Returns the paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
-    beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
-    return [system_socket, f"{beside}/hearth/hearth.sock"]
+    user_folder = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
+    return [system_socket, f"{user_folder}/hearth/hearth.sock"]
 
 
 def _parse(target: str, origin: str) -> Target:
@@ -82,14 +82,14 @@ def _parse(target: str, origin: str) -> Target:
             raise _malformed(target, origin)
         return Target(f"unix:{path}", True, origin)
     tls = target.lower().startswith(_TLS)
-    written, target = target, target[len(_TLS) :].removesuffix("/") if tls else target
+    given_target, target = target, target[len(_TLS) :].removesuffix("/") if tls else target
     host, colon, port = target.rpartition(":")
     if not colon or target.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = target, str(DEFAULT_PORT)  # a host name without a port, or an IPv6 address
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if not host or "/" in target or not port.isdigit() or not 0 < int(port) < 65536:
-        raise _malformed(written, origin)
+        raise _malformed(given_target, origin)
     bare = host.strip("[]").lower()
     return Target(f"{host}:{port}", bare in ("localhost", "::1") or bare.startswith("127."), origin, tls)
 

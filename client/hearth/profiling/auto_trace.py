@@ -34,8 +34,8 @@ END_S = 30.0
 trace is lost."""
 
 
-_SHORT_S = 0.2
-_REST = 10
+_FAST_WRITE_S = 0.2
+_PAUSE_FACTOR = 10
 """Pause between writes, as a multiple of the duration of the last write; limits the cost in a program with many
 sessions."""
 
@@ -86,7 +86,7 @@ class SessionTraces:
             result: The program's trace, which is added to the file; None: it was lost.
         """
         if result is not None:
-            self._keep(connection, result)
+            self._add_result(connection, result)
         attachment = connection._attachment
         if attachment is not None and attachment.alive:
             self._start(connection, attachment)
@@ -115,14 +115,14 @@ class SessionTraces:
     def _end(self, connection: Connection, attachment: Attachment) -> None:
         try:
             command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
-            self._keep(connection, attachment.request(command).wait(END_S).trace)
+            self._add_result(connection, attachment.request(command).wait(END_S).trace)
         except HearthError as error:
             self._file.lost += 1
             warnings.warn(
                 f"{VARIABLE}: the trace of device {connection.ordinal} was lost: {error}", RuntimeWarning, stacklevel=2
             )
 
-    def _keep(self, connection: Connection, result: commands_pb2.TraceResult) -> None:
+    def _add_result(self, connection: Connection, result: commands_pb2.TraceResult) -> None:
         name = self._names.get(connection.ordinal, "")
         self._file.add(
             f"{self._node}, device {connection.ordinal}: {name} (process {self._pid}, session {self._session_id})",
@@ -172,22 +172,22 @@ class TraceFile:
             last: Writes in any case: there will be no further write.
         """
         from hearth.profiling.base_trace import document
-        from hearth.profiling.trace_file import merged, write
+        from hearth.profiling.trace_file import merge, write
 
         with self._lock:
             started = time.monotonic()
             if not self._dirty or (started < self._not_before and not last):
                 return
             try:
-                made = merged(document(name, result) for name, result in self._results)
-                made["otherData"]["lost"] = self.lost
-                write(self.path, made)
+                merged_document = merge(document(name, result) for name, result in self._results)
+                merged_document["otherData"]["lost"] = self.lost
+                write(self.path, merged_document)
                 self._dirty = False
             except (OSError, MemoryError) as error:
                 warnings.warn(f"{VARIABLE}: {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
-            took = time.monotonic() - started
-            if took > _SHORT_S:
-                self._not_before = started + (1 + _REST) * took
+            duration = time.monotonic() - started
+            if duration > _FAST_WRITE_S:
+                self._not_before = started + (1 + _PAUSE_FACTOR) * duration
 
     def forked(self) -> None:
         """Discards the traces in the child of a fork, because they belong to the parent's file."""
@@ -233,15 +233,15 @@ def check(file: Path, path: str) -> None:
         ArgumentError: The path is a folder, or its folder does not exist or is not writable.
     """
     if file.is_dir():
-        what = "is a directory"
+        problem = "is a directory"
     elif not file.parent.is_dir():
-        what = f"is in {str(file.parent)!r}, which is not a directory"
+        problem = f"is in {str(file.parent)!r}, which is not a directory"
     elif not os.access(file.parent, os.W_OK | os.X_OK):
-        what = f"is in {str(file.parent)!r}, which is not writable"
+        problem = f"is in {str(file.parent)!r}, which is not writable"
     else:
         return
     raise ArgumentError(
-        f"{path!r} (from {VARIABLE}) {what}.",
+        f"{path!r} (from {VARIABLE}) {problem}.",
         reason="INVALID_ARGUMENT",
         fix=f"use a file, e.g. {VARIABLE}=/tmp/trace-%p.json, or unset it.",
     )

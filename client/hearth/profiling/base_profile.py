@@ -22,7 +22,7 @@ class BaseProfile:
 
     def __init__(self, connection: Connection, stream: streams.BaseStream | None = None) -> None:
         self._connection = connection
-        self._given = stream
+        self._stream_argument = stream
         self._attachment: Attachment | None = None
         self._stream = 0
         self._handle = 0
@@ -40,7 +40,7 @@ class BaseProfile:
 
     def _begin(self) -> None:
         attachment = self._connection.attachment()
-        self._stream = streams.resolve(self._given, self._connection, attachment)
+        self._stream = streams.resolve(self._stream_argument, self._connection, attachment)
         self._handle = self._connection.mint()
         self._result = None
         command = commands_pb2.Command(stream=self._stream)
@@ -57,14 +57,14 @@ class BaseProfile:
             if self._attachment.alive:
                 # The answer carries failures of the stream. No caller waits for this answer, so they are raised later.
                 reply = self._attachment.request(command, reports=True)
-                later = reply.on_late_error
+                on_late_error = reply.on_late_error
 
-                def tell(failed: HearthError) -> None:
+                def report(failed: HearthError) -> None:
                     # this failure has been reported already
-                    if later is not None and failed.reason != "PROFILE_INVALID":
-                        later(failed)
+                    if on_late_error is not None and failed.reason != "PROFILE_INVALID":
+                        on_late_error(failed)
 
-                reply.on_late_error = tell
+                reply.on_late_error = report
                 reply.abandon()
             return None
 

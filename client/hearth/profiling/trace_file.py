@@ -14,7 +14,7 @@ from typing import Any
 Document = Mapping[str, Any]
 
 
-def merged(documents: Iterable[Document]) -> dict[str, Any]:
+def merge(documents: Iterable[Document]) -> dict[str, Any]:
     """Merges documents into one that has the events of all.
 
     Each document's `otherData` gives the Unix time of its time 0; in the result, time 0 is the earliest of them. Tracks
@@ -38,33 +38,35 @@ def merged(documents: Iterable[Document]) -> dict[str, Any]:
         entries = part.get("traceEvents", ())
         tracks.begin(entries)
         for entry in entries:
-            moved = dict(entry)
-            moved["pid"], moved["tid"], known = tracks.of(entry)
+            event = dict(entry)
+            event["pid"], event["tid"], is_redundant = tracks.of(entry)
             if entry.get("ph") == "M":
-                if known:
+                if is_redundant:
                     continue
                 if entry.get("name") == "process_sort_index":
-                    moved["args"] = {"sort_index": moved["pid"]}
+                    event["args"] = {"sort_index": event["pid"]}
             else:
-                moved["ts"] = entry.get("ts", 0.0) + shift
+                event["ts"] = entry.get("ts", 0.0) + shift
                 if shift and "args" in entry:
-                    moved["args"] = {
+                    event["args"] = {
                         name: value + shift if name.endswith("_us") else value for name, value in entry["args"].items()
                     }
             if "id" in entry:
                 if entry["id"] not in ids:
                     ids[entry["id"]] = next(arrows)
-                moved["id"] = ids[entry["id"]]
-            events.append(moved)
-    others = [part.get("otherData", {}) for part in parts]
+                event["id"] = ids[entry["id"]]
+            events.append(event)
+    metadata = [part.get("otherData", {}) for part in parts]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
         "otherData": {
             "epoch_unix_ns": str(start),
-            "dropped": sum(int(other.get("dropped", 0)) for other in others),
-            "lost": sum(int(other.get("lost", 0)) for other in others),
-            "devices": _flat(other.get("devices", [other["device"]] if "device" in other else []) for other in others),
+            "dropped": sum(int(entry.get("dropped", 0)) for entry in metadata),
+            "lost": sum(int(entry.get("lost", 0)) for entry in metadata),
+            "devices": _flat(
+                entry.get("devices", [entry["device"]] if "device" in entry else []) for entry in metadata
+            ),
         },
     }
 
@@ -100,20 +102,20 @@ class _Tracks:
         Args:
             entry: The event.
         """
-        old = (entry.get("pid"), entry.get("tid"))
-        process = self._titles.get(old[:1], (self._document, old[0]))
+        old_key = (entry.get("pid"), entry.get("tid"))
+        process = self._titles.get(old_key[:1], (self._document, old_key[0]))
         number = self._processes.setdefault(process, len(self._processes) + 1)
-        title = self._titles.get(old)
-        if title is None and not old[1]:
+        title = self._titles.get(old_key)
+        if title is None and not old_key[1]:
             track = 0  # events that belong to the process as a whole
         else:
-            of_process = sum(each[0] == number for each in self._tracks)
-            track = self._tracks.setdefault((number, title or (self._document, old[1])), of_process + 1)
+            track_count = sum(track_key[0] == number for track_key in self._tracks)
+            track = self._tracks.setdefault((number, title or (self._document, old_key[1])), track_count + 1)
         key = (entry.get("name"), number, track)
-        known = entry.get("ph") == "M" and key in self._named
+        is_redundant = entry.get("ph") == "M" and key in self._named
         if entry.get("ph") == "M":
             self._named.add(key)
-        return number, track, known
+        return number, track, is_redundant
 
 
 def write(path: str | os.PathLike[str], document: Document) -> None:
@@ -145,4 +147,4 @@ def _epoch(document: Document) -> int:
 
 
 def _flat(lists: Iterable[list[str]]) -> list[str]:
-    return [each for found in lists for each in found]
+    return [item for items in lists for item in items]

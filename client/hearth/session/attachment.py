@@ -67,16 +67,16 @@ class Attachment:
         has to be reported.
         """
         self._timing = timing
-        self._turn_s = timing.turn
+        self._yield_interval = timing.yield_interval
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = new_session(limits, next(self._requests_minted))
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
-        self._before: Callable[[], None] | None = None
+        self._before_return: Callable[[], None] | None = None
         """Called by a waiting thread before its wait for an answer returns."""
         if kernel_output is not None:
             self.session.on_output = kernel_output.add
-            self._before = kernel_output.deliver
+            self._before_return = kernel_output.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None
@@ -92,14 +92,15 @@ class Attachment:
         self._watchdog: Watchdog | None = None
         self._lock = threading.Lock()
         self.waiters = Waiters(self._lock)
-        self._change = threading.Condition(self._lock)  # for room, for the attach, for quiet
+        self._change = threading.Condition(self._lock)
+        """Notified when the queue has room or is idle, and at an attach."""
         self._calls: SimpleQueue[None] = SimpleQueue()
         """Queue that wakes the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
         """True if the sender has to be woken when there is something to send. Accessed with the lock held."""
         self.channel: LaneChannel | None = None
         """The live lane that carries the work; None: the Execute stream carries it."""
-        self._held_until = 0.0
+        self._hold_deadline = 0.0
         """Monotonic time before which nothing is sent unless a lane goes live; 0: nothing is held back."""
         self._freed: deque[tuple[Kind, int]] = deque()
         """Handles that were freed and have to be given back to the daemon."""
@@ -122,10 +123,10 @@ class Attachment:
         """
         self.space = space
         self._freed = space.deferred_frees.handles
-        space.deferred_frees.nudge = self._nudge
+        space.deferred_frees.on_add = self._handle_freed
 
-    def _nudge(self) -> None:
-        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
+    def _handle_freed(self) -> None:
+        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not block on the lock.
         if self._lock.acquire(blocking=False):
             try:
                 if self.channel is not None:
@@ -166,15 +167,15 @@ class Attachment:
         with self._lock:
             self.queue_frees()
             self._wake_sender()
-            while not session.idle and session.error is None and (left := deadline - time.monotonic()) > 0:
+            while not session.idle and session.error is None and (remaining := deadline - time.monotonic()) > 0:
                 if session.attached:
-                    self._await(lambda: session.idle or session.error is not None or not session.attached, left)
+                    self._await(lambda: session.idle or session.error is not None or not session.attached, remaining)
                 else:
-                    self._await(lambda: session.attached or session.error is not None, min(left, _AWAY_S))
+                    self._await(lambda: session.attached or session.error is not None, min(remaining, _AWAY_S))
                     if not session.attached:
                         return
 
-    def arrived(self, transfer: int, size: int) -> None:
+    def report_received(self, transfer: int, size: int) -> None:
         """Records for the receipts that the first `size` bytes of a download have arrived.
 
         Args:
@@ -182,7 +183,7 @@ class Attachment:
             size: Number of bytes received so far, from the beginning of the download.
         """
         with self._lock:
-            self.session.receipts.arrived(transfer, size)
+            self.session.receipts.record_download(transfer, size)
             self._wake_sender()
 
     # ---- threads that submit ----
@@ -199,8 +200,8 @@ class Attachment:
         queue, session = self.queue, self.session
         with self._lock:
             if (
-                queue.queued >= queue.most_commands  # `queue.full`, spelled out
-                or queue.queued_bytes >= queue.most_bytes
+                queue.queued >= queue.max_commands  # `queue.full`, spelled out
+                or queue.queued_bytes >= queue.max_bytes
                 or session.error is not None
             ):
                 self._await_room()
@@ -241,9 +242,9 @@ class Attachment:
             reports: True if the command reports the errors of earlier commands; see `Reply`.
             barrier: True if its success covers all earlier work; see `Session.add`.
         """
-        return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
+        return self.request_serialized(command.SerializeToString(), reports=reports, barrier=barrier)
 
-    def ask(
+    def request_serialized(
         self,
         command: bytes,
         *,
@@ -260,8 +261,8 @@ class Attachment:
             on_error: The reply's `on_error`; None: nothing is called.
         """
         request = next(self._requests_minted)
-        reply = Reply(reports=reports, waiting=self.waiters)
-        reply.before = self._before
+        reply = Reply(reports=reports, waiters=self.waiters)
+        reply.before_return = self._before_return
         reply.request = request
         if on_error is not None:
             reply.on_error = on_error
@@ -273,8 +274,8 @@ class Attachment:
                 queue, session = self.queue, self.session
                 if (
                     session.error is not None or self._freed
-                    or queue.queued >= queue.most_commands  # `queue.full`, spelled out
-                    or queue.queued_bytes >= queue.most_bytes
+                    or queue.queued >= queue.max_commands  # `queue.full`, spelled out
+                    or queue.queued_bytes >= queue.max_bytes
                 ):  # fmt: skip
                     self._make_ready()
                 channel = self.channel
@@ -286,7 +287,7 @@ class Attachment:
                     return reply
             self._add(command, request, reply, barrier)
             return reply
-        except BaseException:  # KeyboardInterrupt: it may have gone out, and the answer is not taken
+        except BaseException:  # KeyboardInterrupt: the command may have been sent; no thread takes the answer
             reply.abandon()
             raise
 
@@ -306,7 +307,7 @@ class Attachment:
         Args:
             command: Command, which receives its request number here: the numbers have the order of the commands.
         """
-        reply = Reply(waiting=self.waiters)
+        reply = Reply(waiters=self.waiters)
         try:
             with self._lock:
                 if self.session.error is not None:
@@ -315,7 +316,7 @@ class Attachment:
                 self.session.add(command.SerializeToString(), command.request, reply)
                 self._wake_sender()
             return reply
-        except BaseException:  # KeyboardInterrupt: the answer is not taken
+        except BaseException:  # KeyboardInterrupt: no thread takes the answer
             reply.abandon()
             raise
 
@@ -341,15 +342,15 @@ class Attachment:
         session = self.session
         with self._lock:
             self._make_ready()
-            first = not self.queue.queued
+            was_empty = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
             if self.channel is not None and reply is not None:
                 self.channel.push_awaited()
                 return
             self._wake_sender(reply is not None)
-            if first:
+            if was_empty:
                 self._waiting_since = time.monotonic()
-            elif time.monotonic() - self._waiting_since > self._turn_s and reply is None and session.sendable:
+            elif time.monotonic() - self._waiting_since > self._yield_interval and reply is None and session.sendable:
                 self._yield_to_sender()
 
     def _yield_to_sender(self) -> None:
@@ -360,7 +361,7 @@ class Attachment:
         """
         self.waiters.watch()
         try:
-            self._change.wait(self._turn_s if self.channel is None else self._timing.lane_turn)
+            self._change.wait(self._yield_interval if self.channel is None else self._timing.lane_yield)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
@@ -376,10 +377,10 @@ class Attachment:
         self.waiters.watch()
         try:
             while not ready():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     return
-                self._change.wait(left)
+                self._change.wait(remaining)
         finally:
             self.waiters.watchers -= 1
 
@@ -407,7 +408,7 @@ class Attachment:
         """Begins another stream, and wakes the sender of the previous one, which ends."""
         with self._lock:
             self._stream += 1
-            self._call_sender()  # of the stream before, which ends
+            self._call_sender()  # wakes the sender of the previous stream, which then ends
             self._calls = SimpleQueue()
             return self._stream
 
@@ -424,12 +425,12 @@ class Attachment:
             with self._lock:
                 if session.error is not None or stream != self._stream:
                     return None
-                self._sender_waits = away = False
-                if self._held_until or self.channel is not None:
-                    if self._receipt_opens:
-                        return session.receipts.request()
-                    away = self._uses_lane
-                if not away:
+                self._sender_waits = uses_lane = False
+                if self._hold_deadline or self.channel is not None:
+                    if self._lane_needs_receipt:
+                        return session.receipts.take_request()
+                    uses_lane = self._uses_lane
+                if not uses_lane:
                     if self._freed and session.attached:
                         self.queue_frees()
                     request = session.next_request(idle)
@@ -439,10 +440,10 @@ class Attachment:
                     self._sender_waits = True
                 calls = self._calls
             try:
-                calls.get(timeout=self._timing.held if away else self._timing.idle)
+                calls.get(timeout=self._timing.lane_hold if uses_lane else self._timing.idle)
                 idle = False
             except Empty:
-                idle = not away
+                idle = not uses_lane
                 if self._watchdog is not None:
                     self._watchdog.tick()
 
@@ -481,22 +482,22 @@ class Attachment:
         """Returns the client's position; None while no answer is expected, or no stream is attached."""
         session = self.session
         with self._lock:
-            if not session.attached or session.error is not None or self._held:
+            if not session.attached or session.error is not None or self._holds_work:
                 return None
             if not session.outstanding and session.acked == session.next_seq - 1:
                 return None
             sent = session.next_seq - 1 if not session.resend else session.resend[0][0] - 1
             return ClientPosition(session.acked, sent, session.receipts.responses, self.channel is not None)
 
-    def _reconnect(self, why: str) -> None:
-        """Drops the lane, or else the stream, for the reason `why`.
+    def _reconnect(self, reason: str) -> None:
+        """Drops the lane, or else the stream; `reason` becomes the error's text.
 
         Another stream continues with the missing responses.
         """
         with self._lock:
             channel = self.channel
             if channel is not None:
-                channel.abort(broken(f"{why}."))
+                channel.abort(broken(f"{reason}."))
         if channel is None and self.execute is not None:
             self.execute.reopen()
 
@@ -516,9 +517,9 @@ class Attachment:
     # ---- lanes ----
 
     def hold_work(self) -> None:
-        """Holds work back for `Timing.held` seconds, because a lane is offered."""
+        """Holds work back for `Timing.lane_hold` seconds, because a lane is offered."""
         with self._lock:
-            self._held_until = time.monotonic() + self._timing.held
+            self._hold_deadline = time.monotonic() + self._timing.lane_hold
 
     def may_open_lane(self) -> bool:
         """True if a lane may be opened now, while work is held back for it.
@@ -527,9 +528,9 @@ class Attachment:
         without a limit until `use_lane`, and the sender is woken to send the receipt that the daemon waits for.
         """
         with self._lock:
-            if not (self._held and self.session.attached and self.session.caught_up):
+            if not (self._holds_work and self.session.attached and self.session.caught_up):
                 return False
-            self._held_until = math.inf  # to open a lane takes no longer than it may
+            self._hold_deadline = math.inf  # without a limit, because the opening of a lane has a timeout
             self._call_sender()  # the daemon waits for the receipt
             return True
 
@@ -553,7 +554,7 @@ class Attachment:
             The channel, or None if the stream carries the work.
         """
         with self._lock:
-            self._held_until = 0.0
+            self._hold_deadline = 0.0
             if lane is not None and self.session.error is None:
                 lane.spin_wait = self.spin_wait
                 self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
@@ -569,26 +570,26 @@ class Attachment:
             self.channel.forked()
 
     @property
-    def _held(self) -> bool:
-        return self._held_until > 0 and self._held_until > time.monotonic()
+    def _holds_work(self) -> bool:
+        return self._hold_deadline > 0 and self._hold_deadline > time.monotonic()
 
     @property
-    def _receipt_opens(self) -> bool:
+    def _lane_needs_receipt(self) -> bool:
         """True if a lane that is being opened waits for a receipt of the stream's responses."""
-        return self.channel is None and self._held_until == math.inf and self.session.receipts.unacknowledged
+        return self.channel is None and self._hold_deadline == math.inf and self.session.receipts.unacknowledged
 
     @property
     def _uses_lane(self) -> bool:
         """True if the work goes over a lane, or is held back for one."""
-        return self.channel is not None or self._held
+        return self.channel is not None or self._holds_work
 
     def _call_sender(self) -> None:
         """Wakes the stream's sender. Called with the lock held."""
         self._calls.put(None)
-        self._sender_waits = False  # last: called twice, for a Ctrl-C in between, it looks twice
+        self._sender_waits = False  # last: after a Ctrl-C in between, the sender is woken a second time
 
     def _leave_lane(self) -> None:
-        self._held_until = 0.0
+        self._hold_deadline = 0.0
         channel = self.channel
         self.channel = self.waiters.channel = None
         if channel is not None:

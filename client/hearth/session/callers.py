@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hearth.errors import HearthError
     from hearth_proto.v1 import status_pb2
 
-MOST_SENT = 1 << 16
+MAX_SENT = 1 << 16
 """Number of sent commands whose callers are kept."""
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Number of lines that the error of a lost device names."""
 _PACKAGES = frozenset({"hearth", "hearth_proto", "contextlib"})
 """Packages whose frames are skipped: the caller is the frame outside them."""
@@ -48,13 +48,13 @@ only."""
 class CallerLog:
     """Callers of the commands of one attachment, in the order of their submission. Not thread-safe."""
 
-    def __init__(self, most: int = MOST_SENT) -> None:
+    def __init__(self, max_sent: int = MAX_SENT) -> None:
         """Creates an empty log.
 
         Args:
-            most: Number of sent commands whose callers are kept.
+            max_sent: Number of sent commands whose callers are kept.
         """
-        self._most = most
+        self._max_sent = max_sent
         self._queued: deque[_Entry] = deque()
         """Callers of the commands that are not part of a batch yet."""
         self._batches: dict[int, list[_Entry]] = {}
@@ -65,7 +65,7 @@ class CallerLog:
 
     # ---- the queue ----
 
-    def launch(self, record: bytes, submitted: int) -> None:
+    def record_launch(self, record: bytes, submitted: int) -> None:
         """Notes the calling line as the caller of a launch that is about to be queued.
 
         Args:
@@ -74,7 +74,7 @@ class CallerLog:
         """
         self._queued.append((*_caller(), submitted, record, True))
 
-    def command(self, data: bytes, submitted: int) -> None:
+    def record_command(self, data: bytes, submitted: int) -> None:
         """Notes the calling line as the caller of a command that is about to be queued.
 
         Args:
@@ -87,21 +87,21 @@ class CallerLog:
             if command.WhichOneof("kind") == "get_function":
                 self._functions[command.get_function.function] = command.get_function.name
 
-    def sent(self, seq: int, count: int, left: int) -> None:
+    def record_batch(self, seq: int, count: int, remaining: int) -> None:
         """Notes that the oldest queued commands have become a batch. A second call for the same batch does nothing.
 
         Args:
             seq: Sequence number of the batch.
             count: Number of commands in the batch; each packed launch counts.
-            left: Number of commands that remain queued.
+            remaining: Number of commands that remain queued.
         """
         if seq in self._batches:
             return
-        while len(self._queued) > count + left:  # a Ctrl-C came before a command was queued
+        while len(self._queued) > count + remaining:  # a Ctrl-C came before a command was queued
             self._queued.popleft()
         self._batches[seq] = [self._queued.popleft() for _ in range(min(count, len(self._queued)))]
         self._sent += len(self._batches[seq])
-        while self._sent > self._most and len(self._batches) > 1:
+        while self._sent > self._max_sent and len(self._batches) > 1:
             self._sent -= len(self._batches.pop(next(iter(self._batches))))
 
     # ---- errors ----
@@ -116,7 +116,7 @@ class CallerLog:
         callers = self._batches.get(seq, ())
         return _text(callers[index]) if index < len(callers) else ""
 
-    def of_request(self, request: int) -> str:
+    def find_by_request(self, request: int) -> str:
         """Returns the caller of the command with a request number; empty if it is unknown or no longer kept.
 
         Args:
@@ -129,7 +129,7 @@ class CallerLog:
                     return _text(entry)
         return ""
 
-    def name_in(self, error: HearthError, status: status_pb2.Status, request: int) -> None:
+    def add_callers(self, error: HearthError, status: status_pb2.Status, request: int) -> None:
         """Adds callers to the error of a request: to each listed failure, and as the detail ``caller``.
 
         The detail is the caller of the first failure. If the error lists none, it is the caller of the request.
@@ -144,16 +144,16 @@ class CallerLog:
         failed = stream_failures(status)
         if failed:
             error.failures = [
-                dataclasses.replace(failure, caller=self.find(each.seq, each.index))
-                for failure, each in zip(error.failures, failed, strict=True)
+                dataclasses.replace(failure, caller=self.find(failed_command.seq, failed_command.index))
+                for failure, failed_command in zip(error.failures, failed, strict=True)
             ]
             caller = error.failures[0].caller
         else:
-            caller = self.of_request(request)
+            caller = self.find_by_request(request)
         if caller:
             error.details["caller"] = caller
 
-    def name_lost(self, error: HearthError, settled: int) -> None:
+    def add_kernel_callers(self, error: HearthError, settled: int) -> None:
         """Adds the callers of the kernels that a lost device was running, as the detail ``caller``.
 
         The daemon names the kernels and not their launches, so that each line that launched one of them since the last
@@ -171,7 +171,7 @@ class CallerLog:
         ]
         lines = dict.fromkeys(text for entry in reversed(launched) if (text := _text(entry)))
         if lines:
-            error.details["caller"] = ", or ".join(list(lines)[:_MOST_NAMED])
+            error.details["caller"] = ", or ".join(list(lines)[:_MAX_NAMED])
 
     def _all(self) -> Iterable[_Entry]:
         for callers in self._batches.values():

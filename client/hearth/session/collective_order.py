@@ -60,7 +60,7 @@ def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) ->
     return RankOrder(tuple(ordinals[rank] for rank in members), members)
 
 
-_places = itertools.count()
+_lock_positions = itertools.count()
 
 
 class CollectiveSequence:
@@ -69,11 +69,11 @@ class CollectiveSequence:
     Holds the count under each name, and the lock that a thread holds while it presents an operation.
     """
 
-    __slots__ = ("_counts", "lock", "place")
+    __slots__ = ("_counts", "lock", "lock_position")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.place = next(_places)
+        self.lock_position = next(_lock_positions)
         """Position of this lock in the global order in which several locks are acquired."""
         self._counts: dict[Name, int] = {}
 
@@ -87,7 +87,7 @@ class CollectiveSequence:
         """
         return self._counts.get(name, 0)
 
-    def take(self, name: Name, number: int) -> None:
+    def record(self, name: Name, number: int) -> None:
         """Records `number` as the device's latest operation under `name`. The caller holds `lock`.
 
         Args:
@@ -109,14 +109,14 @@ class CollectiveSequence:
 @contextmanager
 def hold_locks(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
     """Holds the locks of `sequences`. All sessions acquire them in the same order, so that no deadlock is possible."""
-    held: list[threading.Lock] = []
+    locks: list[threading.Lock] = []
     try:
-        for each in sorted(sequences, key=lambda each: each.place):
-            each.lock.acquire()
-            held.append(each.lock)
+        for sequence in sorted(sequences, key=lambda sequence: sequence.lock_position):
+            sequence.lock.acquire()
+            locks.append(sequence.lock)
         yield
     finally:
-        for lock in reversed(held):
+        for lock in reversed(locks):
             lock.release()
 
 
@@ -136,7 +136,7 @@ def submit_in_order(
     with hold_locks(sequence for sequence, _, _ in commands):
         number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)
         for sequence, _, command in commands:
-            sequence.take(order.name, number)
+            sequence.record(order.name, number)
             command.collective.sequence = number
         for _, attachment, command in commands:
             attachment.submit(command, WORTH * len(command.collective.operations))

@@ -105,7 +105,7 @@ class Connection(ABC):
         self._requests = itertools.count(1)
         self.kernel_output = KernelOutput()
         self.durables = DurableBuffers()
-        self.middling_copies = 0
+        self.ring_sized_copies = 0
         """Number of copies that were large enough for the ring; see `hearth.transfer.plan.should_use_ring`."""
         self.sequence = CollectiveSequence()
         """Numbers of the collective operations that the device has presented in its groups."""
@@ -190,7 +190,7 @@ class Connection(ABC):
         if report and attachment.space is not None and not isinstance(error, ClosedError):
             self._deferred.add(error)
 
-    def arrived(self, transfer: int, size: int) -> None:
+    def report_received(self, transfer: int, size: int) -> None:
         """Reports to the daemon that the first `size` bytes of a download have arrived.
 
         The daemon keeps the bytes until then, in case the stream breaks.
@@ -201,7 +201,7 @@ class Connection(ABC):
         """
         attachment = self._attachment
         if attachment is not None:
-            attachment.arrived(transfer, size)
+            attachment.report_received(transfer, size)
 
     def part(self, kind: Callable[[Connection], P]) -> P:
         """Returns the part of class `kind` of this connection, and creates it at its first use.
@@ -214,15 +214,15 @@ class Connection(ABC):
         Raises:
             ClosedError: The part would have to be created, and the connection is closed.
         """
-        found = self.parts.get(kind)
-        if found is None:
+        part = self.parts.get(kind)
+        if part is None:
             with self._attaching:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                found = self.parts.get(kind)
-                if found is None:
-                    found = self.parts[kind] = kind(self)
-        return cast("P", found)
+                part = self.parts.get(kind)
+                if part is None:
+                    part = self.parts[kind] = kind(self)
+        return cast("P", part)
 
     # ---- commands ----
 
@@ -328,12 +328,12 @@ class Connection(ABC):
             if error is not None:
                 raise error.again()
 
-    def check(self, memory: Memory, what: object) -> Attachment:
+    def check(self, memory: Memory, subject: object) -> Attachment:
         """Returns the attachment on which `memory` can be used.
 
         Args:
             memory: Buffer of this connection's device.
-            what: Names the object in error messages.
+            subject: Names the object in error messages.
 
         Raises:
             BufferLostError: The memory was lost with its device process.
@@ -344,18 +344,18 @@ class Connection(ABC):
             raise self.refusal.again()
         if memory.owner is None:
             raise InvalidHandleError(
-                f"{what} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
+                f"{subject} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
             )
         if memory.space.lost and memory not in self.durables:
-            raise self._lost(memory, what)
+            raise self._lost(memory, subject)
         attachment = self.attachment()  # attaching to a new generation restores durable buffers
         if attachment.space is not memory.space:
-            raise self._lost(memory, what)
+            raise self._lost(memory, subject)
         return attachment
 
-    def _lost(self, memory: Memory, what: object) -> HearthError:
+    def _lost(self, memory: Memory, subject: object) -> HearthError:
         return BufferLostError(
-            f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
+            f"{subject} was lost with generation {memory.space.generation} of device {self.ordinal}.",
             reason="BUFFER_LOST",
             fix="upload or compute it again; modules and streams remain usable.",
             details={"generation": str(memory.space.generation)},
@@ -395,4 +395,4 @@ class Connection(ABC):
             part.forked()
         if self._space is not None:
             self._space.lost = True
-            self._space.deferred_frees.nudge = None
+            self._space.deferred_frees.on_add = None

@@ -30,11 +30,11 @@ _STATUS_S = 5.0
 _ABSENT_S = 1.0
 """Seconds for which the daemon has to be absent before the client stops waiting: another daemon may be about to
 start."""
-_REMEMBERED = 1000
-_FRUITLESS = 5
+_MAX_OUTAGES = 1000
+_MAX_FRUITLESS_LANES = 5
 """Consecutive lanes without a received frame after which no more are opened."""
-_LANE_AGAIN_MOST_S = 60.0
-"""The longest time in seconds between two attempts to get a lane. The delay begins with `Timing.lane_again` and doubles
+_LANE_RETRY_MAX_S = 60.0
+"""The longest time in seconds between two attempts to get a lane. The delay begins with `Timing.lane_retry` and doubles
 with each consecutive attempt."""
 
 
@@ -119,7 +119,7 @@ class ExecuteStream:
         lease: float,
         timing: Timing = TIMING,
     ) -> None:
-        self.outages: deque[float] = deque(maxlen=_REMEMBERED)
+        self.outages: deque[float] = deque(maxlen=_MAX_OUTAGES)
         """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
         """Number of outages after which the stream was resumed."""
@@ -132,10 +132,10 @@ class ExecuteStream:
         self._responses: Responses | None = None
         self._offer: device_pb2.LaneOffer | None = None
         self._channel: LaneChannel | None = None
-        self._fruitless = 0
+        self._fruitless_lanes = 0
         """Number of consecutive lanes that ended before a frame was received over them."""
-        self._lane_again = self._lane_pause = timing.lane_again
-        self._lane_due: float | None = None
+        self._first_retry_pause = self._retry_pause = timing.lane_retry
+        self._lane_retry_at: float | None = None
         """Monotonic time from which this stream may be replaced by one with a lane; None: it has a lane, or was offered
         none."""
 
@@ -180,7 +180,7 @@ class ExecuteStream:
         """Opens a stream. Raises `HearthError`."""
         number = self._driver.begin()
         attach = self._driver.session.attach(self._token, self._device)
-        responses = self._transport.execute(self._requests(number, attach), self._early)
+        responses = self._transport.execute(self._requests(number, attach), self._process_early)
         with self._lock:
             self._responses = responses
         if self._driver.over.is_set():  # the attachment may have ended after `cancel` read the previous stream
@@ -206,11 +206,11 @@ class ExecuteStream:
                 if not (may_replace_stream(error) and self._driver.session.attached) or self._driver.over.is_set():
                     break
                 stream = self._reattach(error)
-        except HearthError as refused:
-            error = refused
-        except Exception as unexpected:  # otherwise every waiting thread would wait forever
+        except HearthError as refusal:
+            error = refusal
+        except Exception as failure:  # otherwise every waiting thread would wait forever
             error = HearthError(
-                f"the connection failed: {unexpected!r}.", reason="INTERNAL", fix="connect again, and report the error."
+                f"the connection failed: {failure!r}.", reason="INTERNAL", fix="connect again, and report the error."
             )
         if isinstance(error, DeviceLostError):
             self._driver.session.device_lost = True
@@ -223,38 +223,38 @@ class ExecuteStream:
                 error = self._deliver(response)
                 if error is not None:
                     return error
-        except HearthError as ended:
-            return ended
+        except HearthError as stream_error:
+            return stream_error
         return broken("the daemon ended the stream.")
 
     def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         """Processes one response. Returns the error with which it ends the attachment or the stream, if any."""
-        if self._channel is not None and not _may_come_beside(response):
+        if self._channel is not None and not _is_valid_beside_lane(response):
             # the daemon sends the response again, in order, after the next attach
             return broken("the daemon sent a response on the stream while a lane was in use.")
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
-        if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
+        if offered and self._transport.lanes and self._fruitless_lanes < _MAX_FRUITLESS_LANES:
             self._offer = response.attached.lane
-            self._lane_due = time.monotonic() + self._lane_pause
+            self._lane_retry_at = time.monotonic() + self._retry_pause
             self._driver.hold_work()
         error = self._driver.deliver(response)
         if error is not None:
             return error
         if self._offer is not None and self._driver.may_open_lane():
             self._open_lane(self._offer)
-        elif self._lane_due is not None and time.monotonic() >= self._lane_due and self._driver.idle():
-            return self._exchange()
+        elif self._lane_retry_at is not None and time.monotonic() >= self._lane_retry_at and self._driver.idle():
+            return self._replace_for_lane()
         return None
 
-    def _exchange(self) -> HearthError:
+    def _replace_for_lane(self) -> HearthError:
         """Leaves the stream for another that may have a lane. Returns the error with which the stream ends."""
-        self._lane_pause = min(2 * self._lane_pause, _LANE_AGAIN_MOST_S)
+        self._retry_pause = min(2 * self._retry_pause, _LANE_RETRY_MAX_S)
         responses = self._current()
         if responses is not None:
             responses.leave()
         return broken("the stream was closed so that a new one can get a lane.")
 
-    def _early(self, response: bytes) -> bool:
+    def _process_early(self, response: bytes) -> bool:
         """Processes a serialized response early if it completes a request and no lane is in use or being opened.
 
         Called by the transport's thread, after all responses before it were delivered.
@@ -268,53 +268,53 @@ class ExecuteStream:
         assert responses is not None
         self._channel = self._driver.use_lane(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:
-            self._lane_due, self._lane_pause = None, self._lane_again
+            self._lane_retry_at, self._retry_pause = None, self._first_retry_pause
 
-    def _cause(self, ended: HearthError) -> HearthError:
-        """Returns the error with which the attachment ends or is suspended, given the error `ended` of the stream."""
-        channel, self._channel, self._offer, self._lane_due = self._channel, None, None, None
+    def _cause(self, stream_error: HearthError) -> HearthError:
+        """Returns the error that ends or suspends the attachment after its stream ended with `stream_error`."""
+        channel, self._channel, self._offer, self._lane_retry_at = self._channel, None, None, None
         if channel is None:
-            return ended
-        self._fruitless = 0 if channel.received_any else self._fruitless + 1
+            return stream_error
+        self._fruitless_lanes = 0 if channel.received_any else self._fruitless_lanes + 1
         if self._responses is not None:
             self._responses.leave()
         if channel.error is not None:
             return channel.error
-        if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
-            return broken(ended.message)  # the next attach reports what was lost with it
-        return ended
+        if isinstance(stream_error, DeviceLostError) and not self._driver.session.device_lost:
+            return broken(stream_error.message)  # the next attach reports what was lost with it
+        return stream_error
 
-    def _reattach(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
+    def _reattach(self, cause: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
         """Attaches another stream, with repeated attempts.
 
         Raises the daemon's refusal, or `ConnectError` after the lease.
         """
-        driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
-        driver.suspend(broken)
-        there = began  # monotonic time at which the daemon last existed, or may have existed
+        driver, backoff, started = self._driver, Backoff(self._lease), time.monotonic()
+        driver.suspend(cause)
+        last_present = started  # monotonic time at which the daemon last existed, or may have existed
         while True:
             try:
-                stream = self._try()
-                self.outages.append(time.monotonic() - began)
+                stream = self._attach_once()
+                self.outages.append(time.monotonic() - started)
                 self.resumed += 1
                 return stream
             except HearthError as error:
                 if not may_replace_stream(error) or driver.over.is_set():
                     raise
-                told = error.retry_after or 0.0
+                retry_after = error.retry_after or 0.0
             if not self._transport.absent():
-                there = time.monotonic()
-            pause = patience.pause(told)
-            if pause is None or time.monotonic() - there > _ABSENT_S:
-                raise self._lost(broken, time.monotonic() - began)
+                last_present = time.monotonic()
+            pause = backoff.pause(retry_after)
+            if pause is None or time.monotonic() - last_present > _ABSENT_S:
+                raise self._lost(cause, time.monotonic() - started)
             driver.over.wait(pause)
 
-    def _try(self) -> Iterator[device_pb2.ExecuteResponse]:
+    def _attach_once(self) -> Iterator[device_pb2.ExecuteResponse]:
         """Makes one attempt to attach again."""
         responses = self._attach()
-        overdue = threading.Timer(ATTACH_S, responses.cancel)
-        overdue.daemon = True
-        overdue.start()
+        timer = threading.Timer(ATTACH_S, responses.cancel)
+        timer.daemon = True
+        timer.start()
         try:
             stream = iter(responses)
             for response in stream:
@@ -323,13 +323,13 @@ class ExecuteStream:
                     raise error
                 return stream
         finally:
-            overdue.cancel()
+            timer.cancel()
         raise broken("the daemon ended the stream.")
 
-    def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
+    def _lost(self, cause: HearthError, seconds: float) -> ConnectError:
         return ConnectError(
             f"the connection to {self._transport.target} was lost and could not be restored within "
-            f"{seconds:.3g} s: {broken.message}",
+            f"{seconds:.3g} s: {cause.message}",
             reason="DEVICE_UNAVAILABLE",
             fix="check that the daemon is running and reachable, then connect again; the daemon frees the "
             "session's memory on the device if the client does not return within the lease of "
@@ -338,7 +338,7 @@ class ExecuteStream:
         )
 
 
-def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
+def _is_valid_beside_lane(response: device_pb2.ExecuteResponse) -> bool:
     """True if a response may arrive over the stream while a lane is in use.
 
     An ack is valid at any time, and the loss of the device ends the attachment.

@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 
-MAX_KEPT = 16 << 20
+MAX_CHARACTERS = 16 << 20
 """Maximum number of characters kept; beyond it, the oldest text is discarded."""
 
 Callback = Callable[[str], object]
@@ -22,12 +22,12 @@ Callback = Callable[[str], object]
 class KernelOutput:
     """The text that one device's kernels printed. Safe from any thread."""
 
-    def __init__(self, most: int = MAX_KEPT) -> None:
-        """`most`: characters that are kept."""
-        self._most = most
+    def __init__(self, max_characters: int = MAX_CHARACTERS) -> None:
+        """`max_characters`: maximum number of characters that are kept."""
+        self._max_characters = max_characters
         self.callback: Callback | None = None
         """Receives the text instead of ``sys.stdout``; None: the text goes to ``sys.stdout``."""
-        self._kept: deque[str | Callable[[], None]] = deque()
+        self._queue: deque[str | Callable[[], None]] = deque()
         self._size = 0
         self._lost = 0
 
@@ -37,10 +37,10 @@ class KernelOutput:
         Args:
             text: Text that kernels printed; the oldest text is discarded beyond the limit of characters.
         """
-        self._kept.append(text)
+        self._queue.append(text)
         self._size += len(text)
-        while self._size > self._most and len(self._kept) > 1:
-            oldest = self._kept.popleft()
+        while self._size > self._max_characters and len(self._queue) > 1:
+            oldest = self._queue.popleft()
             if isinstance(oldest, str):
                 self._size -= len(oldest)
                 self._lost += len(oldest)
@@ -51,26 +51,26 @@ class KernelOutput:
         Args:
             warn: Gives a warning; its exceptions are raised by the call that waits for the device.
         """
-        self._kept.append(warn)
+        self._queue.append(warn)
 
     def deliver(self) -> None:
         """Writes all queued text to the callback or to ``sys.stdout``, and makes the queued calls. May block.
 
         If text was discarded, a note of the number of its characters precedes the text.
         """
-        while self._kept:
+        while self._queue:
             try:
-                text = self._kept.popleft()
+                item = self._queue.popleft()
             except IndexError:  # another thread took the text first
                 return
-            if not isinstance(text, str):
-                text()
+            if not isinstance(item, str):
+                item()
                 continue
-            self._size -= len(text)
+            self._size -= len(item)
             lost, self._lost = self._lost, 0
             if lost:
-                text = f"[{lost} characters of output were discarded: no call waited for the device]\n{text}"
-            self._write(text)
+                item = f"[{lost} characters of output were discarded: no call waited for the device]\n{item}"
+            self._write(item)
 
     def _write(self, text: str) -> None:
         callback = self.callback

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hearth.session.views import LaneChannelView
     from hearth.session.waiters import Waiters
     from hearth.transport.copy_signals import Signals
-    from hearth.transport.lane import Came, Lane
+    from hearth.transport.lane import Lane, ReceivedFrame
 
     class Owner(Protocol):
-        """The attachment. All but `changed`, which is called with it, are called without its lock."""
+        """The attachment. Its methods are called with its lock held."""
 
         session: Session
         waiters: Waiters
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
         """Completion signals of copies, written by the device."""
 
         def queue_frees(self) -> None:
-            """Queues what was freed; with the lock held."""
+            """Queues commands that free the released handles."""
 
         def changed(self) -> None:
-            """Something came, with the lock held."""
+            """Notifies the threads that wait for a change of the attachment."""
 
 
 _RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
@@ -57,7 +57,7 @@ class LaneChannel:
         self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing = TIMING
     ) -> None:
         self._timing = timing
-        self._soon_s = timing.soon
+        self._request_window_s = timing.request_window
         self.error: HearthError | None = None
         """Reason for which the lane ended, if it ended by itself."""
         self.lane = lane
@@ -69,9 +69,9 @@ class LaneChannel:
         self._waiters = owner.waiters
         self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick, timing)
         """Selects the thread that receives."""
-        self._left = threading.Condition(lock)  # the sender waits for what others leave behind
+        self._work_left = threading.Condition(lock)  # the sender waits for commands that other threads left
         self._sender_waits = False
-        self._soon = False
+        self._expects_request = False
         """True if the last lone command was followed soon by a request of a waiting thread. The next lone command is
         then held back, to be sent with its request."""
         self._pushed_alone = 0.0
@@ -86,7 +86,7 @@ class LaneChannel:
         self.received_any = False
         """True once a frame was received."""
         self._on_end = on_end
-        self._taking = False
+        self._is_delivering = False
         """True while frames that a waiting thread has received are being delivered."""
         self._nested = False
         """True if a signal handler waits for an answer while its thread already receives."""
@@ -107,7 +107,7 @@ class LaneChannel:
         """Returns the state of the channel. Takes no lock."""
         from hearth.session.views import LaneChannelView
 
-        return LaneChannelView(self._sender_waits, self._soon, self._done)
+        return LaneChannelView(self._sender_waits, self._expects_request, self._done)
 
     def forked(self) -> None:
         """Releases the lane in the child process of a fork. Takes no lock."""
@@ -120,20 +120,20 @@ class LaneChannel:
         self.over = True
         self.lane.close()
         self.role.end()
-        self._left.notify_all()
+        self._work_left.notify_all()
 
     def push_work(self) -> None:
         """Called after one-way work was queued: sends it, or leaves it to be sent later."""
         session, queue = self._session, self._queue
-        under_way = session.next_seq - 1 - max(session.acked, self._done)
-        if under_way:
-            if queue.queued + queue.extra >= GATHER << 2 * under_way:
+        in_flight = session.next_seq - 1 - max(session.acked, self._done)
+        if in_flight:
+            if queue.queued + queue.extra_cost >= GATHER << 2 * in_flight:
                 self.send_queued()
-            elif self.role.parked:  # it goes with an ack at the latest
+            elif self.role.parked:  # the work is sent with the next ack at the latest
                 self.role.wake_thread()
-        elif queue.queued + queue.extra >= GATHER:
+        elif queue.queued + queue.extra_cost >= GATHER:
             self.send_queued()
-        elif not self._soon:
+        elif not self._expects_request:
             self.send_queued()
             self._pushed_alone = time.monotonic()
         elif self._sender_waits and not self.role.tick_soon():
@@ -141,8 +141,8 @@ class LaneChannel:
 
     def push_awaited(self) -> None:
         """Called after a request was queued for whose answer a thread waits: sends it."""
-        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
-            self._soon = True
+        if not self._expects_request and time.monotonic() - self._pushed_alone < self._request_window_s:
+            self._expects_request = True
         self.send_queued()
         self._awaited = self._queue.queued > 0
 
@@ -178,17 +178,17 @@ class LaneChannel:
         self._awaited = False
         if lane.blocked and self._sender_waits:
             self.wake_sender()
-        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
-            self._soon = True
+        if not self._expects_request and time.monotonic() - self._pushed_alone < self._request_window_s:
+            self._expects_request = True
 
-    def _push_on(self) -> None:
+    def _send_remaining(self) -> None:
         """Sends commands that were left in the queue, after a frame has been received."""
         session, queue = self._session, self._queue
-        under_way = session.next_seq - 1 - session.acked
+        in_flight = session.next_seq - 1 - session.acked
         if (
             (
                 queue.queued
-                and (self._awaited or not under_way or queue.queued + queue.extra >= GATHER << 2 * under_way)
+                and (self._awaited or not in_flight or queue.queued + queue.extra_cost >= GATHER << 2 * in_flight)
             )
             or session.resend or session.receipts.due
         ):  # fmt: skip
@@ -212,19 +212,19 @@ class LaneChannel:
                     break
         except OSError as error:
             self._break(lane_lost(error))
-        except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
-            self._break(lane_lost(error))  # what is not acknowledged goes over the next lane
+        except BaseException as error:  # KeyboardInterrupt: a frame may be partly sent, or a batch not at all
+            self._break(lane_lost(error))  # unacknowledged batches are sent over the next lane
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
-            self.wake_sender()  # it waits until the lane takes more
+            self.wake_sender()  # the sender waits until the lane accepts more
         if queue.queued and self.role.parked:
-            self.role.wake_thread()  # the window has no room: acks make some
+            self.role.wake_thread()  # the window is full until acks arrive
 
     def wake_sender(self) -> None:
         """Wakes the sending thread."""
         self._sender_waits = False
-        self._left.notify()
+        self._work_left.notify()
 
     def abort(self, error: HearthError) -> None:
         """Ends the lane with `error`; the attachment continues over another stream.
@@ -244,11 +244,16 @@ class LaneChannel:
         waiters = self._waiters
         return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
-    def _tick(self, passed: bool) -> None:
+    def _tick(self, timed_out: bool) -> None:
         """Sends commands that were held back for a request, if the request did not follow within a tick."""
         session = self._session
-        if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
-            self._soon = False
+        if (
+            timed_out
+            and self._queue.queued
+            and session.next_seq == self._ticked
+            and session.acked == session.next_seq - 1
+        ):
+            self._expects_request = False
             self.send_queued()
         self._ticked = session.next_seq
 
@@ -270,8 +275,8 @@ class LaneChannel:
             if role.holder != thread:
                 return False
             self._nested = True
-        role.taken += 1
-        # One statement that calls nothing: a Ctrl-C comes before it or after, and what is given back was taken.
+        role.acquisitions += 1
+        # One statement without a call: a Ctrl-C comes before it or after it, and `interrupted` returns what was taken.
         role.holder, self._users = thread, self._users + 1
         return True
 
@@ -290,49 +295,49 @@ class LaneChannel:
         try:
             while True:
                 if signals is None:
-                    began = lane.look(deadline)
+                    polling_started = lane.spin(deadline)
                 else:
                     word, number = signals.word, reply.request
-                    began = lane.look(deadline, word, number)
-                    if began and word[0] == number:
-                        self._signalled(reply, began, thread)
+                    polling_started = lane.spin(deadline, word, number)
+                    if polling_started and word[0] == number:
+                        self._complete_signalled(reply, polling_started, thread)
                         return
                 if deadline is not None and not lane.readable(deadline - time.monotonic()):
                     with lock:
                         self._leave_role(thread)
                     return
                 lane.receive()
-                if began:
-                    lane.spin_wait.answer_arrived(time.monotonic() - began)
-                self._taking = True
-                came = lane.frames()
+                if polling_started:
+                    lane.spin_wait.answer_arrived(time.monotonic() - polling_started)
+                self._is_delivering = True
+                frames = lane.frames()
                 with lock:
-                    more = self._take(came)
-                    self._taking = False
+                    more = self._process_frames(frames)
+                    self._is_delivering = False
                     if not more or reply.answered:
                         self._leave_role(thread)
                         return
         except Exception as error:
             with lock:
-                self._break(_ended(error))
+                self._break(_lane_error(error))
                 self._leave_role(thread)
 
-    def _signalled(self, reply: Reply, began: float, thread: int) -> None:
+    def _complete_signalled(self, reply: Reply, polling_started: float, thread: int) -> None:
         """Completes a reply whose completion the device has signalled.
 
         Responses that the device sent before the signal have arrived, and are delivered first.
         """
         lane, now = self.lane, time.monotonic()
-        lane.spin_wait.answer_arrived(now - began)
+        lane.spin_wait.answer_arrived(now - polling_started)
         lane.spin_wait.signalled(now)
-        came: list[Came] = []
+        frames: list[ReceivedFrame] = []
         if lane.ready:
             lane.receive()
-            self._taking = True
-            came = lane.frames()
+            self._is_delivering = True
+            frames = lane.frames()
         with self._lock:
-            self._take(came)
-            self._taking = False
+            self._process_frames(frames)
+            self._is_delivering = False
             reply.signalled()
             self._done = self._session.next_seq - 1
             self._leave_role(thread)
@@ -346,10 +351,10 @@ class LaneChannel:
             thread: Identifier of the calling thread.
         """
         if self.role.holder == thread:
-            if self._taking:
-                self._break(lane_lost("receiving was interrupted"))  # it comes again over the next lane
+            if self._is_delivering:
+                self._break(lane_lost("receiving was interrupted"))  # the frames are sent again over the next lane
             self._leave_role(thread)
-        self.role.wake_thread()  # also where it came while the role was left: perhaps no thread was called
+        self.role.wake_thread()  # also if the exception came while the role was left: perhaps no thread was woken
 
     def pass_role(self) -> None:
         """Called when a thread has stopped sleeping.
@@ -357,7 +362,7 @@ class LaneChannel:
         It may have been woken to receive, so another thread is woken instead.
         """
         if self.role.parked and not self.role.holder:
-            self.role.call()
+            self.role.wake_waiter()
 
     def expect(self) -> None:
         """Wakes the background thread to receive if no thread does, because something depends on the next response."""
@@ -365,8 +370,8 @@ class LaneChannel:
             self.role.wake_thread()
 
     def _leave_role(self, thread: int) -> None:
-        self._taking = False
-        if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
+        self._is_delivering = False
+        if self._nested:  # the handler may have received what its thread waits for, and no further frame may arrive
             self._nested = False
             self._break(lane_lost("a signal handler waited for a response"))
         self.role.leave(thread)
@@ -374,7 +379,7 @@ class LaneChannel:
         if not self._users:
             self.lane.release()
 
-    def _leave(self) -> None:
+    def _release_descriptor(self) -> None:
         self._users -= 1
         if not self._users:
             self.lane.release()
@@ -386,39 +391,41 @@ class LaneChannel:
             run()
         finally:
             with self._lock:
-                self._leave()
+                self._release_descriptor()
 
     def _receive(self) -> None:
         """Runs the background receiver. It ends with the lane, and then calls `on_end`."""
         lane, lock, role, thread = self.lane, self._lock, self.role, threading.get_ident()
         try:
             while True:
-                role.await_turn()
+                role.wait_for_role()
                 with lock:
                     if not role.holder and self._session.next_seq - 1 > self._session.acked:
-                        role.holder = thread  # an ack is to come: each call that waits costs a turn at the interpreter
+                        role.holder = (
+                            thread  # an ack is expected: saves a blocking call, which releases the interpreter lock
+                        )
                 if role.holder != thread:
                     lane.readable()
                 with lock:
                     if self.over:
                         break
                     if role.holder not in (0, thread):
-                        continue  # one that waits
+                        continue  # a waiting thread receives
                     role.holder = thread
                 lane.receive()
-                came = lane.frames()
+                frames = lane.frames()
                 with lock:
-                    self._take(came)
+                    self._process_frames(frames)
                     role.holder = 0
         except Exception as error:
             with lock:
-                self._break(_ended(error))
+                self._break(_lane_error(error))
         self._on_end()
 
-    def _take(self, came: list[Came]) -> bool:
+    def _process_frames(self, frames: list[ReceivedFrame]) -> bool:
         """Processes received frames, with the lock held. Returns True if more frames are expected."""
         session = self._session
-        for kind, number, payload in came:
+        for kind, number, payload in frames:
             if self.over:
                 return False
             if kind == _RESPONSE:
@@ -433,7 +440,7 @@ class LaneChannel:
                 return False
         self.received_any = True
         if self._queue.queued or session.resend or session.receipts.due:
-            self._push_on()
+            self._send_remaining()
         if self._waiters.watchers:
             self._owner.changed()
         return not self.over
@@ -446,14 +453,14 @@ class LaneChannel:
                     return
                 self._flush()
                 if self._queue.queued:
-                    self._soon = False  # the thread that left it behind has gone on to something else
+                    self._expects_request = False  # no request followed the command
                 self._owner.queue_frees()
                 self.send_queued(idle)
                 self._owner.changed()
                 blocked = self.lane.blocked
                 if not (blocked or self.over):
                     self._sender_waits = True
-                    idle = not self._left.wait(self._timing.idle)
+                    idle = not self._work_left.wait(self._timing.idle)
                     self._sender_waits = False
             if blocked:
                 self.lane.writable()
@@ -466,8 +473,8 @@ class LaneChannel:
             self._break(lane_lost(error))
 
 
-def _ended(error: Exception) -> HearthError:
-    from google.protobuf.message import DecodeError  # not before something fails
+def _lane_error(error: Exception) -> HearthError:
+    from google.protobuf.message import DecodeError  # imported only after a failure
 
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_lost(error)

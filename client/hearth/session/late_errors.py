@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hearth.errors import HearthError
 
-_MOST = 64
+_MAX_ERRORS = 64
 
 NO_STREAM = -1
 """Stream number that stands for no particular stream."""
@@ -32,7 +32,7 @@ class ErrorOrigin(NamedTuple):
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
-def origin_here(stream: int, buffer: int) -> ErrorOrigin:
+def current_origin(stream: int, buffer: int) -> ErrorOrigin:
     """Returns the origin of a copy that the calling thread sends.
 
     Args:
@@ -53,7 +53,7 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
     """
 
     def __init__(self) -> None:
-        super().__init__(maxlen=_MOST)
+        super().__init__(maxlen=_MAX_ERRORS)
 
     def add(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """Queues `error`. Evicts the oldest error if the queue is full.
@@ -75,12 +75,12 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
             The error, or None if there is none.
         """
         thread = threading.get_ident()
-        for each in tuple(self):
-            origin = each[1]
+        for entry in tuple(self):
+            origin = entry[1]
             if stream is None or origin is None or origin.is_reported_to(stream, buffer, thread):
                 try:
-                    self.remove(each)
+                    self.remove(entry)
                 except ValueError:  # another thread took it first
                     continue
-                return each[0]
+                return entry[0]
         return None

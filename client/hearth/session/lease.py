@@ -78,7 +78,7 @@ class NodeSession:
         self._keeper: SimpleQueue[NodeSession | Callable[[], object] | None] = SimpleQueue()
         interval = opened.lease_ns / 3e9 or None
         threading.Thread(
-            target=_keep, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
+            target=_run_keeper, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
         ).start()
         _sessions.add(self)
 
@@ -163,30 +163,30 @@ def _limits(message: node_pb2.SessionLimits) -> Limits:
     )
 
 
-def _keep(
+def _run_keeper(
     session: weakref.ref[NodeSession],
-    orders: SimpleQueue[NodeSession | Callable[[], object] | None],
+    tasks: SimpleQueue[NodeSession | Callable[[], object] | None],
     interval: float | None,
 ) -> None:
-    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`.
+    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `tasks`.
 
     Ends when the session is closed, abandoned (then it closes the session) or garbage-collected.
     """
     while True:
         try:
-            order = orders.get(timeout=interval)
+            task = tasks.get(timeout=interval)
         except Empty:
-            alive = session()
-            if alive is None:
+            node_session = session()
+            if node_session is None:
                 return
-            alive.renew()
-            del alive
+            node_session.renew()
+            del node_session
             continue
-        if isinstance(order, NodeSession):
-            order.close()
-        elif order is not None:
-            order()
-            del order  # it may refer to the session
+        if isinstance(task, NodeSession):
+            task.close()
+        elif task is not None:
+            task()
+            del task  # it may refer to the session
             continue
         return
 

@@ -18,7 +18,7 @@ from hearth_proto.later import commands_pb2
 FREES = 50_000
 """Maximum number of buffers that one Free command gives back, so that the command fits a batch however many buffers
 were dropped."""
-_FEW = 64
+_MAX_PLAIN = 64
 """Maximum number of buffers that are encoded without protobuf, which is faster for more buffers than that."""
 
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
@@ -27,54 +27,54 @@ Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "pr
 class DeferredFrees:
     """Handles whose owners no longer exist, kept until they are given back to the daemon."""
 
-    __slots__ = ("handles", "nudge")
+    __slots__ = ("handles", "on_add")
 
     def __init__(self) -> None:
         self.handles: deque[tuple[Kind, int]] = deque()
-        self.nudge: Callable[[], None] | None = None
+        self.on_add: Callable[[], None] | None = None
 
     def add(self, kind: Kind, handle: int) -> None:
-        """Queues `handle` and calls `nudge`. Takes no lock and never fails: see the module's docstring.
+        """Queues `handle` and calls `on_add`. Takes no lock and never fails: see the module's docstring.
 
         Args:
             kind: Type of the object.
             handle: Handle of the object.
         """
         self.handles.append((kind, handle))
-        nudge = self.nudge
-        if nudge is not None:
-            nudge()
+        on_add = self.on_add
+        if on_add is not None:
+            on_add()
 
 
 def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
     """Returns the commands that give `handles` back, and empties `handles`."""
     buffers: list[int] = []
-    others: list[commands_pb2.Command | encode.Plain] = []
+    commands: list[commands_pb2.Command | encode.Plain] = []
     while handles:
         kind, handle = handles.popleft()
         if kind == "buffer":
             buffers.append(handle)
         elif kind == "stream":
-            others.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
+            commands.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
         elif kind == "event":
-            others.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
+            commands.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
         elif kind == "tensor_map":
-            destroyed = commands_pb2.DestroyTensorMap(tensor_map=handle)
-            others.append(commands_pb2.Command(destroy_tensor_map=destroyed))
+            destroy_tensor_map = commands_pb2.DestroyTensorMap(tensor_map=handle)
+            commands.append(commands_pb2.Command(destroy_tensor_map=destroy_tensor_map))
         elif kind == "graph":
-            others.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
+            commands.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
         elif kind == "prepared":
-            destroyed_list = commands_pb2.DestroyPrepared(prepared=handle)
-            others.append(commands_pb2.Command(destroy_prepared=destroyed_list))
+            destroy_prepared = commands_pb2.DestroyPrepared(prepared=handle)
+            commands.append(commands_pb2.Command(destroy_prepared=destroy_prepared))
         else:
-            others.append(encode.unload_module(handle))
-    if len(buffers) <= _FEW:
-        return [encode.free(buffers), *others] if buffers else others
+            commands.append(encode.unload_module(handle))
+    if len(buffers) <= _MAX_PLAIN:
+        return [encode.free(buffers), *commands] if buffers else commands
     frees = [
         commands_pb2.Command(free=commands_pb2.Free(buffers=buffers[start : start + FREES]))
         for start in range(0, len(buffers), FREES)
     ]
-    return [*frees, *others]
+    return [*frees, *commands]
 
 
 class Space:
@@ -151,17 +151,17 @@ class DurableBuffers:
         """
         self._memories.pop(memory.handle, None)
 
-    def move(self, returned: Iterable[int], space: Space) -> None:
-        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`.
+    def move(self, restored: Iterable[int], space: Space) -> None:
+        """Moves the memories of the buffers that the daemon has restored to `space`.
 
         Frees restored buffers that no array refers to.
 
         Args:
-            returned: Handles of the restored buffers; all others are no longer tracked.
+            restored: Handles of the restored buffers; all others are no longer tracked.
             space: Device memory of the new generation.
         """
-        returned = set(returned)
-        for handle in returned:
+        restored = set(restored)
+        for handle in restored:
             memory = self._memories.get(handle)
             if memory is None or memory.owner is None:
                 space.deferred_frees.add("buffer", handle)
@@ -169,7 +169,7 @@ class DurableBuffers:
             memory.space = space
             if memory.owner is not None:  # unless another thread freed it meanwhile: see `Memory.free`
                 memory.owner = space
-        for handle in [handle for handle in list(self._memories.keys()) if handle not in returned]:
+        for handle in [handle for handle in list(self._memories.keys()) if handle not in restored]:
             self._memories.pop(handle, None)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec import batch, decode, encode
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.session.acks import Receipts
-from hearth.session.send_queue import NOTHING_LEFT, Limits, QueueMark, SendQueue
+from hearth.session.send_queue import EMPTY_MARK, Limits, QueueMark, SendQueue
 from hearth_proto import later
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -85,7 +85,7 @@ class Session:
         self.acked = 0
         self._unacked: deque[tuple[int, bytes]] = deque()  # sequence number, serialized request
         self._unacked_bytes = 0
-        self._moving: tuple[tuple[int, bytes], QueueMark, int] | None = None
+        self._batch_in_transition: tuple[tuple[int, bytes], QueueMark, int] | None = None
         """The batch that is being taken from the queue, the queue's state without it, and `_unacked_bytes` with it."""
         # those of `_unacked` that have to be sent, perhaps for the second time
         self.resend: deque[tuple[int, bytes]] = deque()
@@ -182,10 +182,10 @@ class Session:
             token: Token of the session.
             device: Ordinal of the device.
         """
-        begun = self.generation > 0
-        self.receipts.attached()
+        has_begun = self.generation > 0
+        self.receipts.record_attach()
         return encode.attach(
-            token, device, self.acked, resume=begun, generation=self.generation, received=self.receipts.responses
+            token, device, self.acked, resume=has_begun, generation=self.generation, received=self.receipts.responses
         )
 
     @property
@@ -213,8 +213,8 @@ class Session:
         if not self.attached or self.error is not None:
             return None
         receipts = self.receipts
-        if receipts.due or (idle and receipts.small):
-            return 0, receipts.request()
+        if receipts.due or (idle and receipts.has_unreported_downloads):
+            return 0, receipts.take_request()
         return self._next()
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
@@ -239,8 +239,8 @@ class Session:
             or self.resend or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
-            or (whole := size + len(command) + 3 * batch.FRAMING) > queue.room
-            or whole > limits.max_unacked_bytes - unacked_bytes
+            or (total := size + len(command) + 3 * batch.FRAMING) > queue.room
+            or total > limits.max_unacked_bytes - unacked_bytes
         ):  # fmt: skip
             return None
         seq = self.next_seq
@@ -249,18 +249,18 @@ class Session:
             if barrier:
                 self._barriers[request] = queue.submitted
             numbered = seq, batch.run_request(seq, run, size, command)
-            moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
+            transition = numbered, EMPTY_MARK, unacked_bytes + len(numbered[1])
             # One statement without a call, as in `SendQueue._close_run`: after a Ctrl-C, `interrupted` completes the
             # step.
-            self._moving, queue.run, queue.run_bytes = moving, [], 0
+            self._batch_in_transition, queue.run, queue.run_bytes = transition, [], 0
         except BaseException:
-            if self._moving is None:
+            if self._batch_in_transition is None:
                 self._replies.pop(request, None)
                 self._barriers.pop(request, None)
             raise
         self._unacked.append(numbered)
-        queue.queued = queue.queued_bytes = queue.extra = 0
-        self._unacked_bytes, self.next_seq, self._moving = moving[2], seq + 1, None
+        queue.queued = queue.queued_bytes = queue.extra_cost = 0
+        self._unacked_bytes, self.next_seq, self._batch_in_transition = transition[2], seq + 1, None
         return numbered
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
@@ -275,7 +275,7 @@ class Session:
         Returns:
             False, with nothing added, if `next_with` cannot build the batch, because other work has to be sent first.
         """
-        before = self.next_seq
+        previous_seq = self.next_seq
         try:
             numbered = self.next_with(command, request, reply, barrier)
             if numbered is None:
@@ -283,7 +283,7 @@ class Session:
             self.resend.append(numbered)
         except BaseException:  # a Ctrl-C: a numbered batch has to be sent, because its number may not be missing
             self.interrupted()
-            if self.next_seq != before and not self.resend:
+            if self.next_seq != previous_seq and not self.resend:
                 self.resend.append(self._unacked[-1])
             raise
         return True
@@ -297,27 +297,27 @@ class Session:
             return None
         if self.resend:
             return self.resend.popleft()
-        left = self.limits.max_unacked_bytes - self._unacked_bytes
+        room = self.limits.max_unacked_bytes - self._unacked_bytes
         queue = self.queue
-        commands, rest = queue.gather(min(queue.room, left), alone=left >= queue.room or not self._unacked)
+        commands, mark = queue.gather(min(queue.room, room), alone=room >= queue.room or not self._unacked)
         if not commands:
             return None
         seq = self.next_seq
         numbered = seq, batch.batch_request(seq, commands)
-        self._moving = moving = numbered, rest, self._unacked_bytes + len(numbered[1])
-        self._move(*moving)
+        self._batch_in_transition = transition = numbered, mark, self._unacked_bytes + len(numbered[1])
+        self._move(*transition)
         return numbered
 
-    def _move(self, numbered: tuple[int, bytes], rest: QueueMark, unacked_bytes: int) -> None:
+    def _move(self, numbered: tuple[int, bytes], mark: QueueMark, unacked_bytes: int) -> None:
         unacked = self._unacked
         if not unacked or unacked[-1] is not numbered:
             unacked.append(numbered)
         if self.queue.callers is not None:
-            self.queue.callers.sent(numbered[0], self.queue.queued - rest.queued, rest.queued)
-        self.queue.move(rest)
+            self.queue.callers.record_batch(numbered[0], self.queue.queued - mark.queued, mark.queued)
+        self.queue.move(mark)
         self._unacked_bytes = unacked_bytes
         self.next_seq = numbered[0] + 1
-        self._moving = None
+        self._batch_in_transition = None
 
     def interrupted(self) -> None:
         """Completes `next_numbered` after a Ctrl-C interrupted it.
@@ -325,8 +325,8 @@ class Session:
         The request that it was about to return counts as sent, so the caller has to drop the stream or lane, after
         which the request is sent again.
         """
-        if self._moving is not None:
-            self._move(*self._moving)
+        if self._batch_in_transition is not None:
+            self._move(*self._batch_in_transition)
 
     # ---- input: responses ----
 
@@ -346,9 +346,9 @@ class Session:
         elif kind == "attached":
             self._attach(response.attached)
         elif kind == "event":
-            self.receipts.size(len(response.event.output.text))
+            self.receipts.add_size(len(response.event.output.text))
             self._event(response.event)
-            self.receipts.response()
+            self.receipts.count_response()
 
     def suspend(self, error: HearthError) -> None:
         """Stops output until another stream is attached.
@@ -376,15 +376,15 @@ class Session:
         replies = list(self._replies.values())
         self._replies.clear()
         self._barriers.clear()
-        told = any(reply.reports and not reply.abandoned for reply in replies)
+        is_reported = any(reply.reports and not reply.abandoned for reply in replies)
         self.queue.drop()
         self._unacked.clear()
         self.resend.clear()
-        self._moving = None
+        self._batch_in_transition = None
         self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
-        return (self.unreported or self.reverts()) and not told
+        return (self.unreported or self.reverts()) and not is_reported
 
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:
@@ -424,7 +424,10 @@ class Session:
         """Returns the numbers of the requests that the daemon has not received."""
         batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.resend)
         queued = (commands_pb2.Command.FromString(command) for command, _ in self.queue.entries)
-        return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
+        return {
+            command.request
+            for command in itertools.chain(*(request_batch.commands for request_batch in batches), queued)
+        }
 
     def acknowledge(self, seq: int) -> None:
         """Records that every batch up to `seq` has been executed.
@@ -475,21 +478,21 @@ class Session:
         Returns:
             False, with nothing done, for any other response.
         """
-        request, rest = batch.parse_answer(data)
+        request, payload = batch.parse_answer(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
             return False
         result = decode.DONE
-        if rest != batch.DONE:
+        if payload != batch.DONE:
             expected = reply.expected
-            if expected is None or rest != expected[0]:
+            if expected is None or payload != expected[0]:
                 return False
             result = expected[1]
         covered = self._barriers.get(request)
         if covered is not None and covered > self._settled:
             self._settled = covered
         reply.set_result(result)
-        self._completed = request  # the rest is `_counted_off`, inlined
+        self._completed = request  # the following lines are `_finish_request`, inlined
         if covered is not None:
             self._barriers.pop(request, None)
         self._replies.pop(request, None)
@@ -499,12 +502,12 @@ class Session:
             receipts.due = True
         return True
 
-    def _counted_off(self, request: int) -> None:
+    def _finish_request(self, request: int) -> None:
         """Removes a request whose answer has been delivered, and counts the response."""
         self._completed = request
         self._barriers.pop(request, None)
         self._replies.pop(request, None)
-        self.receipts.response()
+        self.receipts.count_response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
         """Delivers a result.
@@ -516,7 +519,7 @@ class Session:
         if reply is None:
             if request >= self._first_request and request != self._completed:
                 self._broken(f"request {request} is answered, but it was not sent or has been answered before")
-            self.receipts.response()
+            self.receipts.count_response()
             return
         covered = self._barriers.get(request) if self._barriers else None
         if covered is not None:  # the sync reported any error, so that the work before it is settled in either case
@@ -525,16 +528,16 @@ class Session:
         if result.HasField("error"):
             error = from_status(result.error)
             if self.queue.callers is not None:
-                self.queue.callers.name_in(error, result.error, request)
+                self.queue.callers.add_callers(error, result.error, request)
             reply.set_error(error)
         else:
             if kind == "read":
                 read: Any = result.read  # of an answer that `hearth.codec.decode` read, the data is a memoryview
-                self.receipts.size(len(read.data))
+                self.receipts.add_size(len(read.data))
             elif kind == "dispatch":
-                self.receipts.size(sum(map(len, result.dispatch.outputs)))
+                self.receipts.add_size(sum(map(len, result.dispatch.outputs)))
             reply.set_result(result)
-        self._counted_off(request)
+        self._finish_request(request)
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")
@@ -551,12 +554,12 @@ class Session:
             if event.device_lost.in_flight:
                 lost.details.setdefault("in_flight", ", ".join(event.device_lost.in_flight))
             if self.queue.callers is not None:
-                self.queue.callers.name_lost(lost, self._settled)
+                self.queue.callers.add_kernel_callers(lost, self._settled)
             self.device_lost = True
             self.fail_later = lost
 
-    def _broken(self, what: str) -> None:
+    def _broken(self, violation: str) -> None:
         self.fail_later = HearthError(
-            f"the daemon violated the protocol: {what}.", reason="MALFORMED_MESSAGE",
+            f"the daemon violated the protocol: {violation}.", reason="MALFORMED_MESSAGE",
             fix="update client and daemon to the same version.",
         )  # fmt: skip

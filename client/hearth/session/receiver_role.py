@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReceiverRole:
-    """Decides which thread receives from a lane. All methods except `await_turn` are called with the lock held."""
+    """Decides which thread receives from a lane. All methods except `wait_for_role` are called with the lock held."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ReceiverRole:
         self._sleepers = sleepers
         self._needed = needed
         self._tick = tick
-        self.taken = 0
+        self.acquisitions = 0
         """Number of times that a waiting thread has taken the role."""
         self._tick_s, self._slow_tick_s = timing.tick, timing.slow_tick
         self._pause = self._tick_s
@@ -75,7 +75,7 @@ class ReceiverRole:
         return self.ticking
 
     @property
-    def watching(self) -> bool:
+    def parked_indefinitely(self) -> bool:
         """True if the background thread is parked without a timeout.
 
         Another thread has received for long, and wakes the background thread on leaving.
@@ -93,19 +93,19 @@ class ReceiverRole:
         if self.holder != thread:
             return
         self.holder = 0
-        if self._sleepers and self.call():
+        if self._sleepers and self.wake_waiter():
             return
         if self.parked:
             if self._needed():
                 self.wake_thread()
-            elif self.watching:
+            elif self.parked_indefinitely:
                 self._wake_parked()
 
-    def call(self) -> bool:
+    def wake_waiter(self) -> bool:
         """Wakes one waiting thread to receive; returns False if no thread waits."""
         for reply in self._sleepers:
             if not (reply.answered or reply.abandoned):
-                reply.call()
+                reply.wake()
                 return True
         return False
 
@@ -127,25 +127,25 @@ class ReceiverRole:
 
     # ---- the background, without the lock ----
 
-    def await_turn(self) -> None:
+    def wait_for_role(self) -> None:
         """Blocks until the background thread may receive, or until the role has ended."""
         with self._lock:
             if self.over or not self.holder:
                 return
-            seen, still = -1, 0
+            last_acquisitions, idle_ticks = -1, 0
             while True:
-                quiet = seen == self.taken
-                if self.over or self._wake_requested or (quiet and not self.holder):
+                unchanged = last_acquisitions == self.acquisitions
+                if self.over or self._wake_requested or (unchanged and not self.holder):
                     self._wake_requested = False
                     return
-                still = still + 1 if quiet else 0
-                self._pause = (self._tick_s, self._slow_tick_s, -1)[min(still, 2)]
-                seen = self.taken
+                idle_ticks = idle_ticks + 1 if unchanged else 0
+                self._pause = (self._tick_s, self._slow_tick_s, -1)[min(idle_ticks, 2)]
+                last_acquisitions = self.acquisitions
                 self.parked = True
-                called = self._park() and not self._wake_requested
-                if called:  # one that received for long and has left comes again soon: another tick
-                    seen = -1
-                self._tick(not called)
+                woken = self._park() and not self._wake_requested
+                if woken:  # a thread that received for long and has left may return soon: another tick
+                    last_acquisitions = -1
+                self._tick(not woken)
 
     def _park(self) -> bool:
         """Blocks for `_pause` seconds, without the lock, or until woken. Returns True if the thread was woken."""
@@ -158,5 +158,5 @@ class ReceiverRole:
             self.parked = False
             return False
         if not woken:
-            self._wake.acquire()  # it came as the tick passed
+            self._wake.acquire()  # woken just after the timeout: consumes the wake-up
         return True

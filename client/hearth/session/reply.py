@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OFFER = "The work that was submitted continues. gpu.cancel() drops the part that the device has not begun."
+_CANCEL_NOTE = "The work that was submitted continues. gpu.cancel() drops the part that the device has not begun."
 Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
 """A `Result` without its request number, both serialized and as the object to return: an answer equal to the serialized
 form is not decoded."""
@@ -79,13 +79,13 @@ class ReplyWaiters(Protocol):
     def expect(self) -> None:
         """Called by a thread that polls for an answer instead of waiting for it."""
 
-    def listen(self, more: int) -> None:
-        """Adds `more`, which may be negative, to the number of answers that event loops expect.
+    def listen(self, change: int) -> None:
+        """Adds `change`, which may be negative, to the number of answers that event loops expect.
 
         No thread waits for those.
 
         Args:
-            more: Number of further answers; negative if event loops no longer expect them.
+            change: Number of further answers; negative if event loops no longer expect them.
         """
 
 
@@ -108,7 +108,7 @@ class Reply:
     """Called when the command fails, so that a transfer waiting for the same command ends."""
     on_late_error: Callable[[HearthError], None] | None = None
     """Receives the error of an abandoned reply."""
-    before: Callable[[], None] | None = None
+    before_return: Callable[[], None] | None = None
     """Called by the waiting thread before its wait returns the answer."""
     on_answer: Callable[[], None] | None = None
     """Called by the receiving thread when the reply is answered, perhaps twice; it must not block. See `listen`."""
@@ -117,17 +117,17 @@ class Reply:
     """Queue on which waiting threads sleep; most replies need none."""
     _answer_handled = False
 
-    def __init__(self, *, reports: bool = False, waiting: ReplyWaiters | None = None) -> None:
+    def __init__(self, *, reports: bool = False, waiters: ReplyWaiters | None = None) -> None:
         self.reports = reports
         """True if the command reports the errors of earlier commands (sync, read, flush, end of a profile)."""
-        self._waiting = waiting
+        self._waiters = waiters
         self._mutex = threading.Lock()
 
     @property
     def done(self) -> bool:
         """True once the reply is answered. For a thread that polls instead of waiting."""
-        if not self.answered and self._waiting is not None:
-            self._waiting.expect()
+        if not self.answered and self._waiters is not None:
+            self._waiters.expect()
         return self.answered
 
     def set_result(self, result: commands_pb2.Result) -> None:
@@ -144,7 +144,7 @@ class Reply:
             self.on_answer()
 
     def signalled(self) -> None:
-        """Completes the reply with its foretold result, as the device has signalled, before its answer has arrived.
+        """Completes the reply with `signalled_result`, because the device signalled success before the answer arrived.
 
         No thread waits for that answer.
         """
@@ -186,17 +186,17 @@ class Reply:
             TimeoutError: The answer has not arrived in time. The reply is abandoned; the work continues.
         """
         if not self.answered:
-            waiting = self._waiting
+            waiters = self._waiters
             try:
-                answered = self._wait(timeout) if waiting is None else waiting.wait_for(self, timeout)
+                answered = self._wait(timeout) if waiters is None else waiters.wait_for(self, timeout)
             except BaseException as error:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
                 offer_cancel(error)
                 raise
             if not answered:
                 raise self.given_up(timeout)
-        if self.before is not None:
-            self.before()
+        if self.before_return is not None:
+            self.before_return()
         if self.error is not None:
             raise self.error.again()
         assert self._result is not None
@@ -215,25 +215,25 @@ class Reply:
             fix="wait again, or with a longer timeout.",
         )
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Makes `on_answer` call `tell`, for an event loop, which cannot block here.
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Makes `on_answer` call `notify`, for an event loop, which cannot block here.
 
         Until `unlisten`, another thread receives.
 
         Args:
-            tell: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
+            notify: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
         """
-        if self._waiting is not None:
-            self._waiting.listen(1)
-        self.on_answer = tell
+        if self._waiters is not None:
+            self._waiters.listen(1)
+        self.on_answer = notify
         if self.answered:
-            tell()
+            notify()
 
     def unlisten(self) -> None:
         """Ends the effect of one `listen` call."""
         self.on_answer = None
-        if self._waiting is not None:
-            self._waiting.listen(-1)
+        if self._waiters is not None:
+            self._waiters.listen(-1)
 
     def wait_answered(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns True if the answer has arrived.
@@ -256,35 +256,35 @@ class Reply:
         self.abandon()
 
     def _wait(self, timeout: float | None) -> bool:
-        if self._waiting is not None:
-            return self._waiting.wait_for(self, timeout)
+        if self._waiters is not None:
+            return self._waiters.wait_for(self, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        left = timeout
-        while not self.answered and (left is None or left > 0):
-            self.sleep(left)
-            left = None if deadline is None else deadline - time.monotonic()
+        remaining = timeout
+        while not self.answered and (remaining is None or remaining > 0):
+            self.sleep(remaining)
+            remaining = None if deadline is None else deadline - time.monotonic()
         return self.answered
 
     def sleep(self, seconds: float | None) -> None:
-        """Blocks up to `seconds` for the answer or a `call`; may return earlier.
+        """Blocks up to `seconds` for the answer or a `wake`; may return earlier.
 
         Args:
             seconds: Longest wait in seconds; None: without a limit.
         """
-        gate = self._wakeups
-        if gate is None:
+        wakeups = self._wakeups
+        if wakeups is None:
             with self._mutex:
-                gate = self._wakeups = self._wakeups or SimpleQueue()
+                wakeups = self._wakeups = self._wakeups or SimpleQueue()
         if self.answered:  # answered before `_wakeups` was visible to the receiving thread
             return
         try:
-            gate.get(timeout=None if seconds is None else max(0.0, seconds))
+            wakeups.get(timeout=None if seconds is None else max(0.0, seconds))
         except Empty:
             return
         if self.answered:
-            gate.put(None)  # another thread may wait for the same reply
+            wakeups.put(None)  # another thread may wait for the same reply
 
-    def call(self) -> None:
+    def wake(self) -> None:
         """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
         if self._wakeups is not None:
             self._wakeups.put(None)
@@ -363,8 +363,8 @@ def offer_cancel(error: BaseException) -> None:
     Args:
         error: Exception that ended the wait; any other than `KeyboardInterrupt` gets no note.
     """
-    if isinstance(error, KeyboardInterrupt) and _OFFER not in getattr(error, "__notes__", ()):
-        error.add_note(_OFFER)
+    if isinstance(error, KeyboardInterrupt) and _CANCEL_NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(_CANCEL_NOTE)
 
 
 def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:
@@ -379,23 +379,23 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None
     for reply in replies:
-        left = None if deadline is None else deadline - time.monotonic()
+        remaining = None if deadline is None else deadline - time.monotonic()
         if first is not None:
-            reply.wait_quietly(left)
+            reply.wait_quietly(remaining)
             continue
         try:
-            reply.wait(left)
+            reply.wait(remaining)
         except HearthError as error:
             first = error
         except BaseException:
-            for other in replies:
-                other.abandon()
+            for unfinished in replies:
+                unfinished.abandon()
             raise
     if first is not None:
         raise first
 
 
-End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
+OnCompletion = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
 """Callback that receives the command's result or its error; the other argument is None."""
 
 
@@ -410,7 +410,7 @@ class CompletionHandler:
 
     expected = None
 
-    def __init__(self, end: End, keep: object = None, *, reports: bool = False) -> None:
+    def __init__(self, end: OnCompletion, keep: object = None, *, reports: bool = False) -> None:
         self.reports = reports
         self.abandoned = False
         self.keep = keep

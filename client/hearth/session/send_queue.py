@@ -59,19 +59,19 @@ class QueueMark(NamedTuple):
     queued_bytes: int
 
 
-NOTHING_LEFT = QueueMark(0, 0, 0)
+EMPTY_MARK = QueueMark(0, 0, 0)
 
 
 class SendQueue:
     """Submitted commands that are not part of a batch yet, in order."""
 
     def __init__(self, limits: Limits) -> None:
-        self.most_commands = QUEUE_COMMANDS
-        self.most_bytes = QUEUE_BYTES
+        self.max_commands = QUEUE_COMMANDS
+        self.max_bytes = QUEUE_BYTES
         """Bounds beyond which submitting threads wait."""
         self.queued_bytes = 0
         self.queued = 0
-        self.extra = 0
+        self.extra_cost = 0
         """Upper bound of the queued commands' cost beyond their number; see `put`."""
         self.submitted = 0
         """Total number of one-way commands and launches submitted."""
@@ -97,13 +97,13 @@ class SendQueue:
             HearthError: The launch does not fit into a batch (reason MESSAGE_TOO_LARGE).
         """
         size = len(record)
-        whole = self.run_bytes + size
-        if whole > self._run_limit:
+        total = self.run_bytes + size
+        if total > self._run_limit:
             self._make_room(size)
-            whole = size
+            total = size
         if self.callers is not None:
-            self.callers.launch(record, self.submitted)
-        self.run_bytes = whole
+            self.callers.record_launch(record, self.submitted)
+        self.run_bytes = total
         self.queued_bytes += size
         self.queued += 1
         self.submitted += 1
@@ -124,10 +124,10 @@ class SendQueue:
         if self.run or self.closing is not None:
             self._close_run()
         if self.callers is not None:
-            self.callers.command(command, self.submitted)
+            self.callers.record_command(command, self.submitted)
         self.queued_bytes += size
         self.queued += 1
-        self.extra += max(worth - 1, 0)
+        self.extra_cost += max(worth - 1, 0)
         self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
@@ -144,7 +144,7 @@ class SendQueue:
         if self.closing is not None:
             self._close_run()
         if self.callers is not None:
-            self.callers.command(b"", self.submitted)
+            self.callers.record_command(b"", self.submitted)
             self._counted = None
         last, queue = self._counted, self.entries
         unsent = last is not None and not self.run and queue and queue[-1][0] is last.command
@@ -173,7 +173,7 @@ class SendQueue:
     @property
     def full(self) -> bool:
         """True if submitting threads have to wait, because the daemon does not keep up."""
-        return self.queued >= self.most_commands or self.queued_bytes >= self.most_bytes
+        return self.queued >= self.max_commands or self.queued_bytes >= self.max_bytes
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """Returns as many of the oldest commands as fit a batch. They stay in the queue until `move`.
@@ -188,7 +188,7 @@ class SendQueue:
         if self.run or self.closing is not None:
             self._close_run()
         commands: list[bytes] = []
-        size = launches = taken = 0
+        size = launches = command_bytes = 0
         queue = self.entries
         for command, count in queue:
             needed = len(command) + batch.FRAMING
@@ -197,30 +197,32 @@ class SendQueue:
             commands.append(command)
             size += needed
             launches += count
-            taken += len(command)
+            command_bytes += len(command)
             if len(commands) >= BATCH_COMMANDS or launches >= BATCH_LAUNCHES:
                 break
-        return commands, QueueMark(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
+        return commands, QueueMark(
+            len(queue) - len(commands), self.queued - launches, self.queued_bytes - command_bytes
+        )
 
-    def move(self, left: QueueMark) -> None:
+    def move(self, mark: QueueMark) -> None:
         """Removes the gathered commands from the queue. A second call completes one that was interrupted.
 
         Args:
-            left: State of the queue after the move, as `gather` returned it.
+            mark: State of the queue after the move, as `gather` returned it.
         """
         queue = self.entries
-        while len(queue) > left.entries:
+        while len(queue) > mark.entries:
             queue.popleft()
-        self.queued, self.queued_bytes = left.queued, left.queued_bytes
+        self.queued, self.queued_bytes = mark.queued, mark.queued_bytes
         if not queue:
-            self.extra = 0
+            self.extra_cost = 0
 
     def drop(self) -> None:
         """Drops all commands."""
         self.entries.clear()
         self.run.clear()
         self.closing = None
-        self.run_bytes = self.queued = self.queued_bytes = self.extra = 0
+        self.run_bytes = self.queued = self.queued_bytes = self.extra_cost = 0
 
     def set_limits(self, limits: Limits) -> None:
         """Adopts the limits that the daemon has announced.

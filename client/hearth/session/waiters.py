@@ -88,15 +88,15 @@ class Waiters:
         """
         thread = threading.get_ident()
         channel: Receiver | None = None  # the lane from which this thread receives, or is about to
-        deadline, left, slept = None, timeout, False
+        deadline, remaining, slept = None, timeout, False
         try:
             if timeout is not None:
                 deadline = time.monotonic() + timeout
             while True:
                 with self.lock:
                     if slept:
-                        self._slept(reply)
-                    if reply.answered or (left is not None and left <= 0):
+                        self._remove_sleeper(reply)
+                    if reply.answered or (remaining is not None and remaining <= 0):
                         return reply.answered
                     channel = self.channel
                     slept = channel is None or not channel.take_role(thread)
@@ -104,32 +104,32 @@ class Waiters:
                         channel = None
                         self.sleepers.append(reply)
                 if channel is None:
-                    reply.sleep(left)
+                    reply.sleep(remaining)
                 else:
                     channel.receive_for(reply, deadline, thread)
                     if reply.answered:
                         return True
                 if deadline is not None:
-                    left = deadline - time.monotonic()
+                    remaining = deadline - time.monotonic()
         except BaseException:  # KeyboardInterrupt, at any point
-            over: list[bool] = []
-            while not over:
+            withdrawn: list[bool] = []
+            while not withdrawn:
                 try:
-                    self._give_back(reply, thread, channel, over)
+                    self._withdraw(reply, thread, channel, withdrawn)
                 except KeyboardInterrupt:  # a second Ctrl-C: the first exception is already being raised
                     continue
             raise
 
-    def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
-        """Removes the waiting thread's entry and gives back its role. Appends to `over` when that is done."""
+    def _withdraw(self, reply: Reply, thread: int, channel: Receiver | None, withdrawn: list[bool]) -> None:
+        """Removes the waiting thread's entry and gives back its role. Appends to `withdrawn` when that is done."""
         with self.lock:
             if reply in self.sleepers:
-                self._slept(reply)
+                self._remove_sleeper(reply)
             if channel is not None:
                 channel.interrupted(thread)
-            over.append(True)
+            withdrawn.append(True)
 
-    def _slept(self, reply: Reply) -> None:
+    def _remove_sleeper(self, reply: Reply) -> None:
         self.sleepers.remove(reply)
         if self.channel is not None and self.sleepers:
             self.channel.pass_role()
@@ -140,13 +140,13 @@ class Waiters:
             if self.channel is not None:
                 self.channel.expect()
 
-    def listen(self, more: int) -> None:
-        """Adds `more` to the number of answers that event loops expect, as `ReplyWaiters.listen` does.
+    def listen(self, change: int) -> None:
+        """Adds `change` to the number of answers that event loops expect, as `ReplyWaiters.listen` does.
 
         Args:
-            more: Number of further answers; negative if event loops no longer expect them.
+            change: Number of further answers; negative if event loops no longer expect them.
         """
         with self.lock:
-            self.listeners += more
-            if more > 0 and self.channel is not None:
+            self.listeners += change
+            if change > 0 and self.channel is not None:
                 self.channel.expect()

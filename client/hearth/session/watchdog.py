@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from hearth.errors import HearthError, TimeoutError, UnsupportedError
 from hearth.session.timing import TIMING, Timing
 
-MOST_S = 30.0
+MAX_PAUSE_S = 30.0
 """Maximum pause, in seconds, between two calls. Each pause is twice the previous one."""
 
 
@@ -69,24 +69,24 @@ class DaemonPosition(Protocol):
         ...
 
 
-def missing(here: ClientPosition, there: DaemonPosition) -> str:
+def missing(client: ClientPosition, daemon: DaemonPosition) -> str:
     """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing.
 
     Args:
-        here: Position of the client.
-        there: Position of the daemon.
+        client: Position of the client.
+        daemon: Position of the daemon.
     """
-    if not there.known:
+    if not daemon.known:
         return "the daemon has no stream for this attachment"
-    if there.lane != here.lane:
+    if daemon.lane != client.lane:
         return (
-            f"the daemon uses {'a lane' if there.lane else 'the stream'}, and this client uses "
-            f"{'the stream' if there.lane else 'a lane'}"
+            f"the daemon uses {'a lane' if daemon.lane else 'the stream'}, and this client uses "
+            f"{'the stream' if daemon.lane else 'a lane'}"
         )
-    if there.responses > here.responses:
-        return f"the daemon has sent {there.responses} responses, but only {here.responses} have arrived"
-    if there.HasField("last_seq") and there.last_seq < here.sent:
-        return f"batch {here.sent} was sent, but batch {there.last_seq} is the last that the daemon received"
+    if daemon.responses > client.responses:
+        return f"the daemon has sent {daemon.responses} responses, but only {client.responses} have arrived"
+    if daemon.HasField("last_seq") and daemon.last_seq < client.sent:
+        return f"batch {client.sent} was sent, but batch {daemon.last_seq} is the last that the daemon received"
     return ""
 
 
@@ -111,7 +111,7 @@ class Watchdog:
         self._reconnect = reconnect
         self._clock = clock
         self._position: ClientPosition | None = None
-        self._due = 0.0
+        self._next_call = 0.0
         self._pause = timing.silence
         self._suspect: ClientPosition | None = None
         """Client's position at the last call in which something seemed to be lost; None: nothing did."""
@@ -121,42 +121,42 @@ class Watchdog:
         """Starts a call to the daemon if one is due. Called by one thread, about once a second; never blocks."""
         if self._asking or self._over:
             return
-        point, now = self._read_position(), self._clock()
-        if point is None or point != self._position:
+        position, now = self._read_position(), self._clock()
+        if position is None or position != self._position:
             silence = self._timing.silence
-            self._position, self._due, self._pause, self._suspect = point, now + silence, silence, None
-        elif now >= self._due:
+            self._position, self._next_call, self._pause, self._suspect = position, now + silence, silence, None
+        elif now >= self._next_call:
             self._asking = True
             with contextlib.suppress(RuntimeError):  # the interpreter ends
-                threading.Thread(target=self._run, args=(point,), name="hearth-watchdog", daemon=True).start()
+                threading.Thread(target=self._run, args=(position,), name="hearth-watchdog", daemon=True).start()
 
-    def _run(self, point: ClientPosition) -> None:
+    def _run(self, position: ClientPosition) -> None:
         try:
-            self.check(point)
+            self.check(position)
         finally:
             self._asking = False
 
-    def check(self, point: ClientPosition) -> None:
+    def check(self, position: ClientPosition) -> None:
         """Asks the daemon for its position.
 
         Resumes the attachment if something is missing now and was missing at the previous call, at the same client
         position.
 
         Args:
-            point: Position of the client.
+            position: Position of the client.
         """
-        why = ""
+        reason = ""
         try:
-            why = missing(point, self._ask())
+            reason = missing(position, self._ask())
         except UnsupportedError:  # an older daemon
             self._over = True
         except TimeoutError:
-            pass  # it stands still, and may go on
+            pass  # the daemon does not respond, and may respond again later
         except HearthError as error:
-            why = "" if error.broken else error.message  # a connection that broke ends the stream by itself
-        if why and self._suspect == point == self._read_position():
-            self._reconnect(why)
-            why = ""
-        self._suspect = point if why else None
-        self._pause = min(MOST_S, 2 * self._pause)
-        self._due = self._clock() + (self._timing.doubt if why else self._pause)
+            reason = "" if error.broken else error.message  # a connection that broke ends the stream by itself
+        if reason and self._suspect == position == self._read_position():
+            self._reconnect(reason)
+            reason = ""
+        self._suspect = position if reason else None
+        self._pause = min(MAX_PAUSE_S, 2 * self._pause)
+        self._next_call = self._clock() + (self._timing.recheck if reason else self._pause)

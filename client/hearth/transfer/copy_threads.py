@@ -9,13 +9,13 @@ from queue import SimpleQueue
 
 from hearth_proto.cores import cores
 
-MOST = 4
+MAX_THREADS = 4
 """Maximum number of threads that copy for one transfer; more threads are not faster."""
 
 
 def threads() -> int:
     """Returns the number of threads that are useful for one transfer on this machine, including the calling thread."""
-    return max(1, min(MOST, cores()))
+    return max(1, min(MAX_THREADS, cores()))
 
 
 class _Task:
@@ -42,7 +42,7 @@ class Crew:
     """Helper threads of this process, started at their first use.
 
     They are daemon threads, and may be busy with another transfer for long: the caller does all the work itself if no
-    helper comes.
+    helper is free.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Crew:
         tasks = [_Task(work) for _ in range(count)]
         try:
             with self._lock:
-                while self._threads < min(count, MOST - 1):
+                while self._threads < min(count, MAX_THREADS - 1):
                     name = f"hearth-copy-{self._threads}"
                     threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True).start()
                     self._threads += 1

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from hearth.transport.base import Chunks
     from hearth.transport.base import Upload as Sending
 
-_TOLD_BYTES = 2 << 20
+_REPORT_BYTES = 2 << 20
 """Number of bytes of a download after which a receipt is reported to the attachment, as it is at the end."""
 
 
-class _Cancels(Protocol):
+class _Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
-_S = TypeVar("_S", bound=_Cancels)
+_S = TypeVar("_S", bound=_Cancellable)
 
 
 def cancel_transfer(connection: Connection, number: int) -> None:
@@ -39,12 +39,12 @@ def cancel_transfer(connection: Connection, number: int) -> None:
         connection: Connection to the device.
         number: Number of the transfer.
     """
-    request = _about(connection, number)
+    request = _status_request(connection, number)
     request.give_up = True
     connection.transport.report_abort(request, connection.lease)
 
 
-def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
+def _status_request(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
     return device_pb2.TransferStatusRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
 
 
@@ -91,19 +91,19 @@ class _Stream(ABC, Generic[_S]):
         if cancelled:
             stream.cancel()
 
-    def _wait(self, patience: Backoff, error: HearthError) -> None:
+    def _wait(self, backoff: Backoff, error: HearthError) -> None:
         """Waits before another stream is opened. Raises `error` if there is no further attempt."""
         if self._over.is_set():
             raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
-        again = may_replace_stream(error) and not self._connection.transport.absent()
-        pause = patience.pause(error.retry_after or 0.0) if again else None
+        may_retry = may_replace_stream(error) and not self._connection.transport.absent()
+        pause = backoff.pause(error.retry_after or 0.0) if may_retry else None
         if pause is None:
             raise error
         self._over.wait(pause)
         self._broken = error
 
     @contextlib.contextmanager
-    def _given_up_on_error(self) -> Iterator[None]:
+    def _cancel_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -128,30 +128,30 @@ class GrpcUpload(_Stream["Sending"]):
 
     def result(self) -> int:
         """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
-        with self._given_up_on_error():
-            patience, furthest = Backoff(self._connection.lease), 0
+        with self._cancel_on_error():
+            backoff, furthest = Backoff(self._connection.lease), 0
             while True:
                 try:
                     if self._broken is not None:
-                        passed = self._passed()
-                        if passed > furthest:
-                            furthest, patience = passed, Backoff(self._connection.lease)
-                        if passed == len(self._data):
-                            received = passed
+                        in_daemon = self._received_by_daemon()
+                        if in_daemon > furthest:
+                            furthest, backoff = in_daemon, Backoff(self._connection.lease)
+                        if in_daemon == len(self._data):
+                            received = in_daemon
                             break
-                        self._reopen(passed)
+                        self._reopen(in_daemon)
                     assert self._stream is not None
                     received = self._stream.result()
                     break
                 except HearthError as error:
-                    self._wait(patience, error)
+                    self._wait(backoff, error)
         if received == len(self._data):
             self._report(received, received)  # the sending thread may report the end only later
         return received
 
-    def _passed(self) -> int:
+    def _received_by_daemon(self) -> int:
         """Returns the number of bytes that the daemon has."""
-        answer = self._connection.transport.transfer_status(_about(self._connection, self._number))
+        answer = self._connection.transport.transfer_status(_status_request(self._connection, self._number))
         return len(self._data) if answer.complete else answer.received
 
     def _open(self, offset: int) -> Sending:
@@ -191,20 +191,20 @@ class GrpcDownload(_Stream["Chunks"]):
             progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         """
         size, received = len(memory), 0
-        with self._given_up_on_error():
-            patience, furthest, told = Backoff(self._connection.lease), 0, 0
+        with self._cancel_on_error():
+            backoff, furthest, reported = Backoff(self._connection.lease), 0, 0
             while True:
                 try:
                     if self._broken is not None:
                         self._reopen(received)
                     assert self._stream is not None
                     for message in self._stream:
-                        at, data = chunks.download_response(message)
-                        memory[at : at + len(data)] = data
-                        received = at + len(data)
-                        if received - told >= _TOLD_BYTES:
-                            self._connection.arrived(self._number, received)
-                            told = received
+                        offset, data = chunks.download_response(message)
+                        memory[offset : offset + len(data)] = data
+                        received = offset + len(data)
+                        if received - reported >= _REPORT_BYTES:
+                            self._connection.report_received(self._number, received)
+                            reported = received
                         if progress is not None:
                             progress(received, size)
                     break
@@ -212,13 +212,13 @@ class GrpcDownload(_Stream["Chunks"]):
                     if received == size and error.broken:
                         break
                     if received > furthest:
-                        furthest, patience = received, Backoff(self._connection.lease)
-                    self._wait(patience, error)
-        self._connection.arrived(self._number, received)
+                        furthest, backoff = received, Backoff(self._connection.lease)
+                    self._wait(backoff, error)
+        self._connection.report_received(self._number, received)
         return received
 
     def _open(self, offset: int) -> Chunks:
-        left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+        remaining = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
         request = device_pb2.DownloadRequest(
             session_token=self._connection.token,
             device=self._connection.ordinal,
@@ -226,4 +226,4 @@ class GrpcDownload(_Stream["Chunks"]):
             offset=offset,
             resumable=True,
         )
-        return self._connection.transport.download(request, left)
+        return self._connection.transport.download(request, remaining)

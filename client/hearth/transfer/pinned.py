@@ -10,7 +10,7 @@ import numpy as np
 from hearth import shapes
 from hearth.errors import ArgumentError
 from hearth.transport import memory_segments
-from hearth.transport.segment_pool import LEAST, pool
+from hearth.transport.segment_pool import MIN_BYTES, pool
 
 Order = Literal["C", "F"]
 OrderLike = Literal["C", "F", "A", "K"]
@@ -112,14 +112,14 @@ def zeros_like_pinned(
 
 def _like(a: Any, dtype: Any, order: str, shape: shapes.Shape | None, *, zeros: bool) -> np.ndarray[Any, Any]:
     order = _order(order, "CFAK")
-    wanted = a.dtype if dtype is None else dtype
+    result_dtype = a.dtype if dtype is None else dtype
     if isinstance(a, np.ndarray):
-        given = None if shape is None else shapes.shape_of(shape)
+        result_shape = None if shape is None else shapes.shape_of(shape)
         # NumPy determines the order of the axes from an array of bytes, which are never touched.
-        model = np.empty_like(a, np.uint8, order, subok=False, shape=given)  # type: ignore[call-overload]
-        return _make(model.shape, wanted, "C", model.strides, zeros=zeros)
+        model = np.empty_like(a, np.uint8, order, subok=False, shape=result_shape)  # type: ignore[call-overload]
+        return _make(model.shape, result_dtype, "C", model.strides, zeros=zeros)
     return _make(
-        shapes.shape_of(a.shape if shape is None else shape), wanted, "F" if order == "F" else "C", zeros=zeros
+        shapes.shape_of(a.shape if shape is None else shape), result_dtype, "F" if order == "F" else "C", zeros=zeros
     )
 
 
@@ -127,17 +127,19 @@ def _make(
     shape: tuple[int, ...],
     dtype: Any,
     order: str,
-    steps: tuple[SupportsIndex, ...] | None = None,
+    element_strides: tuple[SupportsIndex, ...] | None = None,
     *,
     zeros: bool = False,
 ) -> np.ndarray[Any, Any]:
-    """Makes a pinned array. `steps` are its strides in elements; None: it is contiguous in `order`."""
+    """Makes a pinned array. `element_strides` are its strides in elements; None: it is contiguous in `order`."""
     shapes.dtype_of(dtype)
-    kind: np.dtype[Any] = np.dtype(dtype)
-    size = shapes.bytes_of(shape, kind)
-    strides = None if steps is None else tuple(int(step) * kind.itemsize for step in steps)
+    element_type: np.dtype[Any] = np.dtype(dtype)
+    size = shapes.bytes_of(shape, element_type)
+    strides = (
+        None if element_strides is None else tuple(int(stride) * element_type.itemsize for stride in element_strides)
+    )
     memory: np.ndarray[Any, Any]
-    if size < LEAST or not memory_segments.possible():
+    if size < MIN_BYTES or not memory_segments.possible():
         memory, clear = np.empty(size, np.uint8), zeros
     else:
         try:
@@ -145,12 +147,12 @@ def _make(
         except OSError:  # no descriptor or no memory: then NumPy raises its usual MemoryError
             memory, clear = np.empty(size, np.uint8), zeros
         else:
-            memory, clear = np.asarray(lease)[:size], zeros and not lease.fresh
+            memory, clear = np.asarray(lease)[:size], zeros and not lease.is_new
     if clear:
         memory.fill(0)
     if not math.prod(shape):
-        return np.empty(shape, kind, order)  # type: ignore[call-overload,no-any-return]
-    return np.ndarray(shape, kind, memory, strides=strides, order="F" if order == "F" else "C")
+        return np.empty(shape, element_type, order)  # type: ignore[call-overload,no-any-return]
+    return np.ndarray(shape, element_type, memory, strides=strides, order="F" if order == "F" else "C")
 
 
 def _order(order: str, allowed: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Memory
     from hearth.transfer.plan import BufferPart
     from hearth.transfer.shared_memory import Shared
-    from hearth.transport.memory_segments import Place, Segment
+    from hearth.transport.memory_segments import Segment, SegmentPosition
 
     class StreamLike(Protocol):
         """The stream of a copy: `hearth.base_stream.BaseStream`."""
@@ -66,7 +66,7 @@ class PinnedCopy:
         connection: Connection,
         shared: Shared,
         part: BufferPart,
-        place: Place,
+        position: SegmentPosition,
         number: int,
         size: int,
     ) -> None:
@@ -76,27 +76,27 @@ class PinnedCopy:
         self._shared = shared
         self._attachment = shared.attachment
         self.stream, self._buffer = part.stream, part.buffer
-        self._segment = weakref.ref(place.segment)
-        where = commands_pb2.Shared(segment=number, offset=place.offset)
+        self._segment = weakref.ref(position.segment)
+        location = commands_pb2.Shared(segment=number, offset=position.offset)
         self._expected: tuple[bytes, commands_pb2.Result] | None = None
         if direction == UP:
             command = part.write()
             command.write.size = size
-            command.write.shared.CopyFrom(where)
+            command.write.shared.CopyFrom(location)
         else:
             command = part.read(size)
-            command.read.shared.CopyFrom(where)
+            command.read.shared.CopyFrom(location)
             result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
             self._expected = result.SerializeToString(), result
         self._command = command.SerializeToString()
         shared.enable_signals()
 
-    def repeatable(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
+    def repeatable(self, memory: Memory, stream: StreamLike | None, blocking: bool) -> bool:
         """True if the copy can be repeated unchanged. The caller checks the host memory.
 
         Args:
             memory: Buffer of the device array.
-            on: Stream of the copy; None: the default one.
+            stream: Stream of the copy; None: the default one.
             blocking: True if the copy is to be waited for.
 
         Returns:
@@ -111,8 +111,8 @@ class PinnedCopy:
             and connection.refusal is None
             and not connection._deferred
             and (shared.open if blocking else shared.recently_alive)
-            and (on is None or (on._recorder is None and on._connection is connection))
-            and (on is None or on._handle_on(attachment) == self.stream)
+            and (stream is None or (stream._recorder is None and stream._connection is connection))
+            and (stream is None or stream._handle_on(attachment) == self.stream)
         )
 
     def begin(self, keep: object) -> None:
@@ -121,9 +121,9 @@ class PinnedCopy:
         Args:
             keep: Refers to the host memory; held until the copy has ended.
         """
-        begun, attachment = monotonic(), self._attachment
-        attachment.spin_wait.begin(self._direction, self.size, begun)
-        attachment.submit_serialized(self._command, _UnderWay(self, keep, begun), one_way=True)
+        requested_at, attachment = monotonic(), self._attachment
+        attachment.spin_wait.begin(self._direction, self.size, requested_at)
+        attachment.submit_serialized(self._command, _CopyInFlight(self, keep, requested_at), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
         """Queues the copy and waits for it.
@@ -139,14 +139,14 @@ class PinnedCopy:
             HearthError: The copy failed.
             TimeoutError: The copy has not ended in time.
         """
-        begun, attachment, direction, size = monotonic(), self._attachment, self._direction, self.size
+        requested_at, attachment, direction, size = monotonic(), self._attachment, self._direction, self.size
         # The session refers to the memory until the answer has arrived, even if the wait has ended before.
-        unanswered = partial(self._unanswered, self._segment(), keep)
-        reply = attachment.ask(self._command, reports=direction == DOWN, on_error=unanswered)
+        mark_spoiled = partial(self._mark_spoiled, self._segment(), keep)
+        reply = attachment.request_serialized(self._command, reports=direction == DOWN, on_error=mark_spoiled)
         try:
             reply.expected = self._expected
             reply.signalled_result = self._expected[1] if self._expected is not None else DONE
-            attachment.spin_wait.begin(direction, size, begun)  # after the command was queued
+            attachment.spin_wait.begin(direction, size, requested_at)  # after the command was queued
         except BaseException:  # KeyboardInterrupt: no thread takes the answer
             reply.abandon()
             raise
@@ -156,12 +156,12 @@ class PinnedCopy:
             if self._shared.lost(error):
                 return False
             raise
-        attachment.spin_wait.copy_ended(direction, size, begun, monotonic())
+        attachment.spin_wait.copy_ended(direction, size, requested_at, monotonic())
         if direction == DOWN and result.read.size != size:
             raise short(result.read.size, size)
         return True
 
-    def _unanswered(self, segment: Segment | None, _: object) -> None:
+    def _mark_spoiled(self, segment: Segment | None, _: object) -> None:
         """Marks the segment of a failed command as spoiled if the attachment has ended.
 
         The device process may execute the command nevertheless, and use the memory.
@@ -169,45 +169,47 @@ class PinnedCopy:
         if segment is not None and self._attachment.session.error is not None:
             segment.spoiled = True
 
-    def ended(self, result: commands_pb2.Result | None, error: HearthError | None, begun: float, thread: int) -> None:
+    def ended(
+        self, result: commands_pb2.Result | None, error: HearthError | None, requested_at: float, thread: int
+    ) -> None:
         """Completes a copy that `begin` queued. Called in the receiving thread, with the attachment's lock held.
 
         Args:
             result: Result of the command; None: it failed.
             error: Error of the command; None: it succeeded.
-            begun: Monotonic time in seconds at which the copy was queued.
+            requested_at: Monotonic time in seconds at which the copy was queued.
             thread: Identifier of the thread that queued the copy.
         """
         attachment, shared = self._attachment, self._shared
         if self._direction == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
         if error is None:
-            attachment.spin_wait.copy_ended(self._direction, self.size, begun, monotonic())
+            attachment.spin_wait.copy_ended(self._direction, self.size, requested_at, monotonic())
             return
-        self._unanswered(self._segment(), None)
+        self._mark_spoiled(self._segment(), None)
         # A skipped read reports its cause, like one with a waiting thread; the cause of a skipped write is kept by its
         # stream.
-        told = (
+        is_reported = (
             reported_elsewhere(attachment.session.error, error)
             if self._direction == UP
             else attachment.session.error is error
         )
-        if not told:
+        if not is_reported:
             origin = ErrorOrigin(self.stream, self._buffer, thread)
             self._connection.defer(segment_gone(error) if shared.lost(error) else error, origin)
 
 
-class _UnderWay:
+class _CopyInFlight:
     """A copy in flight: a `CompletionHandler` that refers to the memory until then."""
 
-    __slots__ = ("_begun", "_copy", "_keep", "_thread_id")
+    __slots__ = ("_copy", "_keep", "_requested_at", "_thread_id")
 
     reports = abandoned = False
 
-    def __init__(self, copy: PinnedCopy, keep: Any, begun: float) -> None:
+    def __init__(self, copy: PinnedCopy, keep: Any, requested_at: float) -> None:
         self._copy = copy
         self._keep = keep
-        self._begun = begun
+        self._requested_at = requested_at
         self._thread_id = get_ident()
 
     @property
@@ -221,7 +223,7 @@ class _UnderWay:
         Args:
             result: Result of the command.
         """
-        self._copy.ended(result, None, self._begun, self._thread_id)
+        self._copy.ended(result, None, self._requested_at, self._thread_id)
 
     def set_error(self, error: HearthError) -> None:
         """Completes a copy that failed or whose outcome is unknown.
@@ -229,4 +231,4 @@ class _UnderWay:
         Args:
             error: Error of the command, or of the attachment.
         """
-        self._copy.ended(None, error, self._begun, self._thread_id)
+        self._copy.ended(None, error, self._requested_at, self._thread_id)

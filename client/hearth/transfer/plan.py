@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from hearth.session.send_queue import Limits
 
     class Copies(Protocol):
-        """Counter of a connection's copies of `MIDDLING` bytes or more."""
+        """Counter of a connection's copies of `MIN_RING_BYTES` bytes or more."""
 
-        middling_copies: int
+        ring_sized_copies: int
 
 
 STRIPED_BYTES = 8 << 20
 """Minimum size, in bytes, of a transfer that uses stripes if there are any. A smaller one would end before the stripes
 have started."""
-MOST_STRIPES = 8
+MAX_STRIPES = 8
 """Maximum number of stripes of one connection to a device, which is also limited to the client's number of cores
 because each stripe keeps a core busy."""
 _BYTES_A_STRIPE = 4 << 20
 _CHUNKS_A_STRIPE = 4
 _SMALLEST_CHUNK = 1 << 20
 
-SHARED_LEAST = 64 << 10
+MIN_SHARED_BYTES = 64 << 10
 """Minimum size, in bytes, of a copy through shared memory. Smaller copies are as fast inside a batch."""
 _BATCH_MARGIN = 256
 """Bytes reserved for the rest of the command and the batch around inline data."""
@@ -60,7 +60,7 @@ class BufferPart(NamedTuple):
         command.write.buffer = self.buffer
         command.write.offset = self.offset
         if self.rows is not None:
-            _name_rows(command.write.rows, self.rows)
+            _set_rows(command.write.rows, self.rows)
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
@@ -74,10 +74,10 @@ class BufferPart(NamedTuple):
         command.read.offset = self.offset
         command.read.size = size
         if self.rows is not None:
-            _name_rows(command.read.rows, self.rows)
+            _set_rows(command.read.rows, self.rows)
         return command
 
-    def behind(self, done: int) -> BufferPart:
+    def skip(self, done: int) -> BufferPart:
         """Returns the part after the first `done` bytes; for rows, after the complete rows among them.
 
         Args:
@@ -85,12 +85,14 @@ class BufferPart(NamedTuple):
         """
         if self.rows is None:
             return self._replace(offset=self.offset + done)
-        passed = done // self.rows.width
-        rows = self.rows._replace(offset=self.rows.offset + passed * self.rows.pitch, rows=self.rows.rows - passed)
-        return self._replace(offset=self.offset + passed * rows.pitch, rows=rows)
+        done_rows = done // self.rows.width
+        rows = self.rows._replace(
+            offset=self.rows.offset + done_rows * self.rows.pitch, rows=self.rows.rows - done_rows
+        )
+        return self._replace(offset=self.offset + done_rows * rows.pitch, rows=rows)
 
 
-def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
+def _set_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
     message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
@@ -104,10 +106,10 @@ def inline(size: int, limits: Limits) -> bool:
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
 
 
-MIDDLING = 128 << 10
+MIN_RING_BYTES = 128 << 10
 """Minimum size, in bytes, of an ordinary array for which the ring is faster than a batch. At 1 MiB it takes a fifth of
 the time (CPU)."""
-_HABIT = 4
+_RING_AFTER_COPIES = 4
 """Number of such copies before memory is shared for them. Sharing takes as long as several copies, so a single copy
 does not use it."""
 
@@ -122,10 +124,10 @@ def should_use_ring(copies: Copies, size: int) -> bool:
     Returns:
         True if the copy should use the ring, provided that the ring has a slot at once.
     """
-    if size < MIDDLING:
+    if size < MIN_RING_BYTES:
         return False
-    copies.middling_copies += 1
-    return copies.middling_copies > _HABIT
+    copies.ring_sized_copies += 1
+    return copies.ring_sized_copies > _RING_AFTER_COPIES
 
 
 def uses_rings(copies: Copies, size: int) -> bool:
@@ -135,33 +137,33 @@ def uses_rings(copies: Copies, size: int) -> bool:
         copies: Counter of the connection's copies.
         size: Size of the copy in bytes.
     """
-    return size >= MIDDLING and copies.middling_copies > _HABIT
+    return size >= MIN_RING_BYTES and copies.ring_sized_copies > _RING_AFTER_COPIES
 
 
-def stripes(size: int, most: int) -> int:
-    """Returns the number of stripes for a transfer, from 0 (no stripes) to `most`.
+def stripes(size: int, limit: int) -> int:
+    """Returns the number of stripes for a transfer, from 0 (no stripes) to `limit`.
 
     Args:
         size: Size of the transfer in bytes.
-        most: Maximum number of stripes.
+        limit: Maximum number of stripes.
     """
     if size < STRIPED_BYTES:
         return 0
-    return min(most, size // _BYTES_A_STRIPE)
+    return min(limit, size // _BYTES_A_STRIPE)
 
 
-def stripe_chunk(size: int, count: int, most: int) -> int:
+def stripe_chunk(size: int, count: int, max_chunk: int) -> int:
     """Returns the size, in bytes, of the chunks of a transfer: several for each stripe, so that all end together.
 
-    The size is at least 1 MiB, unless `most` is smaller.
+    The size is at least 1 MiB, unless `max_chunk` is smaller.
 
     Args:
         size: Size of the transfer in bytes.
         count: Number of stripes.
-        most: Maximum size of a chunk in bytes, the daemon's limit.
+        max_chunk: Maximum size of a chunk in bytes, the daemon's limit.
     """
     share = size // (count * _CHUNKS_A_STRIPE)
-    return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
+    return min(max_chunk, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
 
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -185,13 +187,13 @@ def upload_messages(
     """
     total = len(data)
     for start in range(offset, total, chunk):
-        piece = data[start : start + chunk]
-        yield chunks.upload_request(head if start == offset else b"", piece)
+        payload = data[start : start + chunk]
+        yield chunks.upload_request(head if start == offset else b"", payload)
         if progress is not None:
             progress(min(start + chunk, total), total)
 
 
-def later(progress: Progress | None, done: int, total: int) -> Progress | None:
+def remaining_progress(progress: Progress | None, done: int, total: int) -> Progress | None:
     """Returns the callback for the rest of a transfer that begins by another route.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transport import memory_segments
-from hearth.transport.memory_segments import address_of, known
+from hearth.transport.memory_segments import address_of, known_segments
 from hearth.transport.segment_pool import pool
 from hearth_proto.frames import Kind
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.transfer.shared_memory import Shared, SharedMemory
 
-MOST = 1 << 30
+MAX_BYTES = 1 << 30
 """Maximum size, in bytes, of a transfer for which memory is taken from the pool. A larger one takes another route, in
 pieces."""
-_PIECE = 4 << 20
+_PIECE_BYTES = 4 << 20
 _LEAVE_S = 5.0
 """Seconds for which an interrupted caller waits for its copy helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -47,7 +47,7 @@ def likely(connection: Connection, attachment: Attachment) -> bool:
 
 def memory(size: int) -> memoryview | None:
     """Returns `size` bytes of uninitialized memory that can be shared; None if there is none. Does not block."""
-    if not 0 < size <= MOST:
+    if not 0 < size <= MAX_BYTES:
         return None
     try:
         return memoryview(np.asarray(pool.lease(size))[:size])  # type: ignore[arg-type]
@@ -63,16 +63,16 @@ def copy_of_bytes(connection: Connection, attachment: Attachment, data: memoryvi
         attachment: Attachment of the connection.
         data: Bytes to copy.
     """
-    there = memory(len(data)) if likely(connection, attachment) else None
-    if there is None:
+    copied = memory(len(data)) if likely(connection, attachment) else None
+    if copied is None:
         return memoryview(bytes(data))
-    copy(there, data)
-    return there
+    copy(copied, data)
+    return copied
 
 
 def shareable(data: memoryview) -> bool:
     """True if the bytes lie in memory that can be shared."""
-    return bool(data) and known.find(address_of(data), len(data)) is not None
+    return bool(data) and known_segments.find(address_of(data), len(data)) is not None
 
 
 def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
@@ -92,15 +92,15 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
     if shared is None:
         return None
     if not shareable(data):
-        there = memory(len(data))
-        if there is None or not _registered(shared, there):
+        segment_memory = memory(len(data))
+        if segment_memory is None or not _registered(shared, segment_memory):
             return None
-        copy(there, data)
-        data = there
+        copy(segment_memory, data)
+        data = segment_memory
     return data if _place(shared, Kind.UPLOAD, number, data) else None
 
 
-class Landing(NamedTuple):
+class DownloadLocation(NamedTuple):
     """Location of the bytes of a download when its command is answered."""
 
     memory: memoryview
@@ -109,7 +109,7 @@ class Landing(NamedTuple):
     and the command succeeds, they are in `memory`."""
 
 
-def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
+def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> DownloadLocation | None:
     """Makes the device copy the bytes of a transfer to shared memory. Does not wait for the device.
 
     Args:
@@ -124,16 +124,16 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
     shared = _shared(connection, attachment)
     if shared is None:
         return None
-    there = into if shareable(into) else memory(len(into))
-    copy_of_bytes = there is not None and _place(shared, Kind.DOWNLOAD, number, there)
-    return None if there is None or copy_of_bytes is False else Landing(there, bool(copy_of_bytes))
+    destination = into if shareable(into) else memory(len(into))
+    placed = destination is not None and _place(shared, Kind.DOWNLOAD, number, destination)
+    return None if destination is None or placed is False else DownloadLocation(destination, bool(placed))
 
 
 def mark_spoiled(data: memoryview) -> None:
     """Marks the segment as spoiled: the device may still write to it, and its completion is not reported."""
-    place = known.find(address_of(data), len(data))
-    if place is not None:
-        place.segment.spoiled = True
+    position = known_segments.find(address_of(data), len(data))
+    if position is not None:
+        position.segment.spoiled = True
 
 
 def _shared_memory(connection: Connection) -> SharedMemory:
@@ -154,51 +154,51 @@ def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
 
 
 def _registered(shared: Shared, data: memoryview) -> bool:
-    place = known.find(address_of(data), len(data))
-    return place is not None and shared.number(place.segment) > 0
+    position = known_segments.find(address_of(data), len(data))
+    return position is not None and shared.number(position.segment) > 0
 
 
 def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
     """Places the transfer at `data`; returns None if the outcome is unknown."""
-    from hearth.transport.segments import Lost
+    from hearth.transport.segments import ConnectionLost
 
-    place = known.find(address_of(data), len(data))
-    if place is None:
+    position = known_segments.find(address_of(data), len(data))
+    if position is None:
         return False
     try:
-        return shared.place(kind, number, place, len(data))
-    except Lost:
+        return shared.place(kind, number, position, len(data))
+    except ConnectionLost:
         return None
 
 
 # ---- copies ----
 
 
-def copy(into: memoryview, since: memoryview) -> None:
+def copy(destination: memoryview, source: memoryview) -> None:
     """Copies bytes, unless source and destination are the same memory.
 
     Uses several threads for large copies; no helper thread accesses the memory after this returns.
 
     Args:
-        into: Destination; its size determines the number of bytes.
-        since: Source.
+        destination: Destination; its size determines the number of bytes.
+        source: Source.
     """
-    size = len(into)
-    if address_of(into) == address_of(since):
+    size = len(destination)
+    if address_of(destination) == address_of(source):
         return
-    to, source = np.frombuffer(into, np.uint8), np.frombuffer(since, np.uint8)
-    pieces = itertools.count(0, _PIECE)  # `next` is atomic among threads
-    over: list[bool] = []
+    destination_bytes, source_bytes = np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8)
+    pieces = itertools.count(0, _PIECE_BYTES)  # `next` is atomic among threads
+    stopped: list[bool] = []
 
     def work() -> None:
-        while not over and (start := next(pieces)) < size:
-            to[start : start + _PIECE] = source[start : start + _PIECE]
+        while not stopped and (start := next(pieces)) < size:
+            destination_bytes[start : start + _PIECE_BYTES] = source_bytes[start : start + _PIECE_BYTES]
 
-    helpers = crew.help(work, min(threads(), -(-size // _PIECE)) - 1)
+    helpers = crew.help(work, min(threads(), -(-size // _PIECE_BYTES)) - 1)
     try:
         work()
         helpers.dismiss()
     except BaseException:  # KeyboardInterrupt
-        over.append(True)
+        stopped.append(True)
         helpers.dismiss(_LEAVE_S)
         raise

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 SLOTS = 8
 SLOT_BYTES = 8 << 20
-FEW = 4
+INITIAL_SLOTS = 4
 """Number of slots that are made for copies that could take another route."""
-PIECE_LEAST = 1 << 20
+MIN_PIECE_BYTES = 1 << 20
 """Minimum size, in bytes, of a piece: a command costs the device process tens of microseconds, in which it could move a
 MiB."""
 _ROUND = 64 << 10
@@ -34,25 +34,25 @@ class Piece(NamedTuple):
     size: int
 
 
-class Cut:
-    """Division of `size` bytes into pieces of at most `most` bytes.
+class Pieces:
+    """Division of `size` bytes into pieces of at most `max_piece` bytes.
 
     A piece consists of whole rows of `width` bytes, at least one.
     """
 
-    def __init__(self, size: int, most: int, width: int = 1) -> None:
+    def __init__(self, size: int, max_piece: int, width: int = 1) -> None:
         self._size = size
-        self.each = max(1, most // width) * width
+        self.piece_size = max(1, max_piece // width) * width
         """Size, in bytes, of each piece except the last."""
 
     def __len__(self) -> int:
-        return (self._size + self.each - 1) // self.each
+        return (self._size + self.piece_size - 1) // self.piece_size
 
     def __getitem__(self, index: int) -> Piece:
-        start = index * self.each
+        start = index * self.piece_size
         if not 0 <= start < self._size:
             raise IndexError(index)
-        return Piece(start, min(self.each, self._size - start))
+        return Piece(start, min(self.piece_size, self._size - start))
 
 
 def piece_bytes(size: int, threads: int) -> int:
@@ -65,7 +65,7 @@ def piece_bytes(size: int, threads: int) -> int:
         threads: Number of threads that copy.
     """
     share = -(-size // (4 * threads))
-    return min(SLOT_BYTES, max(PIECE_LEAST, -(-share // _ROUND) * _ROUND))
+    return min(SLOT_BYTES, max(MIN_PIECE_BYTES, -(-share // _ROUND) * _ROUND))
 
 
 class Slot:
@@ -92,7 +92,7 @@ class Ring:
 
     def __init__(self, make: Callable[[], Slot | None], count: int = SLOTS, stall: float = STALL_S) -> None:
         self._make = make
-        self._most = count
+        self._max_slots = count
         self._stall = stall
         self._change = threading.Condition(threading.Lock())
         self._slots: list[Slot] = []
@@ -108,10 +108,10 @@ class Ring:
     @property
     def ready(self) -> bool:
         """True if a slot is available at once or soon: the first few slots are made on demand."""
-        return bool(self._free) or len(self._slots) + self._making < FEW
+        return bool(self._free) or len(self._slots) + self._making < INITIAL_SLOTS
 
     @property
-    def made(self) -> int:
+    def slot_count(self) -> int:
         """Number of slots that exist."""
         return len(self._slots)
 
@@ -128,7 +128,7 @@ class Ring:
                 slot = self._pick(holder)
                 if slot is not None:
                     return slot
-                if len(self._slots) + self._making >= self._most:
+                if len(self._slots) + self._making >= self._max_slots:
                     if wait is None or not self._await(wait):
                         return None
                     continue
@@ -136,9 +136,9 @@ class Ring:
             try:
                 slot = self._make()
             except BaseException:
-                self._made(None, holder, again=True)
+                self._add_slot(None, holder, retryable=True)
                 raise
-            if self._made(slot, holder):
+            if self._add_slot(slot, holder):
                 return slot
 
     def _pick(self, holder: object) -> Slot | None:
@@ -149,15 +149,15 @@ class Ring:
         self._free.pop()
         return slot
 
-    def _made(self, slot: Slot | None, holder: object, again: bool = False) -> bool:
+    def _add_slot(self, slot: Slot | None, holder: object, retryable: bool = False) -> bool:
         with self._change:
             self._making -= 1
             if slot is not None:
                 slot.holder, slot.sent = holder, False
-                if self._most:
+                if self._max_slots:
                     self._slots.append(slot)
-            elif not again:
-                self._most = min(self._most, len(self._slots) + self._making)
+            elif not retryable:
+                self._max_slots = min(self._max_slots, len(self._slots) + self._making)
             self._change.notify_all()
         return slot is not None
 
@@ -165,12 +165,12 @@ class Ring:
         """Waits for a change, with the lock held. Returns True if the caller should check again."""
         returns, deadline = self._returns, time.monotonic() + self._stall
         while wait() and (self._slots or self._making):
-            if self._free or self._returns != returns or len(self._slots) + self._making < self._most:
+            if self._free or self._returns != returns or len(self._slots) + self._making < self._max_slots:
                 return True
-            left = deadline - time.monotonic()
-            if left <= 0 and not self._making:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and not self._making:
                 return False
-            self._change.wait(max(left, self._stall / 10))
+            self._change.wait(max(remaining, self._stall / 10))
         return False
 
     def release(self, slot: Slot) -> None:
@@ -180,7 +180,7 @@ class Ring:
             slot: Slot that no command in flight uses.
         """
         with self._change:
-            if slot.holder is None or not any(each is slot for each in self._slots):
+            if slot.holder is None or not any(other is slot for other in self._slots):
                 return
             slot.holder, slot.sent = None, False
             self._free.append(slot)
@@ -190,7 +190,7 @@ class Ring:
     def end(self) -> None:
         """Ends the ring: no more slots are available, and each is released when its transfer has ended."""
         with self._change:
-            self._make, self._most = lambda: None, 0
+            self._make, self._max_slots = lambda: None, 0
             self._slots, self._free = [], []
             self._change.notify_all()
 
@@ -209,7 +209,7 @@ class Ring:
             for slot in self._slots:
                 if slot.holder is holder and not slot.sent:
                     slot.holder = None
-                    if not any(each is slot for each in self._free):
+                    if not any(free is slot for free in self._free):
                         self._free.append(slot)
                     self._returns += 1
             self._change.notify_all()
@@ -223,6 +223,6 @@ class Ring:
             slot: Slot of this ring.
         """
         with self._change:
-            self._slots = [each for each in self._slots if each is not slot]
-            self._free = [each for each in self._free if each is not slot]
+            self._slots = [other for other in self._slots if other is not slot]
+            self._free = [other for other in self._free if other is not slot]
             self._change.notify_all()

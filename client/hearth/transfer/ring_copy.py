@@ -1,6 +1,6 @@
 """Copies of ordinary arrays through the ring, by several threads: the device moves some pieces while others are copied.
 
-The calling thread works as well, and does all the work if no helper comes. If the ring is stalled or its connection
+The calling thread works as well, and does all the work if no helper is free. If the ring is stalled or its connection
 ends, the transfer stops after the pieces that were sent, and the rest takes another route.
 """
 
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth.errors import HearthError, TimeoutError
-from hearth.session.late_errors import origin_here
+from hearth.session.late_errors import current_origin
 from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
-from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
+from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Pieces, Slot, piece_bytes
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hearth.transfer.shared_memory import Shared
     from hearth_proto.v1 import commands_pb2
 
-AHEAD = SLOTS - 2
+MAX_REQUESTED = SLOTS - 2
 """Maximum number of pieces that a download requests ahead. While it waits for a kernel, other transfers use the
 remaining slots."""
 _LEAVE_S = 5.0
@@ -46,14 +46,14 @@ class _Transfer(ABC):
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._origin = origin_here(part.stream, part.buffer)
+        self._origin = current_origin(part.stream, part.buffer)
         self._shared = shared
         self._part = part
         self._host = host
         self._progress = progress
         self._threads = threads()
         width = part.rows.width if part.rows is not None else 1
-        self._pieces = Cut(len(host), piece_bytes(len(host), self._threads), width)
+        self._pieces = Pieces(len(host), piece_bytes(len(host), self._threads), width)
         self._lock = threading.Lock()
         self._next = 0
         """Index of the first piece that no thread has taken: all pieces before it are sent, or will be."""
@@ -68,13 +68,13 @@ class _Transfer(ABC):
     @property
     def _possible(self) -> bool:
         """True if a piece fits a slot."""
-        return self._pieces.each <= SLOT_BYTES
+        return self._pieces.piece_size <= SLOT_BYTES
 
     @abstractmethod
     def _work(self) -> None:
         """Copies pieces until none is left. Runs in the calling thread and in its helpers."""
 
-    def _moved(self) -> int:
+    def _run_copy(self) -> int:
         """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost."""
         if not self._possible:
             return 0
@@ -84,7 +84,7 @@ class _Transfer(ABC):
             if self._lost():
                 return 0
             raise
-        return min(self._next * self._pieces.each, len(self._host))
+        return min(self._next * self._pieces.piece_size, len(self._host))
 
     def _run(self, work: Callable[[], None]) -> None:
         """Runs `work` in this thread and in its helpers. Raises the first error of any of them."""
@@ -98,10 +98,10 @@ class _Transfer(ABC):
             raise
         finally:
             with self._lock:
-                self._over, failed = True, self._error  # later failures are reported elsewhere
+                self._over, first_error = True, self._error  # later failures are reported elsewhere
             self._shared.ring.reclaim(self)
-        if failed is not None:
-            raise failed.again() if isinstance(failed, HearthError) else failed
+        if first_error is not None:
+            raise first_error.again() if isinstance(first_error, HearthError) else first_error
 
     def _stop(self, error: BaseException | None = None) -> None:
         """Stops sending; `error` is the cause, if any."""
@@ -111,25 +111,25 @@ class _Transfer(ABC):
                 self._error = error
         self._shared.ring.wake()
 
-    def _wanted(self) -> bool:
+    def _needs_pieces(self) -> bool:
         return not self._stopped and self._next < len(self._pieces)
 
     def _take_piece(self) -> Piece | None:
         """Takes the next piece, for which the caller already has a slot; None: no piece is left."""
         with self._lock:
-            piece, last = self._pick(), not self._wanted()
+            piece, last = self._pick(), not self._needs_pieces()
         if last:
             self._shared.ring.wake()
         return piece
 
     def _pick(self) -> Piece | None:
-        if not self._wanted():
+        if not self._needs_pieces():
             return None
         self._next += 1
         return self._pieces[self._next - 1]
 
     def _part_of(self, piece: Piece) -> BufferPart:
-        part = self._part.behind(piece.start)
+        part = self._part.skip(piece.start)
         if part.rows is None:
             return part
         return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))
@@ -180,13 +180,13 @@ class RingUpload(_Transfer):
 
         Raises an error that occurs before the end; a later failure is reported like that of a one-way command.
         """
-        return self._moved()
+        return self._run_copy()
 
     def _work(self) -> None:
         ring = self._shared.ring
         try:
-            while self._wanted():
-                slot = ring.acquire(self, wait=self._wanted if self._waits else None)
+            while self._needs_pieces():
+                slot = ring.acquire(self, wait=self._needs_pieces if self._waits else None)
                 if slot is None:
                     return self._stop()
                 piece = self._take_piece()
@@ -206,9 +206,9 @@ class RingUpload(_Transfer):
         if error is None:
             return
         with self._lock:
-            first, over = self._error is None, self._over
+            is_first, over = self._error is None, self._over
         self._stop(error)
-        if first and over and not reported_elsewhere(self._shared.attachment.session.error, error):
+        if is_first and over and not reported_elsewhere(self._shared.attachment.session.error, error):
             error = segment_gone(error) if self._shared.lost(error) else error
             self._connection.defer(error, self._origin)
 
@@ -228,41 +228,41 @@ class RingDownload(_Transfer):
         super().__init__(connection, shared, part, host, progress)
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._came: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
-        self._under_way = 0
+        self._arrived: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
+        self._requested = 0
         """Number of pieces that were requested and have not been copied to `host`."""
 
     def run(self) -> int:
         """Returns the number of bytes received, from the beginning. Raises the copy's error, or `TimeoutError`."""
         try:
-            return self._moved()
+            return self._run_copy()
         finally:
             self._connection.kernel_output.deliver()
 
     def _work(self) -> None:
         """Requests and copies pieces until all requested pieces have arrived and no more will be requested."""
         try:
-            self._ask()
-            while (came := self._await()) is not None:
-                slot, piece = came
+            self._request_pieces()
+            while (arrival := self._await()) is not None:
+                slot, piece = arrival
                 self._host[piece.start : piece.start + piece.size] = slot.segment.bytes[: piece.size]
                 self._shared.ring.release(slot)
                 self._report(piece.size)
                 with self._lock:
-                    self._under_way -= 1
-                self._ask()
+                    self._requested -= 1
+                self._request_pieces()
         except BaseException as error:
             self._stop(error)
 
-    def _ask(self) -> None:
+    def _request_pieces(self) -> None:
         """Requests as many pieces as there are slots. Waits for a slot if no piece is in flight."""
         ring = self._shared.ring
-        while self._wanted() and self._under_way < AHEAD:
-            waits = not self._under_way
-            slot = ring.acquire(self, wait=self._alone if waits else None)
+        while self._needs_pieces() and self._requested < MAX_REQUESTED:
+            waits = not self._requested
+            slot = ring.acquire(self, wait=self._may_wait if waits else None)
             if slot is None:
                 with self._lock:
-                    self._stopped = self._stopped or (waits and not self._under_way)
+                    self._stopped = self._stopped or (waits and not self._requested)
                 break
             piece = self._take_piece()
             if piece is None:
@@ -272,26 +272,26 @@ class RingDownload(_Transfer):
             command.read.shared.segment = slot.number
             self._send(slot, command, CompletionHandler(partial(self._ended, slot, piece), reports=True), one_way=False)
         with self._lock:
-            done = not self._under_way and not self._wanted()
+            done = not self._requested and not self._needs_pieces()
         if done:
             self._dismiss()
 
-    def _alone(self) -> bool:
-        return self._wanted() and not self._under_way and time.monotonic() < self._deadline
+    def _may_wait(self) -> bool:
+        return self._needs_pieces() and not self._requested and time.monotonic() < self._deadline
 
     def _take_piece(self) -> Piece | None:
         with self._lock:
-            piece = self._pick() if self._under_way < AHEAD else None
-            self._under_way += piece is not None
+            piece = self._pick() if self._requested < MAX_REQUESTED else None
+            self._requested += piece is not None
         self._shared.ring.wake()  # a thread that waited because no piece was in flight need not wait any more
         return piece
 
     def _await(self) -> tuple[Slot, Piece] | None:
         """Returns the next piece that has arrived; None: there are no more. Raises `TimeoutError`."""
         if self._deadline == math.inf:
-            return self._came.get()
+            return self._arrived.get()
         try:
-            return self._came.get(timeout=max(0.0, self._deadline - time.monotonic()))
+            return self._arrived.get(timeout=max(0.0, self._deadline - time.monotonic()))
         except Empty:
             raise TimeoutError(
                 f"no answer within {self._timeout:g} s; the work continues.",
@@ -305,17 +305,18 @@ class RingDownload(_Transfer):
         with self._lock:
             if error is None and not self._over and self._error is None:
                 slot.sent = False  # the slot is reclaimed if no thread returns it
-                return self._came.put((slot, piece))
-            told, over = self._error, self._over
+                return self._arrived.put((slot, piece))
+            first_error, over = self._error, self._over
         self._shared.ring.release(slot)
         if error is None:
             return
         self._stop(error)
-        if not (over or told is not None) or self._shared.attachment.session.error is error:
+        if not (over or first_error is not None) or self._shared.attachment.session.error is error:
             return
         if self._shared.lost(error):
             return  # not a failure: the other pieces take another route, or no thread waits for them
-        if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
+        same = (error.reason, error.message)
+        if not isinstance(first_error, HearthError) or (first_error.reason, first_error.message) != same:
             self._connection.defer(error, self._origin)
 
     def _stop(self, error: BaseException | None = None) -> None:
@@ -325,4 +326,4 @@ class RingDownload(_Transfer):
     def _dismiss(self) -> None:
         """Wakes every thread that waits for pieces, so that it stops."""
         for _ in range(self._threads):
-            self._came.put(None)
+            self._arrived.put(None)

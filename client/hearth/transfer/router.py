@@ -61,7 +61,7 @@ def write(
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
-    if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
+    if shared and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.write(
@@ -69,7 +69,7 @@ def write(
         )
         if done == size:
             return copy
-        part, data, progress = part.behind(done), data[done:], plan.later(progress, done, size)
+        part, data, progress = part.skip(done), data[done:], plan.remaining_progress(progress, done, size)
     if inline:
         if part.rows is None:
             attachment.submit(encode.write(part.stream, part.buffer, part.offset, data))
@@ -84,7 +84,7 @@ def write(
     return None
 
 
-def _shares(connection: Connection, inline: bool, size: int) -> bool:
+def _may_share(connection: Connection, inline: bool, size: int) -> bool:
     """True if memory shared with the device may be used.
 
     For data that might travel `inline`, this is so only if such copies are frequent, or if an array of this process may
@@ -198,7 +198,7 @@ def read(
     connection.raise_deferred(part.stream, part.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
+    if shared and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.read(
@@ -206,12 +206,12 @@ def read(
         )
         if done == size:
             return copy
-        part, into, progress = part.behind(done), into[done:], plan.later(progress, done, size)
-    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        part, into, progress = part.skip(done), into[done:], plan.remaining_progress(progress, done, size)
+    remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
-        reading(connection, attachment, part, into, progress).wait(left)
+        reading(connection, attachment, part, into, progress).wait(remaining)
         return None
-    _download(connection, attachment, part, into, left, progress)
+    _download(connection, attachment, part, into, remaining, progress)
     return None
 
 
@@ -236,8 +236,8 @@ def reading(
         if progress is not None:
             progress(size, size)
 
-    whole = part.rows is None
-    command = encode.read(part.stream, part.buffer, part.offset, size) if whole else part.read(size)
+    is_contiguous = part.rows is None
+    command = encode.read(part.stream, part.buffer, part.offset, size) if is_contiguous else part.read(size)
     return connection.request(command, read, attachment, reports=True)
 
 
@@ -268,17 +268,17 @@ def begin_download(connection: Connection, attachment: Attachment, part: BufferP
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
     if reply.on_late_error is not None:
-        reply.on_late_error = partial(_tell_late, reply.on_late_error)
+        reply.on_late_error = partial(_report_late, reply.on_late_error)
     return reply, number
 
 
-def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
+def _report_late(report: Callable[[HearthError], None], error: HearthError) -> None:
     """Reports `error` as a late error, unless it only says that the read was aborted because its wait had ended.
 
     An earlier failure is always reported.
     """
     if error.reason != "TRANSFER_ABORTED" or error.failures:
-        tell(error)
+        report(error)
 
 
 def carry_download(

@@ -13,7 +13,7 @@ import numpy as np
 from hearth.transfer import plan
 from hearth.transfer.pinned_copy import PinnedCopy
 from hearth.transfer.shared_memory import SharedMemory
-from hearth.transport.memory_segments import address_of, known
+from hearth.transport.memory_segments import address_of, known_segments
 from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
@@ -58,17 +58,17 @@ def write(
             free slot.
         blocking: True to wait until memory in a segment has been read.
     """
-    place = known.find(address_of(data), len(data))
-    if place is None and inline and not plan.uses_rings(connection, len(data)):
+    position = known_segments.find(address_of(data), len(data))
+    if position is None and inline and not plan.uses_rings(connection, len(data)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:
         return NOTHING
-    number = 0 if place is None else shared.number(place.segment)
-    if place is not None and number:
-        copy = PinnedCopy(UP, connection, shared, part, place, number, len(data))
+    number = 0 if position is None else shared.number(position.segment)
+    if position is not None and number:
+        copy = PinnedCopy(UP, connection, shared, part, position, number, len(data))
         return _pinned(copy, data, None, progress, blocking)
-    if inline and (place is not None or not shared.ring.ready):
+    if inline and (position is not None or not shared.ring.ready):
         return NOTHING
     from hearth.transfer import ring_copy  # imported only for ordinary arrays
 
@@ -101,17 +101,17 @@ def read(
         inline: True if the bytes may also travel in a batch; see `write`.
         blocking: True to wait until memory in a segment has been filled.
     """
-    place = known.find(address_of(into), len(into))
-    if place is None and inline and not plan.uses_rings(connection, len(into)):
+    position = known_segments.find(address_of(into), len(into))
+    if position is None and inline and not plan.uses_rings(connection, len(into)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:
         return NOTHING
-    number = 0 if place is None else shared.number(place.segment)
-    if place is not None and number:
-        copy = PinnedCopy(DOWN, connection, shared, part, place, number, len(into))
+    number = 0 if position is None else shared.number(position.segment)
+    if position is not None and number:
+        copy = PinnedCopy(DOWN, connection, shared, part, position, number, len(into))
         return _pinned(copy, into, timeout, progress, blocking)
-    if inline and (place is not None or not shared.ring.ready):
+    if inline and (position is not None or not shared.ring.ready):
         return NOTHING
     from hearth.transfer import ring_copy
 

@@ -15,9 +15,9 @@ from hearth.errors import HearthError
 from hearth.transfer.ring_buffer import SLOT_BYTES, Ring, Slot
 from hearth.transport import memory_segments
 from hearth.transport.copy_signals import Signals
-from hearth.transport.memory_segments import Place, Segment
+from hearth.transport.memory_segments import Segment, SegmentPosition
 from hearth.transport.segment_pool import pool
-from hearth.transport.segments import Lost, open_segments
+from hearth.transport.segments import ConnectionLost, open_segments
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2
 
@@ -83,7 +83,7 @@ class Shared:
             The number, or 0 if the segment cannot be registered.
         """
         number = self.connection.number(segment)
-        if number or segment.size > self.connection.most:
+        if number or segment.size > self.connection.max_bytes:
             return number
         try:
             number = self.connection.register(segment, signals=signals)
@@ -91,7 +91,7 @@ class Shared:
                 return number
             pool.trim()  # memory without an array need not stay registered
             return self.connection.register(segment, signals=signals)
-        except Lost:
+        except ConnectionLost:
             return 0
 
     def enable_signals(self) -> None:
@@ -99,7 +99,7 @@ class Shared:
 
         Does nothing if no thread polls; if signals are impossible, completions come from the daemon alone.
         """
-        if not self._signals_enabled and self.attachment.spin_wait.most:
+        if not self._signals_enabled and self.attachment.spin_wait.max_spin_s:
             self._signals_enabled = True
             self.attachment.signals = self._signals()
 
@@ -111,28 +111,28 @@ class Shared:
         except (OSError, HearthError):
             return None
 
-    def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
-        """Asks the device process to copy the bytes of a transfer from `place` or to it.
+    def place(self, kind: Kind, transfer: int, position: SegmentPosition, size: int) -> bool:
+        """Asks the device process to copy the bytes of a transfer from `position` or to it.
 
         Waits for its answer, but not for the device.
 
         Args:
-            kind: ``Kind.UPLOAD`` (from `place`) or ``Kind.DOWNLOAD`` (to it).
+            kind: ``Kind.UPLOAD`` (from `position`) or ``Kind.DOWNLOAD`` (to it).
             transfer: Number of the transfer.
-            place: Location in a segment.
+            position: Location in a segment.
             size: Number of bytes.
 
         Returns:
             True if the device process copies.
 
         Raises:
-            Lost: No answer came: the device process may or may not copy.
+            ConnectionLost: No answer arrived: the device process may or may not copy.
         """
-        segment = place.segment
+        segment = position.segment
         if not self.transfers or not self.number(segment):
             return False
         try:
-            return self.connection.place(kind, transfer, segment, place.offset, size)
+            return self.connection.place(kind, transfer, segment, position.offset, size)
         except BaseException:  # the device process may use the memory without being tracked
             segment.spoiled = True
             raise
@@ -164,7 +164,7 @@ class SharedMemory:
         self._lock = threading.Lock()
         self.shared: Shared | None = None
         """Memory shared for the attachment that was opened last; None: there is none."""
-        self._for: weakref.ref[Attachment] | None = None
+        self._last_attachment: weakref.ref[Attachment] | None = None
         """The attachment for which sharing was last set up or attempted."""
         self._failed = 0
         """Number of failures for that attachment."""
@@ -193,8 +193,8 @@ class SharedMemory:
                     self._failed = 0 if shared.ever_accepted else self._failed + 1
             if self.unavailable(attachment):
                 return None
-            if self._for is None or self._for() is not attachment:
-                self._for, self._failed = weakref.ref(attachment), 0
+            if self._last_attachment is None or self._last_attachment() is not attachment:
+                self._last_attachment, self._failed = weakref.ref(attachment), 0
             try:
                 self.shared = self._open(attachment)
             except HearthError as error:
@@ -211,7 +211,7 @@ class SharedMemory:
         """
         if self._closed or not self._connection.transport.lanes or not memory_segments.possible():
             return True
-        return self._failed >= _TRIES and self._for is not None and self._for() is attachment
+        return self._failed >= _TRIES and self._last_attachment is not None and self._last_attachment() is attachment
 
     def _open(self, attachment: Attachment) -> Shared:
         request = device_pb2.OpenBulkRequest(
@@ -222,8 +222,8 @@ class SharedMemory:
         answer = self._connection.transport.open_bulk(request)
         if not answer.tickets or not answer.path:
             raise OSError("the daemon returned no ticket")
-        most = answer.max_segment_bytes
-        opened = open_segments(answer.path, answer.tickets[0], most, self._connection.mint)
+        max_bytes = answer.max_segment_bytes
+        opened = open_segments(answer.path, answer.tickets[0], max_bytes, self._connection.mint)
         return Shared(attachment, opened, answer.transfers)
 
     def close(self) -> None:

@@ -17,9 +17,9 @@ from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
     from hearth.session.connection import Connection
-    from hearth.transport.stripe import Carried
+    from hearth.transport.stripe import CarriedTransfer
 
-_REST_S = 0.25
+_GATHER_S = 0.25
 """Seconds for which the first open stripe waits for the others before it is used."""
 RETRY_S = 30.0
 """Seconds until stripes are requested again after none went live, or fewer than requested. Doubles each time that none
@@ -49,12 +49,12 @@ class Stripes:
         self._live: list[Stripe] = []
         self._pending: set[Stripe] = set()
         self._generation = 0
-        self._turn = 0
+        self._rotation = 0
         self._not_before = 0.0
         self._first_retry_s = self._retry_s = retry_s
         self._refused = False
         self._closed = False
-        self._carried: dict[int, Carried] = {}
+        self._transfers: dict[int, CarriedTransfer] = {}
 
     def open(self, generation: int, count: int) -> list[Stripe]:
         """Returns stripes to a device process; an empty list: none are available now. Blocks while stripes are opened.
@@ -68,19 +68,20 @@ class Stripes:
                 if generation < self._generation:
                     return []  # the requested process has ended
                 if generation > self._generation:
-                    self._leave()
+                    self._close_all()
                     self._generation, self._not_before, self._retry_s = generation, 0.0, self._first_retry_s
                 missing = count - len(self._live)
-                may = not (self._refused or self._closed) and time.monotonic() >= self._not_before
-            if missing > 0 and may:
+                may_open = not (self._refused or self._closed) and time.monotonic() >= self._not_before
+            if missing > 0 and may_open:
                 self._open(missing)
             with self._change:
-                self._turn += 1  # rotates, so that small transfers, which use few stripes, do not all use the same ones
-                turned = self._turn % len(self._live) if self._live else 0
-                return (self._live[turned:] + self._live[:turned])[:count]
+                # Rotates, so that small transfers, which use few stripes, do not all use the same ones.
+                self._rotation += 1
+                start = self._rotation % len(self._live) if self._live else 0
+                return (self._live[start:] + self._live[:start])[:count]
 
     def _open(self, count: int) -> None:
-        wanted = len(self._live) + count
+        target_count = len(self._live) + count
         request = device_pb2.OpenBulkRequest(
             session_token=self._connection.token,
             device=self._connection.ordinal,
@@ -91,7 +92,7 @@ class Stripes:
             answer = self._connection.transport.open_bulk(request)
         except HearthError as error:
             self._refused = error.reason == "UNSUPPORTED"
-            self._rest()
+            self._postpone()
             return
         host = answer.host or host_of(self._connection.transport.target)
         address = Address(host, answer.port, answer.certificate, answer.max_chunk_bytes)
@@ -99,18 +100,18 @@ class Stripes:
         with self._change:
             for ticket in answer.tickets:
                 self._pending.add(Stripe(address, ticket, self, self.timing))
-            while self._pending and (left := deadline - time.monotonic()) > 0:
+            while self._pending and (remaining := deadline - time.monotonic()) > 0:
                 if self._live:
-                    deadline = min(deadline, time.monotonic() + _REST_S)
-                self._change.wait(left)
+                    deadline = min(deadline, time.monotonic() + _GATHER_S)
+                self._change.wait(remaining)
             if not self._live:
-                self._rest()
+                self._postpone()
                 return
             self._retry_s = self._first_retry_s
-            if len(self._live) < wanted:
+            if len(self._live) < target_count:
                 self._not_before = time.monotonic() + self._retry_s
 
-    def _rest(self) -> None:
+    def _postpone(self) -> None:
         self._not_before = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
 
@@ -118,20 +119,20 @@ class Stripes:
         """Returns the number of open stripes, and whether the daemon has none to offer."""
         return StripesView(len(self._live), self._refused)
 
-    def add_transfer(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
+    def add_transfer(self, number: int, transfer: CarriedTransfer, stripes: Sequence[Stripe]) -> list[Stripe]:
         """Routes incoming frames of the transfer `number` to `transfer` from now on.
 
         Args:
             number: Number of the transfer.
             transfer: Transfer that receives the frames.
-            lines: Stripes that will carry the transfer.
+            stripes: Stripes that will carry the transfer.
 
         Returns:
-            Those of `lines` that have already ended.
+            The stripes among them that have already ended.
         """
         with self._change:
-            self._carried[number] = transfer
-            return [each for each in lines if each not in self._live]
+            self._transfers[number] = transfer
+            return [stripe for stripe in stripes if stripe not in self._live]
 
     def drop(self, number: int) -> None:
         """Stops routing frames to the transfer.
@@ -140,13 +141,13 @@ class Stripes:
             number: Number of the transfer.
         """
         with self._change:
-            self._carried.pop(number, None)
+            self._transfers.pop(number, None)
 
     def close(self) -> None:
         """Closes all stripes for good."""
         with self._change:
             self._closed = True
-            self._leave()
+            self._close_all()
 
     def forked(self) -> None:
         """Abandons the stripes in the child process of a fork: they belong to the parent, and continue there.
@@ -157,7 +158,7 @@ class Stripes:
         self._live = []
         self._pending = set()
 
-    def _leave(self) -> None:
+    def _close_all(self) -> None:
         for stripe in (*self._live, *self._pending):
             stripe.close()
         self._live.clear()
@@ -178,33 +179,33 @@ class Stripes:
                 self._live.append(stripe)
             self._change.notify_all()
 
-    def stripe_ended(self, stripe: Stripe, _why: str) -> None:
+    def stripe_ended(self, stripe: Stripe, _reason: str) -> None:
         """Removes a stripe that has ended, and notifies all transfers in flight.
 
         Args:
             stripe: Stripe of this pool.
-            _why: Description of the error, which is not used.
+            _reason: Description of the error, which is not used.
         """
         with self._change:
             self._pending.discard(stripe)
             if stripe in self._live:
                 self._live.remove(stripe)
-            carried = list(self._carried.values())
+            transfers = list(self._transfers.values())
             self._change.notify_all()
-        for transfer in carried:
+        for transfer in transfers:
             transfer.stripe_lost(stripe)
 
     def has_transfers(self) -> bool:
         """True while any transfer is in flight. Takes no lock."""
-        return bool(self._carried)
+        return bool(self._transfers)
 
-    def find(self, transfer: int) -> Carried | None:
+    def find(self, transfer: int) -> CarriedTransfer | None:
         """Returns the transfer of this number; None: it has ended. Takes no lock.
 
         Args:
             transfer: Number of the transfer.
         """
-        return self._carried.get(transfer)
+        return self._transfers.get(transfer)
 
 
 def host_of(target: str) -> str:

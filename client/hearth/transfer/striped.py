@@ -33,7 +33,7 @@ REOPENINGS = 3
 """Maximum number of times that other stripes are opened without any progress in between."""
 _LEAVE_S = 0.1
 """Seconds for which a thread may access the caller's memory after the end, before its stripe is closed."""
-_LOOK_S = 0.25
+_POLL_S = 0.25
 """Interval, in seconds, of the check for progress."""
 _ANSWER_S = 1.0
 """Seconds to wait for the command's answer after the daemon has reported the end of a transfer."""
@@ -71,11 +71,11 @@ class Striped(ABC):
         self._cut = cut
         self._kind = kind
         self._change = threading.Condition()
-        self._lines: dict[Stripe, int] = {}
+        self._credits: dict[Stripe, int] = {}
         """Stripes that carry the transfer, each with its number of unused credits."""
         self._done: set[int] = set()
         self._bytes = 0
-        self._inside: dict[Stripe, int] = {}
+        self._accessing: dict[Stripe, int] = {}
         """Number of threads that access the caller's memory, by stripe."""
         self._access_ended = False
         """True once no thread may access the caller's memory."""
@@ -104,17 +104,17 @@ class Striped(ABC):
             return
         cancel_transfer(self._connection, self.number)
 
-    def begin(self, lines: Sequence[Stripe]) -> None:
+    def begin(self, stripes: Sequence[Stripe]) -> None:
         """Announces the transfer on these stripes.
 
         Args:
-            lines: Open stripes; those that have ended meanwhile are removed.
+            stripes: Open stripes; those that have ended meanwhile are removed.
         """
         with self._change:
-            for stripe in lines:
-                self._lines[stripe] = 0
-        ended = self._stripes.add_transfer(self.number, self, lines)
-        for stripe in lines:
+            for stripe in stripes:
+                self._credits[stripe] = 0
+        ended = self._stripes.add_transfer(self.number, self, stripes)
+        for stripe in stripes:
             stripe.put(announce(self._kind, self.number, self._cut.chunk))
         for stripe in ended:
             self.stripe_lost(stripe)
@@ -123,31 +123,33 @@ class Striped(ABC):
 
     def _await(self, progress: Progress | None, deadline: float | None) -> bool:
         """Waits for the end of the transfer. Returns False if no stripes are left. Raises `HearthError`."""
-        told, size = 0, self._cut.size
+        reported, size = 0, self._cut.size
         while True:
             with self._change:
-                while self._bytes == told and self._bytes < size and self._lines and not (self._over or self._error):
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise self._late()
+                while (
+                    self._bytes == reported and self._bytes < size and self._credits and not (self._over or self._error)
+                ):
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        raise self._timeout_error()
                     if self._check_silence():
                         return False
-                    self._change.wait(_LOOK_S if left is None else min(left, _LOOK_S))
-                over, error, now, lines = self._over, self._error, self._bytes, bool(self._lines)
-            if progress is not None and now > told:
+                    self._change.wait(_POLL_S if remaining is None else min(remaining, _POLL_S))
+                is_over, error, now, has_stripes = self._over, self._error, self._bytes, bool(self._credits)
+            if progress is not None and now > reported:
                 progress(now, size)
-            told = now
+            reported = now
             if now == size:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
-                raise self._late()
-            if over:
+                raise self._timeout_error()
+            if is_over:
                 raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
             if error is not None:
                 if self._answered(_ANSWER_S):
                     return True
                 raise error
-            if not lines:
+            if not has_stripes:
                 return self._answered(0.0)
 
     def _check_silence(self) -> bool:
@@ -161,7 +163,7 @@ class Striped(ABC):
         if now - self._since < self._stripes.timing.silent:
             return False
         self._silent = True
-        for stripe in self._lines:
+        for stripe in self._credits:
             stripe.close()
         return True
 
@@ -180,10 +182,10 @@ class Striped(ABC):
 
         Returns False if no stripes are available.
         """
-        opened, before = 0, -1
+        opened, previous_bytes = 0, -1
         while not self._await(progress, deadline):
-            if self._bytes > before:
-                opened, before = 0, self._bytes
+            if self._bytes > previous_bytes:
+                opened, previous_bytes = 0, self._bytes
             opened += 1
             if not self._reopen(opened):
                 return False
@@ -196,12 +198,12 @@ class Striped(ABC):
         """
         if self._silent or times > REOPENINGS:
             return False
-        lines = self._stripes.open(self._generation, self._wanted)
-        if lines:
-            self.begin(lines)
-        return bool(lines)
+        stripes = self._stripes.open(self._generation, self._stripe_count)
+        if stripes:
+            self.begin(stripes)
+        return bool(stripes)
 
-    _wanted = 1
+    _stripe_count = 1
 
     def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> GrpcUpload | GrpcDownload:
         """Returns the transfer over gRPC, which is always available. Cancels it if this transfer was cancelled."""
@@ -209,8 +211,8 @@ class Striped(ABC):
         fallback = stream()
         with self._change:
             self._fallback = fallback
-            over = self._over
-        if over:
+            is_over = self._over
+        if is_over:
             fallback.cancel()
         return fallback
 
@@ -231,25 +233,25 @@ class Striped(ABC):
         deadline = time.monotonic() + _LEAVE_S
         with self._change:
             self._access_ended = True
-            while self._inside:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    for stripe in self._inside:
+            while self._accessing:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    for stripe in self._accessing:
                         stripe.close()
-                    left = 1.0
-                self._change.wait(left)
+                    remaining = 1.0
+                self._change.wait(remaining)
 
     def _enter(self, stripe: Stripe) -> None:
-        self._inside[stripe] = self._inside.get(stripe, 0) + 1
+        self._accessing[stripe] = self._accessing.get(stripe, 0) + 1
 
     def _exit(self, stripe: Stripe) -> None:
-        count = self._inside.pop(stripe) - 1
+        count = self._accessing.pop(stripe) - 1
         if count:
-            self._inside[stripe] = count
-        if not self._inside and self._access_ended:
+            self._accessing[stripe] = count
+        if not self._accessing and self._access_ended:
             self._change.notify_all()
 
-    def _late(self) -> HearthError:
+    def _timeout_error(self) -> HearthError:
         target = self._connection.transport.target
         return errors.TimeoutError(
             f"the daemon at {target} did not answer in time.",
@@ -257,7 +259,7 @@ class Striped(ABC):
             fix="check the daemon with `hearth status`, or use a longer timeout.",
         )
 
-    # ---- what stripes say ----
+    # ---- events of a stripe; see `hearth.transport.stripe.CarriedTransfer` ----
 
     def aborted(self, status: bytes) -> None:
         """Makes the waiting thread raise the daemon's reason, unless the command succeeds within `_ANSWER_S` seconds.
@@ -305,14 +307,14 @@ class Striped(ABC):
         """
 
     @abstractmethod
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
         """Counts a received chunk of a download.
 
         Args:
             stripe: Stripe over which the chunk arrived.
             offset: Offset of the chunk in bytes.
             size: Size of the chunk in bytes.
-            whole: False if not all bytes have arrived: the chunk is not counted.
+            is_complete: False if not all bytes have arrived: the chunk is not counted.
         """
 
     @abstractmethod
@@ -323,7 +325,7 @@ class Striped(ABC):
             stripe: Stripe, which need not carry this transfer.
         """
 
-    def _came(self) -> None:
+    def _complete(self) -> None:
         """Marks all chunks as done."""
         self._done.update(range(self._cut.count))
         self._bytes = self._cut.size

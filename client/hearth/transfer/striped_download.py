@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hearth.transfer.stripe_pool import Stripes
 
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 """Interval, in seconds, at which the wait for the answer checks that the stripes it depends on are alive."""
 
 
@@ -33,16 +33,16 @@ class StripedDownload(Striped):
         reply: Reply,
         number: int,
         memory: memoryview,
-        lines: Sequence[Stripe],
+        open_stripes: Sequence[Stripe],
         chunk: int,
         generation: int,
         timeout: float | None = None,
     ) -> None:
         super().__init__(connection, stripes, reply, number, StripeCut(len(memory), chunk), Kind.DOWNLOAD, generation)
         self._memory = memory
-        self._wanted = len(lines)
+        self._stripe_count = len(open_stripes)
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self.begin(lines)
+        self.begin(open_stripes)
 
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
         """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
@@ -52,14 +52,14 @@ class StripedDownload(Striped):
             progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         """
         with self._memory_in_use():
-            if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._heard():
+            if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._wait_for_answer():
                 return len(memory)
-            left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
-            download = self._fall_back(lambda: GrpcDownload(self._connection, self.number, left))
+            remaining = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+            download = self._fall_back(lambda: GrpcDownload(self._connection, self.number, remaining))
             assert isinstance(download, GrpcDownload)
             return download.into(memory, progress)
 
-    def _heard(self) -> bool:
+    def _wait_for_answer(self) -> bool:
         """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived.
 
         The last acknowledgement may be lost with a stripe; then the daemon sends those chunks again, over the other
@@ -67,15 +67,15 @@ class StripedDownload(Striped):
         """
         opened = 0
         while True:
-            left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())
-            if left <= 0:
-                raise self._late()
-            if self._reply.wait_answered(left):
+            remaining = _POLL_S if self._deadline is None else min(_POLL_S, self._deadline - time.monotonic())
+            if remaining <= 0:
+                raise self._timeout_error()
+            if self._reply.wait_answered(remaining):
                 return True
             with self._change:
                 if self._over or self._error is not None:
                     return True  # the answer contains the reason
-                if self._lines and not self._check_silence():
+                if self._credits and not self._check_silence():
                     continue
             opened += 1
             if not self._reopen(opened):
@@ -114,17 +114,17 @@ class StripedDownload(Striped):
             self._enter(stripe)
         return self._memory[offset : offset + size]
 
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
         """Counts the chunk if it has arrived completely; a chunk that arrives twice counts once.
 
         Args:
             stripe: Stripe over which the chunk arrived.
             offset: Offset of the chunk in bytes.
             size: Size of the chunk in bytes.
-            whole: True if all bytes have arrived.
+            is_complete: True if all bytes have arrived.
         """
         with self._change:
-            if whole:
+            if is_complete:
                 self._count(self._cut.index(offset, size))
             self._exit(stripe)
 
@@ -135,5 +135,5 @@ class StripedDownload(Striped):
             stripe: Stripe, which need not carry this transfer.
         """
         with self._change:
-            self._lines.pop(stripe, None)
+            self._credits.pop(stripe, None)
             self._change.notify_all()

@@ -29,7 +29,7 @@ class StripedUpload(Striped):
         reply: Reply,
         number: int,
         data: memoryview,
-        lines: Sequence[Stripe],
+        open_stripes: Sequence[Stripe],
         chunk: int,
         generation: int,
         progress: Progress | None = None,
@@ -37,11 +37,11 @@ class StripedUpload(Striped):
         super().__init__(connection, stripes, reply, number, StripeCut(len(data), chunk), Kind.UPLOAD, generation)
         self._data = data
         self._progress = progress
-        self._wanted = len(lines)
+        self._stripe_count = len(open_stripes)
         self._next = 0
         self._resend: deque[int] = deque()
         self._sending: dict[Stripe, set[int]] = {}
-        self.begin(lines)
+        self.begin(open_stripes)
 
     def result(self) -> int:
         """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
@@ -63,8 +63,8 @@ class StripedUpload(Striped):
             chunks: Number of further chunks.
         """
         with self._change:
-            if stripe in self._lines:
-                self._lines[stripe] += chunks
+            if stripe in self._credits:
+                self._credits[stripe] += chunks
                 self._assign_chunks(stripe)
 
     def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
@@ -77,7 +77,7 @@ class StripedUpload(Striped):
         index = offset // self._cut.chunk
         with self._change:
             if offset == self._cut.size:
-                self._came()
+                self._complete()
             elif index in self._sending.get(stripe, ()):
                 self._sending[stripe].discard(index)
                 self._count(index)
@@ -92,14 +92,14 @@ class StripedUpload(Striped):
         """
         return None  # only downloads place chunks
 
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
         """Does nothing: no chunks arrive for an upload.
 
         Args:
             stripe: Not used.
             offset: Not used.
             size: Not used.
-            whole: Not used.
+            is_complete: Not used.
         """
         pass
 
@@ -110,24 +110,24 @@ class StripedUpload(Striped):
             stripe: Stripe, which need not carry this transfer.
         """
         with self._change:
-            if self._lines.pop(stripe, None) is None:
+            if self._credits.pop(stripe, None) is None:
                 return
             self._resend.extend(sorted(self._sending.pop(stripe, ())))
-            for other in self._lines:
-                self._assign_chunks(other)
+            for remaining in self._credits:
+                self._assign_chunks(remaining)
             self._change.notify_all()
 
     def _assign_chunks(self, stripe: Stripe) -> None:
-        while self._lines[stripe]:
+        while self._credits[stripe]:
             if self._resend:
                 index = self._resend.popleft()
             elif self._next < self._cut.count:
                 index, self._next = self._next, self._next + 1
             else:
                 return
-            self._lines[stripe] -= 1
+            self._credits[stripe] -= 1
             self._sending.setdefault(stripe, set()).add(index)
-            stripe.put_chunk(_Part(self, stripe), index)
+            stripe.put_chunk(_StripeSender(self, stripe), index)
 
     def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
         """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
@@ -153,7 +153,7 @@ class StripedUpload(Striped):
             self._exit(stripe)
 
 
-class _Part:
+class _StripeSender:
     """The part of an upload that one stripe sends."""
 
     __slots__ = ("_stripe", "_upload", "number")

@@ -37,14 +37,14 @@ def upload(
         data: Bytes of the transfer, which must not change until the result is known.
         progress: Receives the number of bytes sent, and the total; None: not reported.
     """
-    found = _lines(connection, attachment, len(data))
-    if found is None:
+    route = _open_stripes(connection, attachment, len(data))
+    if route is None:
         return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
     from hearth.transfer.striped_upload import StripedUpload
 
-    stripes, lines, chunk = found
+    stripes, open_stripes, chunk = route
     generation = attachment.session.generation
-    return StripedUpload(connection, stripes, reply, number, data, lines, chunk, generation, progress)
+    return StripedUpload(connection, stripes, reply, number, data, open_stripes, chunk, generation, progress)
 
 
 def download(
@@ -65,26 +65,32 @@ def download(
         into: Destination of the bytes.
         timeout: Seconds after which the transfer is cut short; None: never.
     """
-    found = _lines(connection, attachment, len(into))
-    if found is None:
+    route = _open_stripes(connection, attachment, len(into))
+    if route is None:
         return GrpcDownload(connection, number, timeout)
     from hearth.transfer.striped_download import StripedDownload
 
-    stripes, lines, chunk = found
+    stripes, open_stripes, chunk = route
     generation = attachment.session.generation
-    return StripedDownload(connection, stripes, reply, number, into, lines, chunk, generation, timeout)
+    return StripedDownload(connection, stripes, reply, number, into, open_stripes, chunk, generation, timeout)
 
 
-def _lines(connection: Connection, attachment: Attachment, size: int) -> tuple[Stripes, list[Stripe], int] | None:
+def _open_stripes(
+    connection: Connection, attachment: Attachment, size: int
+) -> tuple[Stripes, list[Stripe], int] | None:
     """Returns stripes for `size` bytes and the size of the chunks, in bytes; None: use gRPC."""
-    most = connection.transport.stripes
-    count = plan.stripes(size, min(plan.MOST_STRIPES, cores()) if most is None else most)
+    limit = connection.transport.stripes
+    count = plan.stripes(size, min(plan.MAX_STRIPES, cores()) if limit is None else limit)
     if not count:
         return None
     from hearth.transfer.stripe_pool import Stripes  # imported only for large transfers, which few sessions make
 
     stripes = connection.part(Stripes)
-    lines = stripes.open(attachment.session.generation, count)
-    if not lines:
+    open_stripes = stripes.open(attachment.session.generation, count)
+    if not open_stripes:
         return None
-    return stripes, lines, plan.stripe_chunk(size, len(lines), min(each.max_chunk for each in lines))
+    return (
+        stripes,
+        open_stripes,
+        plan.stripe_chunk(size, len(open_stripes), min(stripe.max_chunk for stripe in open_stripes)),
+    )

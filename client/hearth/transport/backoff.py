@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from hearth.errors import HearthError
 
 FIRST_S = 0.005
-MOST_S = 0.5
+MAX_PAUSE_S = 0.5
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
 _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
 """Reasons after which an attach is repeated without a hint of the daemon: a device that is restarting, and a daemon
 that has yet to notice the end of the old stream."""
-_TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
+_RETRIED_WITH_HINT = ("DEVICE_UNAVAILABLE", "OVERLOADED")
 """Reasons after which an attach is repeated if the daemon says when."""
 _BROKEN_S = 1.0
 """Seconds during which a first attach is repeated if its connection breaks."""
@@ -32,7 +32,7 @@ def may_replace_stream(error: HearthError) -> bool:
 
 
 class Backoff:
-    """Pauses that grow from zero to `MOST_S`, until `seconds` have passed."""
+    """Pauses that grow from zero to `MAX_PAUSE_S`, until `seconds` have passed."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -40,23 +40,23 @@ class Backoff:
         self._deadline = clock() + seconds
         self._pause = 0.0
 
-    def pause(self, least: float = 0.0) -> float | None:
+    def pause(self, minimum: float = 0.0) -> float | None:
         """Returns the seconds to wait before the next attempt.
 
         Args:
-            least: Seconds to wait at least, unless less time is left.
+            minimum: Seconds to wait at least, unless less time is left.
 
         Returns:
             The pause, or None if no time is left.
         """
-        left = self._deadline - self._clock()
-        if left <= 0:
+        remaining = self._deadline - self._clock()
+        if remaining <= 0:
             return None
         import random  # imported only after a failure, because the import takes a while
 
-        pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
+        pause, self._pause = self._pause, min(MAX_PAUSE_S, max(FIRST_S, 2 * self._pause))
         # Random, because many clients may have lost the same daemon, or were asked to return at the same time.
-        return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))
+        return min(remaining, max(pause * random.uniform(0.75, 1.25), minimum * random.uniform(1.0, 1.25)))
 
 
 class AttachBackoff:
@@ -69,11 +69,11 @@ class AttachBackoff:
         self._absent = absent
         self._clock = clock
         self._deadline = clock() + timeout
-        self._broken = Backoff(min(timeout, _BROKEN_S), clock)
+        self._broken_backoff = Backoff(min(timeout, _BROKEN_S), clock)
         self._pause = _RETRY_S
 
     @property
-    def left(self) -> float:
+    def attempt_timeout(self) -> float:
         """Timeout, in seconds, of the next attempt."""
         return max(0.1, self._deadline - self._clock())
 
@@ -87,13 +87,13 @@ class AttachBackoff:
             HearthError: There is no further attempt; this is `error`.
         """
         if error.broken:
-            again = None if self._absent() else self._broken.pause()
-            if again is None:
+            pause = None if self._absent() else self._broken_backoff.pause()
+            if pause is None:
                 raise error
-            return again
+            return pause
         wait = error.retry_after if error.retry_after is not None else self._pause
-        told_to = error.reason in _TOLD_TO and error.retry_after is not None
-        if not (told_to or error.reason in _RETRIED) or self._clock() + wait > self._deadline:
+        has_hint = error.reason in _RETRIED_WITH_HINT and error.retry_after is not None
+        if not (has_hint or error.reason in _RETRIED) or self._clock() + wait > self._deadline:
             raise error
         self._pause = min(2 * self._pause, _RETRY_MAX_S)
         return wait

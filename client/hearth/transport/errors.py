@@ -29,15 +29,15 @@ def absent(target: str) -> bool:
         return probe.connect_ex(path) in _ABSENT
 
 
-def unreached(target: str, why: str) -> HearthError:
+def unreached(target: str, reason: str) -> HearthError:
     """Returns the error for a connection that broke or could not be made.
 
     Args:
         target: Address of the daemon.
-        why: Reason, for the message.
+        reason: Reason, for the message.
     """
     return broken(
-        f"the daemon at {target} does not answer ({why}).",
+        f"the daemon at {target} does not answer ({reason}).",
         fix="start a daemon with `hearthd serve`, or check the address.",
     )
 

@@ -15,7 +15,7 @@ from hearth.codec import decode
 from hearth.errors import HearthError
 from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import AbortReporter
-from hearth.transport.framed_call import FramedExchange, send_beside
+from hearth.transport.framed_call import FramedExchange, send_in_thread
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import KEEPALIVE, Metadata, socket_path
 from hearth_proto.later import device_pb2
@@ -41,7 +41,7 @@ class FramedTransport:
         self.stripes: int | None = 0
         """Number of TCP connections for bulk data: none on the same host."""
         self.keepalive = KEEPALIVE
-        """How the calls that begin from now on notice that the daemon is gone."""
+        """Keepalive times with which calls that begin from now on detect that the daemon has ended."""
         self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
         self._calls: set[FramedExchange] = set()
@@ -72,7 +72,7 @@ class FramedTransport:
         """
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
 
         Args:
@@ -85,15 +85,15 @@ class FramedTransport:
         return _Answer(self, call, response_type)
 
     def _unary(self, service: str, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        left = transport_errors.TRIES if method in transport_errors.SAFE else 1
+        attempts_left = transport_errors.TRIES if method in transport_errors.SAFE else 1
         while True:
-            left -= 1
+            attempts_left -= 1
             try:
-                shown = self.metadata + telemetry.context()
-                call = self._start(service + method, request.SerializeToString(), timeout, shown)
+                metadata = self.metadata + telemetry.context()
+                call = self._start(service + method, request.SerializeToString(), timeout, metadata)
                 return _Answer(self, call, response_type).result()
             except HearthError as error:
-                if not error.broken or not left:
+                if not error.broken or not attempts_left:
                     raise
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
@@ -109,8 +109,8 @@ class FramedTransport:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
             )
-        except errors.TimeoutError as late:
-            raise transport_errors.unreached(self.target, late.message) from None
+        except errors.TimeoutError as error:
+            raise transport_errors.unreached(self.target, error.message) from None
         return answer
 
     def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
@@ -132,7 +132,7 @@ class FramedTransport:
             early: Not called, because the iterating thread receives each response first.
         """
         call = self._start(_DEVICE + "Execute", next(requests), None, self.metadata, more=True)
-        send_beside(call, requests, "hearth-send")
+        send_in_thread(call, requests, "hearth-send")
         return _Responses(self, call)
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
@@ -161,7 +161,7 @@ class FramedTransport:
             requests: Serialized `UploadRequest` messages; the first one is taken by the calling thread.
         """
         call = self._start(_DEVICE + "Upload", next(requests), None, self.metadata + telemetry.context(), more=True)
-        send_beside(call, requests, "hearth-upload")
+        send_in_thread(call, requests, "hearth-upload")
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
@@ -251,9 +251,9 @@ class _Answer:
 
             if not isinstance(error, DecodeError):
                 raise
-            unread = error
+            decode_error = error
         raise HearthError(
-            f"the daemon's answer cannot be decoded: {unread}.",
+            f"the daemon's answer cannot be decoded: {decode_error}.",
             reason="INTERNAL",
             fix="install the same version on both sides.",
         )
@@ -267,7 +267,7 @@ class _Upload(_Answer):
         try:
             return int(super().result().received)
         except HearthError as error:
-            if self._call.left and error.broken and self._cancelled:
+            if self._call.cancelled and error.broken and self._cancelled:
                 raise errors.TransferError(
                     "the upload was cancelled.", reason="CANCELLED", fix="start it again."
                 ) from None

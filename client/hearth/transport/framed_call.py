@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 20
 _BUFFER = 2 << 20
 """Requested size, in bytes, of the socket's send buffer: enough for one message of a transfer and the next."""
 _SMALL = 64 << 10
-_CROWDED_S = 0.002
+_CONNECT_RETRY_S = 0.002
 _FLAGS = socket.MSG_NOSIGNAL
 _open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
@@ -41,14 +41,14 @@ class FramedExchange:
 
         Raises `OSError`, or `ValueError` for an invalid path.
         """
-        self.left = False
+        self.cancelled = False
         """True once the client has ended the call."""
         self._target = target
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._keepalive = keepalive
         self._sending = threading.Lock()
         self._frames = FrameReader(calls.MAX_MESSAGE)
-        self._came: list[Frame] = []
+        self._received: list[Frame] = []
         self._socket = _connect(path, self._deadline)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -106,8 +106,8 @@ class FramedExchange:
         """
         try:
             while True:
-                came, self._came = self._came, []
-                for frame in came:
+                received, self._received = self._received, []
+                for frame in received:
                     if frame.kind == Kind.MESSAGE:
                         yield frame.payload
                     elif frame.kind == Kind.END:
@@ -115,7 +115,7 @@ class FramedExchange:
                             raise refusal_of(frame.payload)
                         return
                     elif frame.kind == Kind.PING:
-                        self._say(Kind.PONG)
+                        self._send_empty(Kind.PONG)
                     elif frame.kind != Kind.PONG:
                         raise FrameError(f"a frame of kind {frame.kind} arrived in a call")
                 self._receive()
@@ -128,29 +128,29 @@ class FramedExchange:
 
     def _receive(self) -> None:
         """Waits for the next frames. Raises `OSError`, or `hearth.TimeoutError` at the deadline."""
-        asked = False
-        while not self._came:
-            wait = self._keepalive.answer if asked else self._keepalive.ask
+        pinged = False
+        while not self._received:
+            wait = self._keepalive.answer if pinged else self._keepalive.ask
             if self._deadline is not None:
                 wait = min(wait, max(0.0, self._deadline - time.monotonic()))
             if self._poll.poll(wait * 1e3):
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
                     raise ConnectionError("the daemon closed the connection")
-                asked = False
-                self._came = self._frames.feed(data)
+                pinged = False
+                self._received = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 raise errors.TimeoutError(
                     f"the daemon at {self._target} did not answer in time.",
                     reason="DEADLINE_EXCEEDED",
                     fix="check the daemon with `hearth status`, or use a longer timeout.",
                 )
-            elif asked:
+            elif pinged:
                 raise ConnectionError("the daemon stopped responding")
             else:
-                asked = self._say(Kind.PING)
+                pinged = self._send_empty(Kind.PING)
 
-    def _say(self, kind: Kind) -> bool:
+    def _send_empty(self, kind: Kind) -> bool:
         """Sends an empty frame, and returns True.
 
         Returns False if the frame was not sent because another frame still waits for the daemon to read it. If the
@@ -172,7 +172,7 @@ class FramedExchange:
 
     def cancel(self) -> None:
         """Ends the call, from any thread: the daemon abandons it, and threads that send or receive here are woken."""
-        self.left = True
+        self.cancelled = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -201,7 +201,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
             except BlockingIOError:  # more clients connect than the daemon has accepted so far
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError("the daemon accepted no connection in time") from None
-                time.sleep(_CROWDED_S)
+                time.sleep(_CONNECT_RETRY_S)
         connection.setblocking(True)
     except BaseException:
         connection.close()
@@ -221,7 +221,7 @@ def refusal_of(payload: bytes) -> HearthError:
         raise FrameError(f"a call ended with an invalid status: {error}") from None
 
 
-def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
+def send_in_thread(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
     """Sends the remaining messages in a separate thread.
 
     Args:

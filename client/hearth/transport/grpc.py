@@ -39,7 +39,7 @@ _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 """Texts of gRPC for a connection or stream that was cut. The status codes of these errors have other meanings too."""
 _RESULT = b"\x1a"
 """First byte of an ExecuteResponse that carries a result: field 3, length-delimited."""
-_TAKEN = object()
+_ACCEPTED_EARLY = object()
 _OPEN_BULK_S = 5.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
@@ -55,7 +55,7 @@ def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | ob
     A result that `early` accepts here reaches its waiting thread without a switch to the iterating thread.
     """
     if message[:1] == _RESULT and early(message):
-        return _TAKEN
+        return _ACCEPTED_EARLY
     return device_pb2.ExecuteResponse.FromString(message)
 
 
@@ -71,9 +71,9 @@ class GrpcTransport:
         self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
-        self.line = ReopenedChannel(self._open, target)
+        self.call_channel = ReopenedChannel(self._open, target)
         """gRPC channel of unary calls and Execute streams."""
-        self._bulk = ReopenedChannel(self._open, target)
+        self._bulk_channel = ReopenedChannel(self._open, target)
         self._abort_reporter = AbortReporter(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
@@ -86,7 +86,7 @@ class GrpcTransport:
             timeout: Longest wait in seconds for each attempt.
         """
         return self._unary(
-            self.line,
+            self.call_channel,
             _NODE + method,
             request,
             response_type,
@@ -94,7 +94,7 @@ class GrpcTransport:
             transport_errors.TRIES if method in transport_errors.SAFE else 1,
         )
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
 
         Args:
@@ -103,17 +103,17 @@ class GrpcTransport:
             response_type: Class of the answer.
             timeout: Seconds after which the call fails.
         """
-        channel = self.line.channel()
+        channel = self.call_channel.channel()
         stub: Any = channel.unary_unary(
             _NODE + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response_type.FromString,
         )
         try:
-            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
+            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
         except ValueError:  # gRPC's answer to a closed channel
             raise self._closed_or_broken() from None
-        return _Answer(call, self.target, partial(self.line.mark_stale, channel))
+        return _Answer(call, self.target, partial(self.call_channel.mark_stale, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """Makes a unary call of DeviceService, and waits for the answer. Raises `HearthError`.
@@ -124,8 +124,8 @@ class GrpcTransport:
             response_type: Class of the answer.
             timeout: Longest wait in seconds.
         """
-        tries = transport_errors.TRIES if method in transport_errors.SAFE else 1
-        return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
+        attempts = transport_errors.TRIES if method in transport_errors.SAFE else 1
+        return self._unary(self.call_channel, _DEVICE + method, request, response_type, timeout, attempts)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """Asks how many bytes of an upload the daemon has, over the channel for bulk data.
@@ -138,37 +138,43 @@ class GrpcTransport:
         """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
-                self._bulk,
+                self._bulk_channel,
                 _DEVICE + "TransferStatus",
                 request,
                 device_pb2.TransferStatusResponse,
                 transport_errors.STATUS_S,
                 1,
             )
-        except errors.TimeoutError as late:
-            raise transport_errors.unreached(self.target, late.message) from None
+        except errors.TimeoutError as error:
+            raise transport_errors.unreached(self.target, error.message) from None
         return answer
 
     def _unary(
-        self, line: ReopenedChannel, path: str, request: Any, response_type: Any, timeout: float, tries: int
+        self,
+        reopened_channel: ReopenedChannel,
+        path: str,
+        request: Any,
+        response_type: Any,
+        timeout: float,
+        attempts: int,
     ) -> Any:
         while True:
-            tries -= 1
-            channel = line.channel()
+            attempts -= 1
+            channel = reopened_channel.channel()
             stub: Callable[..., Any] = channel.unary_unary(
                 path,
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=response_type.FromString,
             )
             try:
-                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
+                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error, self.target)
             except ValueError:  # gRPC's answer to a closed channel
                 error = self._closed_or_broken()
-            if error.broken or (line is self._bulk and isinstance(error, errors.TimeoutError)):
-                line.mark_stale(channel)
-            if not error.broken or not tries:
+            if error.broken or (reopened_channel is self._bulk_channel and isinstance(error, errors.TimeoutError)):
+                reopened_channel.mark_stale(channel)
+            if not error.broken or not attempts:
                 raise error
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
@@ -178,7 +184,7 @@ class GrpcTransport:
             request: Device, its generation, and the number of stripes.
         """
         answer: device_pb2.OpenBulkResponse = self._unary(
-            self.line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
+            self.call_channel, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
         )
         return answer
 
@@ -190,14 +196,16 @@ class GrpcTransport:
             early: Receives each serialized result in gRPC's receiving thread. If it returns True, the result is not
                 among those iterated.
         """
-        channel = self.line.channel()
+        channel = self.call_channel.channel()
         stub: Callable[..., Any] = channel.stream_stream(
             _DEVICE + "Execute",
             request_serializer=_identity,
             response_deserializer=partial(_read_early, early),
         )
         return _Stream(
-            self._start(stub, requests, metadata=self.metadata), self.target, partial(self.line.mark_stale, channel)
+            self._start(stub, requests, metadata=self.metadata),
+            self.target,
+            partial(self.call_channel.mark_stale, channel),
         )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
@@ -214,16 +222,16 @@ class GrpcTransport:
         Args:
             requests: Serialized `UploadRequest` messages, taken by a thread of gRPC.
         """
-        channel = self._bulk.channel()
+        channel = self._bulk_channel.channel()
         stub: Any = channel.stream_unary(
             _DEVICE + "Upload",
             request_serializer=_identity,
             response_deserializer=device_pb2.UploadResponse.FromString,
         )
         return _Upload(
-            self._start(stub.future, requests, metadata=self._shown()),
+            self._start(stub.future, requests, metadata=self._call_metadata()),
             self.target,
-            partial(self._bulk.mark_stale, channel),
+            partial(self._bulk_channel.mark_stale, channel),
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
@@ -233,14 +241,16 @@ class GrpcTransport:
             request: Names the transfer and the offset of the first byte.
             timeout: Seconds after which the stream is cut short; None: never.
         """
-        channel = self._bulk.channel()
+        channel = self._bulk_channel.channel()
         stub: Callable[..., Any] = channel.unary_stream(
             _DEVICE + "Download",
             request_serializer=device_pb2.DownloadRequest.SerializeToString,
             response_deserializer=_identity,
         )
         return _Stream(
-            self._start(stub, request, timeout, self._shown()), self.target, partial(self._bulk.mark_stale, channel)
+            self._start(stub, request, timeout, self._call_metadata()),
+            self.target,
+            partial(self._bulk_channel.mark_stale, channel),
         )
 
     def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
@@ -258,15 +268,15 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Closes the channels, which ends open streams."""
-        self.line.close()
-        self._bulk.close()
+        self.call_channel.close()
+        self._bulk_channel.close()
 
     def _open(self) -> grpc.Channel:
         if self._credentials is not None:
             return grpc.secure_channel(self.target, self._credentials, options=self._options)
         return grpc.insecure_channel(self.target, options=self._options)
 
-    def _shown(self) -> tuple[tuple[str, str], ...]:
+    def _call_metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the metadata of a call: the caller's identity and the current span."""
         return self.metadata + telemetry.context()
 
@@ -279,7 +289,7 @@ class GrpcTransport:
     def _closed_or_broken(self) -> HearthError:
         return (
             transport_errors.closed(self.target)
-            if self.line.closed
+            if self.call_channel.closed
             else transport_errors.unreached(self.target, "the channel was closed")
         )
 
@@ -287,41 +297,41 @@ class GrpcTransport:
 class _Stream(Generic[T]):
     """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
 
-    def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
+    def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
         self._call = call
         self._target = target
-        self._broke = broke
-        self._left = False
+        self._mark_stale = mark_stale
+        self._is_left = False
 
     def __iter__(self) -> Iterator[T]:
         try:
             for message in self._call:
-                if message is not _TAKEN:
+                if message is not _ACCEPTED_EARLY:
                     yield message
             return
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
         # Raised outside of the handler: an error with gRPC's exception as its context could not be sent to another
         # process.
-        if error.broken and not self._left:
-            self._broke()
+        if error.broken and not self._is_left:
+            self._mark_stale()
         raise error
 
     def cancel(self) -> None:
         self._call.cancel()
 
     def leave(self) -> None:
-        self._left = True  # the channel stays, because other calls use it
+        self._is_left = True  # the channel stays, because other calls use it
         self._call.cancel()
 
 
 class _Answer:
     """Pending response of a unary call."""
 
-    def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
+    def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
         self._call = call
         self._target = target
-        self._broke = broke
+        self._mark_stale = mark_stale
 
     def result(self) -> Any:
         try:
@@ -329,7 +339,7 @@ class _Answer:
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
             if error.broken:
-                self._broke()
+                self._mark_stale()
         except grpc.FutureCancelledError:
             error = self._cancelled()
         raise error
@@ -369,7 +379,7 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     text = error.details() or code.name
     if (
         code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(each in text for each in _BREAKS))
+        or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(phrase in text for phrase in _BREAKS))
     ):  # fmt: skip
         return transport_errors.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

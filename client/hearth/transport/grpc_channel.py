@@ -29,13 +29,13 @@ class ReopenedChannel:
         with self._lock:
             if self.closed:
                 raise errors.closed(self._target)
-            left, channel = None, self._channel
+            stale_channel, channel = None, self._channel
             if channel is None or self._stale:
-                left = channel
+                stale_channel = channel
                 self._channel = channel = self._open()
                 self._stale = False
-        if left is not None:
-            left.close()
+        if stale_channel is not None:
+            stale_channel.close()
         return channel
 
     def mark_stale(self, channel: grpc.Channel) -> None:

@@ -29,14 +29,14 @@ _BATCH = int(Kind.BATCH)
 _HEAD = HEADER.size
 _unpack = HEADER.unpack_from
 _unpack_two = struct.Struct(HEADER.format + HEADER.format[1:]).unpack_from
-_TWO = 2 * _HEAD
+_TWO_HEADS = 2 * _HEAD
 _NO_WORD = memoryview(bytes(8)).cast("Q")
-_GLANCES = range(8)
+_WORD_READS = range(8)
 """Number of reads of the signal word between two polls of the socket, each of which takes ten times as long as a
 read."""
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
-Came: TypeAlias = tuple[int, int, bytes]
+ReceivedFrame: TypeAlias = tuple[int, int, bytes]
 """Kind, id and payload of a received frame. Not a `Frame`, because building one takes longer than all other processing
 of a short frame."""
 
@@ -63,15 +63,15 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
         connection.connect(path)
         connection.sendall(frames.encode(Kind.TICKET, ticket))
         reader = FrameReader()
-        came: list[Frame] = []
-        while not came:
+        received: list[Frame] = []
+        while not received:
             connection.settimeout(max(1e-3, deadline - monotonic()))
             data = connection.recv(_READ_BYTES)
             if not data:
                 raise LaneEnded("the ticket was refused")
-            came = reader.feed(data)
-        if came[0].kind != Kind.LIVE:
-            raise FrameError(f"a lane began with a frame of kind {came[0].kind}")
+            received = reader.feed(data)
+        if received[0].kind != Kind.LIVE:
+            raise FrameError(f"a lane began with a frame of kind {received[0].kind}")
         connection.settimeout(None)
     except (OSError, FrameError, ValueError):  # invalid path, no listener, or no answer
         connection.close()
@@ -79,23 +79,23 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
     except BaseException:
         connection.close()
         raise
-    return Lane(connection, reader, came[1:])
+    return Lane(connection, reader, received[1:])
 
 
 class Lane:
     """The client's end of a lane. Only one thread receives at a time; sending threads hold a separate lock."""
 
-    def __init__(self, connection: socket.socket, reader: FrameReader, came: list[Frame]) -> None:
+    def __init__(self, connection: socket.socket, reader: FrameReader, received: list[Frame]) -> None:
         self._connection = connection
         self._reader = reader
-        self._came = [(frame.kind, frame.id, frame.payload) for frame in came]
+        self._received = [(frame.kind, frame.id, frame.payload) for frame in received]
         self._raw: deque[bytes] = deque()
         """Received bytes that are not split into frames yet."""
         # `deque.extend` calls `recv` and stores the result without executing bytecode in between. A Ctrl-C comes either
         # before, when nothing has been taken from the socket, or after, when the bytes are stored.
         self._short = map(connection.recv, repeat(_READ_BYTES))
         self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
-        self._rest = memoryview(b"")  # the unsent rest of a frame that the socket accepted in part
+        self._unsent = memoryview(b"")  # the unsent rest of a frame that the socket accepted in part
         self.blocked = False
         """True while the rest of a frame has to be sent before any other frame."""
         self._pending = reader.pending
@@ -122,13 +122,13 @@ class Lane:
         except BlockingIOError:
             sent = 0
         if sent < len(frame):
-            self._rest, self.blocked = memoryview(frame)[sent:], True
+            self._unsent, self.blocked = memoryview(frame)[sent:], True
 
     def flush(self) -> None:
         """Sends more of the bytes that the socket did not accept."""
         with contextlib.suppress(BlockingIOError):
-            self._rest = self._rest[self._connection.send(self._rest, _FLAGS) :]
-            self.blocked = bool(self._rest)
+            self._unsent = self._unsent[self._connection.send(self._unsent, _FLAGS) :]
+            self.blocked = bool(self._unsent)
 
     def writable(self) -> None:
         """Blocks until the socket accepts more bytes or is closed."""
@@ -148,7 +148,7 @@ class Lane:
         Returns:
             False after the timeout.
         """
-        if self._raw or self._came:
+        if self._raw or self._received:
             return True
         poll = select.poll()
         try:
@@ -157,7 +157,7 @@ class Lane:
             return True
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
-    def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
+    def spin(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
         """Polls, without sleeping, for the next bytes or for `number` in `word`. Receives nothing.
 
         Polls first immediately, then near the predicted end of a copy, for as long as the adaptive spin-wait allows.
@@ -170,46 +170,49 @@ class Lane:
         Returns:
             The monotonic time at which polling began, or 0 if it did not poll.
         """
-        lookout = self.spin_wait
-        if not lookout.most or self._raw or self._came:
+        spin_wait = self.spin_wait
+        if not spin_wait.max_spin_s or self._raw or self._received:
             return 0.0
-        began = monotonic()
-        if not self._look(began + lookout.patience, word, number):
-            due = lookout.poll_interval(monotonic())
-            if due is not None:
-                begins, ends = due if deadline is None else (min(due[0], deadline), min(due[1], deadline))
-                if not self._sleep(begins):
-                    self._look(ends, word, number)
-        return began
+        started = monotonic()
+        if not self._spin_until(started + spin_wait.spin_s, word, number):
+            interval = spin_wait.poll_interval(monotonic())
+            if interval is not None:
+                start, end = interval if deadline is None else (min(interval[0], deadline), min(interval[1], deadline))
+                if not self._sleep(start):
+                    self._spin_until(end, word, number)
+        return started
 
     @property
     def ready(self) -> bool:
         """True if there is something to receive."""
-        return bool(self._raw or self._came or self._poll.poll(0))
+        return bool(self._raw or self._received or self._poll.poll(0))
 
     def receive(self) -> None:
         """Blocks until bytes arrive, and stores them. Raises `OSError`. A `KeyboardInterrupt` loses no bytes."""
-        if not (self._raw or self._came):
+        if not (self._raw or self._received):
             self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
 
-    def _look(self, until: float, word: memoryview[int], number: int) -> bool:
-        """Polls for bytes or for `number` in `word` until the monotonic time `until`. Returns False if neither came."""
+    def _spin_until(self, deadline: float, word: memoryview[int], number: int) -> bool:
+        """Polls for bytes or for `number` in `word` until the monotonic time `deadline`.
+
+        Returns False if neither has arrived by then.
+        """
         poll = self._poll.poll
-        glances = () if word is _NO_WORD else _GLANCES
+        word_reads = () if word is _NO_WORD else _WORD_READS
         while not poll(0):
-            for _ in glances:
+            for _ in word_reads:
                 if word[0] == number:
                     return True
-            if monotonic() > until:
+            if monotonic() > deadline:
                 return False
         return True
 
-    def _sleep(self, until: float) -> bool:
-        """Sleeps until bytes arrive, at most until the monotonic time `until`.
+    def _sleep(self, deadline: float) -> bool:
+        """Sleeps until bytes arrive, at most until the monotonic time `deadline`.
 
         Returns True if they arrived. Uses `select`, because `poll` has a resolution of milliseconds only.
         """
-        seconds = until - monotonic()
+        seconds = deadline - monotonic()
         if seconds <= 0:
             return False
         try:
@@ -217,35 +220,35 @@ class Lane:
         except ValueError:  # too large for `select`, or the socket was released: then `receive` raises the error
             return True
 
-    def frames(self) -> list[Came]:
+    def frames(self) -> list[ReceivedFrame]:
         """Returns the complete frames of the received bytes.
 
         Raises `LaneEnded`, or `FrameError` for an invalid frame. An interrupted call leaves the lane unusable.
         """
-        came, self._came, raw = self._came, [], self._raw
+        received, self._received, raw = self._received, [], self._raw
         while raw:
             data = raw.popleft()
             if not data:
                 raise LaneEnded("the daemon closed the lane")
-            at, size = 0, len(data)
+            offset, size = 0, len(data)
             # Most often there are one or two short complete frames: they are split here, which is faster than the
             # general reader. An ack and the answer that follows it arrive together.
-            if size > _TWO and not self._pending:
-                empty, kind, _, _, ident, length, second, _, _, about = _unpack_two(data)
-                if not empty and _TWO + length == size:
-                    came += (kind, ident, b""), (second, about, data[_TWO:])
+            if size > _TWO_HEADS and not self._pending:
+                first_length, kind, _, _, ident, length, second_kind, _, _, second_id = _unpack_two(data)
+                if not first_length and _TWO_HEADS + length == size:
+                    received += (kind, ident, b""), (second_kind, second_id, data[_TWO_HEADS:])
                     continue
-            while not self._pending and size - at >= _HEAD:
-                length, kind, _, _, ident = _unpack(data, at)
-                end = at + _HEAD + length
+            while not self._pending and size - offset >= _HEAD:
+                length, kind, _, _, ident = _unpack(data, offset)
+                end = offset + _HEAD + length
                 if end > size:
                     break
-                came.append((kind, ident, data[at + _HEAD : end]))
-                at = end
-            if at < size:
-                came += [(frame.kind, frame.id, frame.payload) for frame in self._reader.feed(data[at:])]
+                received.append((kind, ident, data[offset + _HEAD : end]))
+                offset = end
+            if offset < size:
+                received += [(frame.kind, frame.id, frame.payload) for frame in self._reader.feed(data[offset:])]
                 self._pending = self._reader.pending
-        return came
+        return received
 
     def close(self) -> None:
         """Ends the lane for both sides. Wakes a thread that receives or waits to send."""

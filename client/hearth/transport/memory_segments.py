@@ -62,7 +62,7 @@ class Segment:
             os.close(self.descriptor)
 
 
-class Place(NamedTuple):
+class SegmentPosition(NamedTuple):
     """Position within a segment; `offset` in bytes."""
 
     segment: Segment
@@ -87,7 +87,7 @@ class AddressTable(Generic[T]):
             size: Size in bytes.
             item: Item of the range.
         """
-        first, last = self._among(start, start + size)
+        first, last = self._overlapping(start, start + size)
         self._starts[first:last] = [start]
         self._entries[first:last] = [(start + size, item)]
 
@@ -117,7 +117,7 @@ class AddressTable(Generic[T]):
             return None
         return self._entries[index][1], start - self._starts[index]
 
-    def _among(self, start: int, end: int) -> tuple[int, int]:
+    def _overlapping(self, start: int, end: int) -> tuple[int, int]:
         """Returns the index interval of the entries that overlap the range."""
         first = bisect.bisect_right(self._starts, start)
         if first and self._entries[first - 1][0] > start:
@@ -131,7 +131,7 @@ class KnownSegments:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._table: AddressTable[weakref.ref[Segment]] = AddressTable()
-        self._gone: deque[tuple[int, weakref.ref[Segment]]] = deque()
+        self._collected: deque[tuple[int, weakref.ref[Segment]]] = deque()
 
     def add(self, segment: Segment) -> None:
         """Makes the segment known to `find`, until it is garbage-collected.
@@ -139,13 +139,13 @@ class KnownSegments:
         Args:
             segment: Segment of this process.
         """
-        start, gone = segment.address, self._gone
-        reference = weakref.ref(segment, lambda ended: gone.append((start, ended)))
+        start, collected = segment.address, self._collected
+        reference = weakref.ref(segment, lambda expired: collected.append((start, expired)))
         with self._lock:
-            self._forget()
+            self._remove_collected()
             self._table.add(start, segment.size, reference)
 
-    def find(self, address: int, size: int) -> Place | None:
+    def find(self, address: int, size: int) -> SegmentPosition | None:
         """Returns the segment that contains these bytes, with the offset in it; None: there is none.
 
         Args:
@@ -155,21 +155,21 @@ class KnownSegments:
         if not len(self._table):
             return None
         with self._lock:
-            self._forget()
-            found = self._table.find(address, size)
-            segment = found[0]() if found is not None else None
-        return Place(segment, found[1]) if found is not None and segment is not None else None
+            self._remove_collected()
+            entry = self._table.find(address, size)
+            segment = entry[0]() if entry is not None else None
+        return SegmentPosition(segment, entry[1]) if entry is not None and segment is not None else None
 
     def forked(self) -> None:
         """Replaces the lock in the child process of a fork, because another thread may have held it."""
         self._lock = threading.Lock()
 
-    def _forget(self) -> None:
-        while self._gone:
-            self._table.remove(*self._gone.popleft())
+    def _remove_collected(self) -> None:
+        while self._collected:
+            self._table.remove(*self._collected.popleft())
 
 
-known = KnownSegments()
+known_segments = KnownSegments()
 """All segments of this process."""
 
 

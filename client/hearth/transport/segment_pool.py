@@ -1,4 +1,4 @@
-"""Pool of segments for arrays, reused after an array is gone.
+"""Pool of segments for arrays, reused after an array was garbage-collected.
 
 A new segment has to be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
 Memory that existed at a fork is not reused by either process, because each may still have arrays in it.
@@ -11,16 +11,16 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple
 
-from hearth.transport.memory_segments import Segment, known
+from hearth.transport.memory_segments import Segment, known_segments
 
-LEAST = 64 << 10
+MIN_BYTES = 64 << 10
 """Minimum size, in bytes, of an array for which a segment is used. Smaller ones gain nothing: their bytes travel inside
 a command."""
 SLAB = 4 << 20
-SLABBED = 1 << 20
+MAX_SLAB_BLOCK = 1 << 20
 """Largest block, in bytes, that shares a segment of `SLAB` bytes with other blocks, because a process has a limited
 number of descriptors."""
-_STEP_MAX = 16 << 20
+_MAX_STEP = 16 << 20
 CACHE = 1 << 30
 """Maximum total size, in bytes, of free blocks kept for reuse."""
 
@@ -40,19 +40,20 @@ class Block(NamedTuple):
 def size_class(size: int) -> int:
     """Returns the size, in bytes, of the block for `size` bytes.
 
-    Up to `SLABBED`, that is a power of two, at least `LEAST`. Larger blocks have at most 12.5 % more bytes than `size`.
+    Up to `MAX_SLAB_BLOCK`, that is a power of two, at least `MIN_BYTES`. Larger blocks have at most 12.5 % more bytes
+    than `size`.
     """
-    if size <= SLABBED:
-        return max(LEAST, 1 << (size - 1).bit_length())
-    step = min(1 << ((size - 1).bit_length() - 4), _STEP_MAX)
+    if size <= MAX_SLAB_BLOCK:
+        return max(MIN_BYTES, 1 << (size - 1).bit_length())
+    step = min(1 << ((size - 1).bit_length() - 4), _MAX_STEP)
     return -(-size // step) * step
 
 
 class FreeBlocks:
     """Free blocks kept for reuse, the most recently used first. No I/O; not thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.bytes = 0
         self._by_size: dict[int, list[Block]] = {}
         self._order: dict[int, Block] = {}  # by id(), the oldest first
@@ -69,7 +70,7 @@ class FreeBlocks:
         self._by_size.setdefault(block.size, []).append(block)
         self._order[id(block)] = block
         self.bytes += block.size
-        return self.trim(self.most)
+        return self.trim(self.capacity)
 
     def take(self, size: int) -> Block | None:
         """Removes and returns a block of exactly this size; None: there is none.
@@ -77,29 +78,29 @@ class FreeBlocks:
         Args:
             size: Size in bytes.
         """
-        same = self._by_size.get(size)
-        if not same:
+        blocks = self._by_size.get(size)
+        if not blocks:
             return None
-        block = same.pop()
-        self._leave(block)
+        block = blocks.pop()
+        self._remove(block)
         return block
 
-    def trim(self, most: int) -> list[Block]:
-        """Drops the oldest blocks until the total is at most `most` bytes, and returns them.
+    def trim(self, max_bytes: int) -> list[Block]:
+        """Drops the oldest blocks until the total is at most `max_bytes` bytes, and returns them.
 
         Args:
-            most: Maximum total size in bytes.
+            max_bytes: Maximum total size in bytes.
         """
-        gone = []
-        while self.bytes > most:
+        dropped = []
+        while self.bytes > max_bytes:
             block = next(iter(self._order.values()))
-            same = self._by_size[block.size]
-            del same[next(index for index, each in enumerate(same) if each is block)]
-            self._leave(block)
-            gone.append(block)
-        return gone
+            blocks = self._by_size[block.size]
+            del blocks[next(index for index, candidate in enumerate(blocks) if candidate is block)]
+            self._remove(block)
+            dropped.append(block)
+        return dropped
 
-    def _leave(self, block: Block) -> None:
+    def _remove(self, block: Block) -> None:
         del self._order[id(block)]
         self.bytes -= block.size
         if not self._by_size[block.size]:
@@ -112,12 +113,12 @@ class Lease:
     All views of the array refer to this object, which returns the block when it is garbage-collected.
     """
 
-    __slots__ = ("__weakref__", "_block", "_pool", "fresh")
+    __slots__ = ("__weakref__", "_block", "_pool", "is_new")
 
-    def __init__(self, pool: SegmentPool, block: Block, fresh: bool) -> None:
+    def __init__(self, pool: SegmentPool, block: Block, is_new: bool) -> None:
         self._pool = pool
         self._block = block
-        self.fresh = fresh
+        self.is_new = is_new
         """True if the memory was never used before, and so is zero."""
 
     @property
@@ -148,17 +149,17 @@ class SegmentPool:
         Args:
             size: Size in bytes.
         """
-        kind = size_class(size)
+        block_size = size_class(size)
         with self._lock:
-            gone = self._settle()
-            block = self._free.take(kind)
-            fresh = block is None
+            dropped = self._settle()
+            block = self._free.take(block_size)
+            is_new = block is None
             if block is None:
-                unused = self._unused.get(kind)
-                block = unused.pop() if unused else self._make(kind)
-        del gone
+                unused = self._unused.get(block_size)
+                block = unused.pop() if unused else self._make(block_size)
+        del dropped
         self._sweep()
-        return Lease(self, block._replace(forks=self._forks), fresh)
+        return Lease(self, block._replace(forks=self._forks), is_new)
 
     def put_back(self, block: Block) -> None:
         """Takes a block back after its array is gone.
@@ -172,9 +173,9 @@ class SegmentPool:
     def trim(self) -> None:
         """Drops all free memory kept for reuse."""
         with self._lock:
-            gone = self._settle() + self._free.trim(0)
+            dropped = self._settle() + self._free.trim(0)
             self._unused.clear()
-        del gone
+        del dropped
 
     @property
     def cached(self) -> int:
@@ -189,37 +190,37 @@ class SegmentPool:
     def forked(self) -> None:
         """Drops the free blocks in the child process of a fork: they belong to the parent."""
         self._lock = threading.Lock()
-        self._free = FreeBlocks(self._free.most)
+        self._free = FreeBlocks(self._free.capacity)
         self._unused = {}
         self._returned.clear()
 
-    def _make(self, kind: int) -> Block:
-        slab = kind <= SLABBED
-        segment = Segment(SLAB if slab else kind)
-        known.add(segment)
+    def _make(self, block_size: int) -> Block:
+        slab = block_size <= MAX_SLAB_BLOCK
+        segment = Segment(SLAB if slab else block_size)
+        known_segments.add(segment)
         if slab:
-            offsets = range(kind, SLAB, kind)
-            self._unused[kind] = [Block(segment, offset, kind, self._forks) for offset in reversed(offsets)]
-        return Block(segment, 0, kind, self._forks)
+            offsets = range(block_size, SLAB, block_size)
+            self._unused[block_size] = [Block(segment, offset, block_size, self._forks) for offset in reversed(offsets)]
+        return Block(segment, 0, block_size, self._forks)
 
     def _sweep(self) -> None:
         """Takes back blocks that were returned while another thread held the lock."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
-                gone = self._settle()
+                dropped = self._settle()
             finally:
                 self._lock.release()
-            del gone  # segments are closed here, without the lock
+            del dropped  # segments are closed here, without the lock
 
     def _settle(self) -> list[Block]:
-        gone: list[Block] = []
+        dropped: list[Block] = []
         while self._returned:
             block = self._returned.popleft()
             if block.segment.spoiled or block.forks != self._forks:
-                gone.append(block)
+                dropped.append(block)
             else:
-                gone += self._free.put(block)
-        return gone
+                dropped += self._free.put(block)
+        return dropped
 
 
 pool = SegmentPool()
@@ -227,7 +228,7 @@ pool = SegmentPool()
 
 
 def _after_fork() -> None:
-    known.forked()
+    known_segments.forked()
     pool.forked()
 
 

@@ -31,7 +31,7 @@ REGISTER_S = 10.0
 REGISTER_GIB_S = 1.0
 """Timeout of the answer to a registered segment: `REGISTER_S` seconds, and `REGISTER_GIB_S` more for each GiB of the
 segment."""
-LOOKED_S = 10e-3
+POLL_VALID_S = 10e-3
 """Seconds for which a check of the connection remains valid for a thread that repeats the same copy. The connection
 ends with one of the two processes, which the lane reports as well; a command sent meanwhile fails, like those in
 flight."""
@@ -42,19 +42,19 @@ _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT  # a constant, because building it costs 1 us each time
 
 
-class Lost(OSError):
-    """Raised if the device process, or the connection to it, is gone."""
+class ConnectionLost(OSError):
+    """Raised if the device process, or the connection to it, has ended."""
 
 
 def open_segments(
-    path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
+    path: str, ticket: bytes, max_bytes: int, mint: Callable[[], int], seconds: float = LIVE_S
 ) -> SegmentConnection:
     """Connects to a Unix socket, presents the ticket and waits for the device process's first frame.
 
     Args:
         path: Path of the daemon's Unix socket for tickets.
         ticket: Ticket from `OpenBulk`; valid once.
-        most: Maximum number of bytes that may be registered.
+        max_bytes: Maximum number of bytes that may be registered.
         mint: Returns numbers that the session has not used.
         seconds: Timeout in seconds.
 
@@ -67,14 +67,14 @@ def open_segments(
         connection.settimeout(seconds)
         connection.connect(path)
         connection.sendall(frames.encode(Kind.TICKET, ticket))
-        opened = SegmentConnection(connection, most, mint)
+        opened = SegmentConnection(connection, max_bytes, mint)
         first = opened.receive(deadline)
         if first[0].kind != Kind.LIVE:
-            raise Lost(f"the connection began with a frame of kind {first[0].kind}")
+            raise ConnectionLost(f"the connection began with a frame of kind {first[0].kind}")
         connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
     except (FrameError, ValueError) as error:  # invalid frames or an invalid path
         connection.close()
-        raise Lost(str(error)) from None
+        raise ConnectionLost(str(error)) from None
     except BaseException:
         connection.close()
         raise
@@ -86,14 +86,14 @@ class _Sent(NamedTuple):
 
     number: int
     size: int
-    held: weakref.ref[Segment]
+    reference: weakref.ref[Segment]
 
 
 class SegmentConnection:
     """The client's end of the connection. Only answers arrive over it, so the requesting thread also receives."""
 
-    def __init__(self, connection: socket.socket, most: int, mint: Callable[[], int]) -> None:
-        self.most = most
+    def __init__(self, connection: socket.socket, max_bytes: int, mint: Callable[[], int]) -> None:
+        self.max_bytes = max_bytes
         """Maximum total size, in bytes, of registered segments."""
         self.registered_bytes = 0
         self.ever_accepted = False
@@ -102,19 +102,19 @@ class SegmentConnection:
         self._mint = mint
         self._reader = FrameReader()
         self._lock = threading.Lock()
-        self._named: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         """Numbers that commands may use, by segment."""
         self._sent: dict[int, _Sent] = {}
         self._refused: set[int] = set()
-        self._asked: dict[int, bool | None] = {}
+        self._placements: dict[int, bool | None] = {}
         """Transfers whose placement was requested, with the answer: True if accepted; None: no answer yet."""
-        self._gone: deque[int] = deque()
+        self._collected: deque[int] = deque()
         """Numbers of segments of `_sent` that have been garbage-collected."""
         self.closed = False
         """True once the connection is known, without polling, to be closed."""
-        self.looked_s = LOOKED_S
+        self.poll_valid_s = POLL_VALID_S
         """Seconds for which the outcome of a poll of the connection holds."""
-        self._looked = -self.looked_s
+        self._last_poll = -self.poll_valid_s
 
     # ---- state ----
 
@@ -123,7 +123,7 @@ class SegmentConnection:
         """True if the connection can be used. Polls the connection."""
         if self.closed:
             return False
-        self._looked = time.monotonic()
+        self._last_poll = time.monotonic()
         try:
             data = self._connection.recv(1, _PEEK)
         except BlockingIOError:
@@ -136,11 +136,11 @@ class SegmentConnection:
 
     @property
     def recently_alive(self) -> bool:
-        """True if the connection is open, as of a poll within the last `looked_s` seconds.
+        """True if the connection is open, as of a poll within the last `poll_valid_s` seconds.
 
         Polls it if the last poll was earlier.
         """
-        return not self.closed and (time.monotonic() - self._looked < self.looked_s or self.alive)
+        return not self.closed and (time.monotonic() - self._last_poll < self.poll_valid_s or self.alive)
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 once it is released."""
@@ -174,7 +174,7 @@ class SegmentConnection:
         Args:
             segment: Segment of this process.
         """
-        return 0 if self.closed else self._named.get(segment.number, 0)
+        return 0 if self.closed else self._numbers.get(segment.number, 0)
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
         """Makes the device process map the segment, and waits for that.
@@ -185,32 +185,32 @@ class SegmentConnection:
 
         Returns:
             The number by which commands name the segment, or 0 if the device process refuses it or the total size would
-            exceed `most`.
+            exceed `max_bytes`.
 
         Raises:
-            Lost: The connection has ended.
+            ConnectionLost: The connection has ended.
         """
         ident = segment.number
-        if ident in self._named and not self.closed:
-            return self._named[ident]
+        if ident in self._numbers and not self.closed:
+            return self._numbers[ident]
         with self._lock:
-            self._release_gone()
+            self._release_collected()
             if self.closed:
-                raise Lost("the connection was closed")
-            if ident in self._named:
-                return self._named[ident]
+                raise ConnectionLost("the connection was closed")
+            if ident in self._numbers:
+                return self._numbers[ident]
             if ident in self._refused:
                 return 0
             try:
                 sent = self._sent.get(ident)  # an earlier wait for its answer may have been interrupted
                 if sent is None:
-                    if self.registered_bytes + segment.size > self.most:
+                    if self.registered_bytes + segment.size > self.max_bytes:
                         return 0
                     sent = self._send(segment, signals)
-                return sent.number if self._answered(sent) else 0
+                return sent.number if self._wait_accepted(sent) else 0
             except (OSError, FrameError, ValueError) as error:
                 self.close()
-                raise Lost(str(error)) from None
+                raise ConnectionLost(str(error)) from None
 
     def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
         """Asks the device process to copy the bytes of `transfer` from the segment or to it, and waits for its answer.
@@ -227,29 +227,29 @@ class SegmentConnection:
             it does not.
 
         Raises:
-            Lost: The outcome is unknown.
+            ConnectionLost: The outcome is unknown.
         """
         with self._lock:
-            self._release_gone()
+            self._release_collected()
             number = self.number(segment)
             if not number:
                 return False
             try:
                 frame = frames.encode(kind, PLACE.pack(number, offset, size), id=transfer)
-                self._asked[transfer] = None
+                self._placements[transfer] = None
                 self._put(frame, [], time.monotonic() + REGISTER_S)
                 deadline = time.monotonic() + REGISTER_S
-                while (said := self._asked[transfer]) is None:
-                    self._take(deadline)
-                del self._asked[transfer]
-                return said
+                while (accepted := self._placements[transfer]) is None:
+                    self._process_answers(deadline)
+                del self._placements[transfer]
+                return accepted
             except (OSError, FrameError, ValueError) as error:
                 self.close()
-                raise Lost(str(error)) from None
+                raise ConnectionLost(str(error)) from None
 
     def _send(self, segment: Segment, signals: bool) -> _Sent:
         ident = segment.number
-        sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._ended(ident)))
+        sent = _Sent(self._mint(), segment.size, weakref.ref(segment, lambda _: self._record_collected(ident)))
         body: dict[str, int] = {"size": segment.size}
         if signals:
             body["signals"] = True
@@ -262,42 +262,42 @@ class SegmentConnection:
     def _put(self, frame: bytes, descriptors: list[int], deadline: float) -> None:
         try:
             self._wait(select.POLLOUT, deadline)
-            taken = 0
+            sent = 0
             if descriptors:
-                taken = socket.send_fds(self._connection, [frame], descriptors, _FLAGS)
-            while taken < len(frame):
+                sent = socket.send_fds(self._connection, [frame], descriptors, _FLAGS)
+            while sent < len(frame):
                 self._wait(select.POLLOUT, deadline)
-                taken += self._connection.send(frame[taken:], _FLAGS)
+                sent += self._connection.send(frame[sent:], _FLAGS)
         except BaseException:  # KeyboardInterrupt: the frame may be partly sent
             self.close()
             raise
 
-    def _answered(self, sent: _Sent) -> bool:
+    def _wait_accepted(self, sent: _Sent) -> bool:
         """Waits for the answer to a registration; returns True if commands may name the segment."""
         deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
-        ident = next(ident for ident, each in self._sent.items() if each is sent)
-        while ident not in self._named:
+        ident = next(ident for ident, entry in self._sent.items() if entry is sent)
+        while ident not in self._numbers:
             if self._sent.get(ident) is not sent:
                 return False
-            self._take(deadline)
+            self._process_answers(deadline)
         return True
 
-    def _take(self, deadline: float) -> None:
+    def _process_answers(self, deadline: float) -> None:
         """Waits for the next answers, to any request, and processes them.
 
         The thread that sent a request may have been interrupted.
         """
         for frame in self.receive(deadline):
-            ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
+            ident = next((ident for ident, entry in self._sent.items() if entry.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:
-                self._named[ident] = frame.id
+                self._numbers[ident] = frame.id
                 self.ever_accepted = True
             elif ident is not None and frame.kind == Kind.ABORT:
                 self.registered_bytes -= self._sent.pop(ident).size
                 if from_status(Status.FromString(frame.payload)).reason != _FULL:
                     self._refused.add(ident)
-            elif frame.id in self._asked and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
-                self._asked[frame.id] = frame.kind != Kind.ABORT
+            elif frame.id in self._placements and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
+                self._placements[frame.id] = frame.kind != Kind.ABORT
             else:
                 raise FrameError(f"a frame of kind {frame.kind} arrived for the unknown id {frame.id}")
 
@@ -307,39 +307,39 @@ class SegmentConnection:
         Args:
             deadline: Monotonic time in seconds.
         """
-        came: list[Frame] = []
-        while not came:
+        received: list[Frame] = []
+        while not received:
             self._wait(select.POLLIN, deadline)
             data = self._connection.recv(_READ_BYTES)
             if not data:
-                raise Lost("the daemon closed the connection")
-            came = self._reader.feed(data)
-        return came
+                raise ConnectionLost("the daemon closed the connection")
+            received = self._reader.feed(data)
+        return received
 
     def _wait(self, event: int, deadline: float) -> None:
         poll = select.poll()
         poll.register(self._connection, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-            raise Lost("the daemon did not answer in time")
+            raise ConnectionLost("the daemon did not answer in time")
 
     # ---- release of segments ----
 
-    def _ended(self, ident: int) -> None:
+    def _record_collected(self, ident: int) -> None:
         """Records that the segment was garbage-collected.
 
         Called by the collector, perhaps in a thread that holds the lock.
         """
-        self._gone.append(ident)
+        self._collected.append(ident)
         if self._lock.acquire(blocking=False):
             try:
-                self._release_gone()
+                self._release_collected()
             finally:
                 self._lock.release()
 
-    def _release_gone(self) -> None:
+    def _release_collected(self) -> None:
         """Notifies the device process of segments that no command will name again. Never blocks."""
-        while self._gone and not self.closed:
-            ident = self._gone[0]
+        while self._collected and not self.closed:
+            ident = self._collected[0]
             sent = self._sent.get(ident)
             if sent is not None:
                 frame = frames.encode(Kind.RELEASE, id=sent.number)
@@ -352,6 +352,6 @@ class SegmentConnection:
                     return
                 del self._sent[ident]
                 self.registered_bytes -= sent.size
-            self._gone.popleft()
-            self._named.pop(ident, None)
+            self._collected.popleft()
+            self._numbers.pop(ident, None)
             self._refused.discard(ident)

@@ -12,28 +12,28 @@ from __future__ import annotations
 CORES = 4
 """Minimum number of cores for polling; with fewer cores, a waiting thread sleeps immediately."""
 
-LOOK_S = 100e-6
+MAX_SPIN_S = 100e-6
 """Maximum duration, in seconds, of immediate polling for an answer."""
 
-LEAST_S = 5e-6
+MIN_SPIN_S = 5e-6
 """Minimum duration, in seconds, of that polling: enough to notice that answers arrive early again."""
 
-LEAST_BYTES = 2 << 20
+MIN_PREDICTED_BYTES = 2 << 20
 """Smallest copy, in bytes, whose end is predicted."""
 
 _MARGIN = 16
-_LEAST_MARGIN_S, _MOST_MARGIN_S = 100e-6, 250e-6
+_MIN_MARGIN_S, _MAX_MARGIN_S = 100e-6, 250e-6
 """Margin of a predicted end. Polling begins 1/16 of the copy's duration, within these bounds in seconds, before the
 copy is due, and ends twice that time after. A sleep may last 50 us longer than requested."""
 
-_SHORT_S = 2e-3
+_SHORT_COPY_S = 2e-3
 """Copies predicted to take at most this many seconds are polled for from their beginning, as CUDA does for waits with
 cudaDeviceScheduleSpin."""
 
 _LONGEST_S = 1.0
 """A copy is not polled for if polling would begin later than this many seconds from now."""
 
-_SLOWER = 4
+_SLOWER_DIVISOR = 4
 """Divisor of the weight of a slower copy in the estimated pace, because other work may have slowed it down. A faster
 copy replaces the estimate at once."""
 
@@ -47,10 +47,10 @@ class SpinWait:
     Concurrent updates by several threads may be lost, which is acceptable for an estimate.
     """
 
-    __slots__ = ("_early", "_ended", "_margin", "_pace", "_signalled", "copies", "ends_at", "most", "patience")
+    __slots__ = ("_early", "_ended", "_margin", "_pace", "_signalled", "copies", "ends_at", "max_spin_s", "spin_s")
 
     def __init__(self, cores: int) -> None:
-        self.most = self.patience = LOOK_S if cores >= CORES else 0.0
+        self.max_spin_s = self.spin_s = MAX_SPIN_S if cores >= CORES else 0.0
         """Maximum duration of immediate polling, in seconds (0: never), and the duration for the next wait."""
         self.ends_at = 0.0
         """Time at which the last requested copy is due, or has ended."""
@@ -72,11 +72,11 @@ class SpinWait:
         Args:
             waited: Seconds from the beginning of the wait to the answer.
         """
-        most = self.most
-        if waited <= 2 * most:
-            self.patience = most
-        elif most:
-            self.patience = max(self.patience / 2, LEAST_S)
+        max_spin_s = self.max_spin_s
+        if waited <= 2 * max_spin_s:
+            self.spin_s = max_spin_s
+        elif max_spin_s:
+            self.spin_s = max(self.spin_s / 2, MIN_SPIN_S)
 
     # ---- copies ----
 
@@ -88,15 +88,15 @@ class SpinWait:
             size: Size of the copy in bytes.
             now: Monotonic time in seconds.
         """
-        if size < LEAST_BYTES or not self.most:
+        if size < MIN_PREDICTED_BYTES or not self.max_spin_s:
             return
         self.copies += 1
         pace = self._pace.get((direction, size.bit_length()))
         if pace is not None:
-            took = pace * size
-            self.ends_at = max(now, self.ends_at) + took
-            self._margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
-            self._early = took if took <= _SHORT_S else self._margin
+            duration = pace * size
+            self.ends_at = max(now, self.ends_at) + duration
+            self._margin = min(_MAX_MARGIN_S, max(_MIN_MARGIN_S, duration / _MARGIN))
+            self._early = duration if duration <= _SHORT_COPY_S else self._margin
 
     def signalled(self, now: float) -> None:
         """Records that the device has signalled the end of all requested copies, before their answers have arrived.
@@ -107,29 +107,31 @@ class SpinWait:
         self._signalled, self.copies = now, 0
         self.ends_at = min(self.ends_at, now)
 
-    def copy_ended(self, direction: int, size: int, begun: float, now: float) -> None:
+    def copy_ended(self, direction: int, size: int, requested_at: float, now: float) -> None:
         """Records that a copy has ended, and updates the estimated pace.
 
         Args:
             direction: Direction: `UP` or `DOWN`.
             size: Size of the copy in bytes.
-            begun: Monotonic time in seconds at which the copy was requested.
+            requested_at: Monotonic time in seconds at which the copy was requested.
             now: Monotonic time in seconds.
         """
-        if size < LEAST_BYTES or not self.most:
+        if size < MIN_PREDICTED_BYTES or not self.max_spin_s:
             return
-        if begun < self._signalled:  # the copy ended by the time of the signal, which has already subtracted it
+        if requested_at < self._signalled:  # the copy ended by the time of the signal, which has already subtracted it
             now = self._signalled
         else:
             self.copies -= 1
-        took, self._ended = now - max(begun, self._ended), now
+        duration, self._ended = now - max(requested_at, self._ended), now
         if self.copies <= 0:
             self.ends_at, self.copies = min(self.ends_at, now), 0  # all copies ended earlier than predicted
-        if took <= 0:  # it ended together with another copy, by one signal
+        if duration <= 0:  # it ended together with another copy, by one signal
             return
-        key, pace = (direction, size.bit_length()), took / size
-        known = self._pace.get(key)
-        self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
+        key, pace = (direction, size.bit_length()), duration / size
+        estimate = self._pace.get(key)
+        self._pace[key] = (
+            pace if estimate is None or pace < estimate else estimate + (pace - estimate) / _SLOWER_DIVISOR
+        )
 
     def poll_interval(self, now: float) -> tuple[float, float] | None:
         """Returns the interval in which to poll for the end of the last copy; None: it is not polled for.
@@ -137,5 +139,5 @@ class SpinWait:
         Args:
             now: Monotonic time in seconds.
         """
-        begins, ends = self.ends_at - self._early, self.ends_at + 2 * self._margin
-        return (begins, ends) if now < ends and begins - now < _LONGEST_S else None
+        start, end = self.ends_at - self._early, self.ends_at + 2 * self._margin
+        return (start, end) if now < end and start - now < _LONGEST_S else None

@@ -70,7 +70,7 @@ class OutgoingUpload(Protocol):
         ...
 
 
-class Carried(Protocol):
+class CarriedTransfer(Protocol):
     """A transfer in flight, as the receiving threads use it."""
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
@@ -103,14 +103,14 @@ class Carried(Protocol):
             ValueError: The transfer has no such chunk.
         """
 
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
         """Called once per `place` that returned memory: the memory is no longer accessed.
 
         Args:
             stripe: Stripe over which the chunk arrived.
             offset: Offset of the chunk in bytes.
             size: Size of the chunk in bytes.
-            whole: True if all bytes of the chunk have arrived.
+            is_complete: True if all bytes of the chunk have arrived.
         """
         ...
 
@@ -142,7 +142,7 @@ class StripeObserver(Protocol):
         """
         ...
 
-    def find(self, transfer: int) -> Carried | None:
+    def find(self, transfer: int) -> CarriedTransfer | None:
         """Returns the transfer of this number; None: it has ended.
 
         Args:
@@ -152,12 +152,12 @@ class StripeObserver(Protocol):
     def has_transfers(self) -> bool:
         """True while any transfer is in flight."""
 
-    def stripe_ended(self, stripe: Stripe, why: str) -> None:
+    def stripe_ended(self, stripe: Stripe, reason: str) -> None:
         """Called in the receiving thread as its last step: the stripe has ended, or could not be opened.
 
         Args:
             stripe: Stripe that has ended.
-            why: Description of the error that ended it; empty without an error.
+            reason: Description of the error that ended it; empty without an error.
         """
         ...
 
@@ -176,10 +176,10 @@ class Stripe:
         self._timing = timing
         self._connection: socket.socket | None = None
         self._closed = False
-        self._out: SimpleQueue[bytes | tuple[OutgoingUpload, int] | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[bytes | tuple[OutgoingUpload, int] | None] = SimpleQueue()
         self._sender: threading.Thread | None = None
         self._scratch: memoryview | None = None
-        self._last = time.monotonic()
+        self._last_frame_at = time.monotonic()
         threading.Thread(target=self._main, name="hearth-stripe-in", daemon=True).start()
 
     def put(self, frame: bytes) -> None:
@@ -188,7 +188,7 @@ class Stripe:
         Args:
             frame: Encoded frame.
         """
-        self._out.put(frame)
+        self._outgoing.put(frame)
 
     def put_chunk(self, upload: OutgoingUpload, index: int) -> None:
         """Queues a chunk of an upload for the sending thread.
@@ -197,7 +197,7 @@ class Stripe:
             upload: Upload, which lends the chunk's bytes when they are sent.
             index: Index of the chunk in the transfer.
         """
-        self._out.put((upload, index))
+        self._outgoing.put((upload, index))
 
     def close(self) -> None:
         """Ends the stripe for both sides; `stripe_ended` is called afterwards. A second call does nothing."""
@@ -210,7 +210,7 @@ class Stripe:
     # ---- receiving thread ----
 
     def _main(self) -> None:
-        why = ""
+        reason = ""
         try:
             pipe = self._open()
             self._sender = threading.Thread(target=self._send, args=(pipe,), name="hearth-stripe-out", daemon=True)
@@ -219,15 +219,15 @@ class Stripe:
             while not self._closed:
                 self._frame(pipe)
         except (OSError, FrameError, ValueError) as error:
-            why = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
         finally:
             self.close()
-            self._out.put(None)
+            self._outgoing.put(None)
             if self._sender is not None:
                 self._sender.join()
             if self._connection is not None:
                 self._connection.close()
-            self._owner.stripe_ended(self, why)
+            self._owner.stripe_ended(self, reason)
 
     def _open(self) -> Pipe:
         """Connects, presents the ticket and waits for the device process's first frame.
@@ -240,25 +240,25 @@ class Stripe:
         if address.certificate:
             connection.sendall(frames.encode(Kind.TICKET, self._ticket[:TICKET_NAME]))
             connection.settimeout(max(1e-3, deadline - time.monotonic()))
-            self._connection = connection = inside = _within_tls(connection, address.certificate)
+            self._connection = connection = tls = _within_tls(connection, address.certificate)
             connection.sendall(frames.encode(Kind.TICKET, self._ticket[TICKET_NAME:]))
         else:
-            inside = None
+            tls = None
             connection.sendall(frames.encode(Kind.TICKET, self._ticket))
         head = receive_within(connection, HEAD, deadline)
         if read_head(head, 0, frozenset({Kind.LIVE})).id or self._closed:
             raise PipeEnded("the connection was closed while it was being opened")
-        if inside is None:
+        if tls is None:
             return Pipe(connection, self._timing.stall)
         from hearth_proto.tls_pipe import TlsPipe
 
-        return TlsPipe(inside, self._timing.stall)
+        return TlsPipe(tls, self._timing.stall)
 
     def _frame(self, pipe: Pipe) -> None:
         head = bytearray(HEAD + OFFSET)
         view = memoryview(head)
-        pipe.receive(view[:HEAD], self._wait_on)
-        self._last = time.monotonic()
+        pipe.receive(view[:HEAD], self._is_kept_open)
+        self._last_frame_at = time.monotonic()
         frame = read_head(head[:HEAD], self.max_chunk, _KINDS)
         carried = self._owner.find(frame.id)
         if frame.kind == Kind.CREDIT:
@@ -277,46 +277,46 @@ class Stripe:
             elif carried is not None:
                 carried.chunk_acknowledged(self, offset)
 
-    def _wait_on(self) -> bool:
+    def _is_kept_open(self) -> bool:
         """True if the stripe is kept open.
 
         That is so while a transfer is in flight, and for `StripeTiming.idle` seconds after the last frame.
         """
-        return self._owner.has_transfers() or time.monotonic() - self._last < self._timing.idle
+        return self._owner.has_transfers() or time.monotonic() - self._last_frame_at < self._timing.idle
 
-    def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
+    def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: CarriedTransfer | None) -> None:
         size = frame.length - OFFSET
-        place = carried.place(self, offset, size) if carried is not None else None
-        if carried is None or place is None:
+        destination = carried.place(self, offset, size) if carried is not None else None
+        if carried is None or destination is None:
             self._skip(pipe, size)
         else:
-            whole = False
+            is_complete = False
             try:
-                pipe.receive(place)
-                whole = True
+                pipe.receive(destination)
+                is_complete = True
             finally:
-                del place
-                carried.chunk_placed(self, offset, size, whole)
-        self._out.put(taken(frame.id, offset))
+                del destination
+                carried.chunk_placed(self, offset, size, is_complete)
+        self._outgoing.put(taken(frame.id, offset))
 
     def _skip(self, pipe: Pipe, size: int) -> None:
         if self._scratch is None:
             self._scratch = memoryview(bytearray(_SCRATCH))
         while size:
-            part = min(size, _SCRATCH)
-            pipe.receive(self._scratch[:part])
-            size -= part
+            count = min(size, _SCRATCH)
+            pipe.receive(self._scratch[:count])
+            size -= count
 
     # ---- sending thread ----
 
     def _send(self, pipe: Pipe) -> None:
-        out = self._out
+        outgoing = self._outgoing
         try:
             while True:
                 parts: list[Part] = []
                 chunk: tuple[OutgoingUpload, int] | None = None
-                while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
-                    item = out.get()
+                while chunk is None and (not parts or (len(parts) < _GATHERED and not outgoing.empty())):
+                    item = outgoing.get()
                     if item is None:
                         return
                     if isinstance(item, tuple):
@@ -332,13 +332,13 @@ class Stripe:
 
     @staticmethod
     def _send_chunk(pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:
-        lent = upload.lend(index)
-        if lent is not None:
-            offset, data = lent
+        chunk = upload.lend(index)
+        if chunk is not None:
+            offset, data = chunk
             try:
                 pipe.send([*parts, chunk_head(upload.number, offset, len(data)), data])
             finally:
-                del data, lent
+                del data, chunk
                 upload.chunk_sent()
         elif parts:
             pipe.send(parts)
@@ -354,8 +354,8 @@ def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.load_verify_locations(cadata=certificate)
-    inside = context.wrap_socket(connection)
-    if inside.getpeercert(binary_form=True) != certificate:
-        inside.close()
+    tls = context.wrap_socket(connection)
+    if tls.getpeercert(binary_form=True) != certificate:
+        tls.close()
         raise ssl.SSLError("the device process presented another certificate than the daemon had announced")
-    return inside
+    return tls

@@ -251,7 +251,7 @@ def test_full_queue_blocks_no_other_task(daemon: DaemonProcess) -> None:
             add_one, spin = module.get_function("add_one"), module.get_function("spin")
             x = gpu.zeros(1, np.int32)
             await gpu.synchronize()
-            connection_of(gpu).attachment().queue.most_commands = 500
+            connection_of(gpu).attachment().queue.max_commands = 500
             spin((1,), (1,), (np.int64(300_000_000),))
             launched = 0  # launches do not wait for room: otherwise none would be refused
             with pytest.raises(hearth.QuotaExceededError, match="ready") as caught:

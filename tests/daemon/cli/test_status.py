@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth.cli import main
-from hearth.endpoint.admin import Asker
+from hearth.endpoint.admin import AdminClient
 from tests.support.daemon.draining import terminate
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 
@@ -168,9 +168,9 @@ def test_wait_returns_when_daemon_starts(
     daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon's socket does not exist at the first attempt."""
-    real, refused = Asker.status, []
+    real, refused = AdminClient.status, []
 
-    def status(asker: Asker) -> dict[str, Any]:
+    def status(asker: AdminClient) -> dict[str, Any]:
         try:
             return real(asker)
         except hearth.ConnectError as error:
@@ -178,7 +178,7 @@ def test_wait_returns_when_daemon_starts(
             (tmp_path / "late.sock").symlink_to(daemon.socket)
             raise
 
-    monkeypatch.setattr(Asker, "status", status)
+    monkeypatch.setattr(AdminClient, "status", status)
     done = run("status", f"unix:{tmp_path}/late.sock", "--wait", "60", "--json")
     assert done.status == 0 and done.document["ready"] and len(refused) == 1
 

@@ -24,7 +24,7 @@ import pytest
 
 import hearth
 from hearth.cli import main
-from hearth.endpoint.admin import Asker
+from hearth.endpoint.admin import AdminClient
 from tests.support.daemon.harness import DaemonProcess, environment
 
 ENTER, LEAVE, HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
@@ -249,15 +249,15 @@ def test_one_json_document_on_each_line(daemon: DaemonProcess, gpu: hearth.Devic
 
 def test_exit_status_reports_a_daemon_that_is_gone(movable: Movable, capsys: Any) -> None:
     """Later pictures and the exit status report that the daemon is gone."""
-    real = Asker.status
+    real = AdminClient.status
 
-    def once(asker: Asker) -> dict[str, Any]:
+    def once(asker: AdminClient) -> dict[str, Any]:
         found = real(asker)
         movable.go()
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Asker, "status", once)
+        patch.setattr(AdminClient, "status", once)
         status = main.main(["top", "--once", "--interval", "0.1", "--json", movable.target])
     found = json.loads(capsys.readouterr().out)
     assert status == 1 and "the socket does not exist" in found["gone"]["why"] and found["gone"]["since_unix"] > 0

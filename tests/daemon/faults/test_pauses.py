@@ -144,7 +144,7 @@ def test_client_without_its_lane_is_answered(
     with hearth.connect(paused.unix, timeout=60) as node:
         monkeypatch.setattr(framed, "open_lane", late)
         gpu = node.device(0)
-        connection_of(gpu).timing = Timing(lane_again=600.0)
+        connection_of(gpu).timing = Timing(lane_retry=600.0)
         x = gpu.zeros(4, np.int32)
         add_one = common(gpu, "add_one")
         for _ in range(3):

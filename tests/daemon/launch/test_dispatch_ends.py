@@ -319,7 +319,7 @@ gpu.dispatch(identity, 1, 1, args)
 
 DOWNLOADING = """
 from hearth.session.connection import Connection
-Connection.arrived = stop
+Connection.report_received = stop
 gpu.dispatch(identity, 1, 1, args)
 """
 

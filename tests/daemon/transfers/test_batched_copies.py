@@ -12,7 +12,7 @@ import pytest
 
 import hearth
 from hearth.transfer import plan, ring_copy
-from hearth.transfer.ring_buffer import FEW, Ring
+from hearth.transfer.ring_buffer import INITIAL_SLOTS, Ring
 from hearth.transport import memory_segments
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import gated
@@ -66,7 +66,7 @@ def test_repeated_copies_use_ring(fresh: hearth.Device, rings: Rings) -> None:
 
 
 def test_small_copies_do_not_use_ring(fresh: hearth.Device, rings: Rings) -> None:
-    size = plan.MIDDLING - 1
+    size = plan.MIN_RING_BYTES - 1
     x = fresh.empty(size, np.uint8)
     for turn in range(2 * HABIT):
         x.set(noise(size, turn))
@@ -116,10 +116,10 @@ def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkey
     monkeypatch.setattr(Ring, "_await", wait)
     with gated(fresh) as gate:
         gate.hold()
-        for turn in range(3 * FEW):
+        for turn in range(3 * INITIAL_SLOTS):
             x.set(noise(SIZE, turn))
-        assert rings()[0] == FEW
-    same(x.get(), noise(SIZE, 3 * FEW - 1))
+        assert rings()[0] == INITIAL_SLOTS
+    same(x.get(), noise(SIZE, 3 * INITIAL_SLOTS - 1))
 
 
 def test_many_threads_at_once(fresh: hearth.Device) -> None:

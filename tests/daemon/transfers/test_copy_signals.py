@@ -28,7 +28,7 @@ def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
     waiting threads poll without limit, as on a machine with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     lookout = connection_of(gpu).attachment().spin_wait
-    lookout.most = lookout.patience = 20.0
+    lookout.max_spin_s = lookout.spin_s = 20.0
     calls: list[int] = []
     real = spin_wait.SpinWait.signalled
 

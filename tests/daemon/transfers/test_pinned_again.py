@@ -198,7 +198,7 @@ def test_connection_that_ended_unnoticed(gpu: hearth.Device, daemon: DaemonProce
         gpu.synchronize()
         live, before = shared(gpu), daemon.gauge("segments")
         assert live is not None
-        live.connection.looked_s = lasts
+        live.connection.poll_valid_s = lasts
         with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
             beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
         wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")

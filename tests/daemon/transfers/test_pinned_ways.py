@@ -11,7 +11,7 @@ import pytest
 import hearth
 from hearth.transfer import ring_buffer
 from hearth.transport import memory_segments
-from hearth.transport.memory_segments import known
+from hearth.transport.memory_segments import known_segments
 from hearth.transport.segment_pool import pool
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of, memory_of
@@ -49,7 +49,7 @@ def test_pinned_memory_is_one_command_and_needs_no_ring(gpu: hearth.Device) -> N
         y.get(out=host, blocking=False)
         gpu.synchronize()
     assert read == [20 * INLINE] * 2
-    assert live.ring.made == 0
+    assert live.ring.slot_count == 0
 
 
 def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
@@ -58,7 +58,7 @@ def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
         x = gpu.asarray(host)
     assert sum(written) == host.nbytes and max(written) <= ring_buffer.SLOT_BYTES
     same(x.get(), host)
-    assert 0 < ring_of(gpu).made <= ring_buffer.SLOTS
+    assert 0 < ring_of(gpu).slot_count <= ring_buffer.SLOTS
     whole(gpu)
 
 
@@ -163,7 +163,7 @@ def test_an_upload_of_pinned_memory_does_not_wait_and_keeps_the_memory(gpu: hear
         same(x.get(), values)
     gpu.synchronize()
     again = hearth.empty_pinned(2 * INLINE, np.uint8)
-    wait_until(lambda: known.find(address, 1) is None or pool.cached or again.ctypes.data == address)
+    wait_until(lambda: known_segments.find(address, 1) is None or pool.cached or again.ctypes.data == address)
 
 
 def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Device) -> None:

@@ -49,7 +49,7 @@ def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
 
 def whole(gpu: hearth.Device) -> None:
     """Waits until every slot of the ring is free."""
-    wait_until(lambda: ring_of(gpu).idle == ring_of(gpu).made > 0, "an idle ring")
+    wait_until(lambda: ring_of(gpu).idle == ring_of(gpu).slot_count > 0, "an idle ring")
 
 
 def under_way(gpu: hearth.Device, moving: Future[Any]) -> None:

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises `HearthError` if no figure could be measured.
     """
-    report = _measured(arguments)
+    report = _measure(arguments)
     if arguments.json:
         import json
 
@@ -65,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(report.to_text())
     sys.stdout.flush()
-    return _complain_of(report.figures)
+    return _report_errors(report.figures)
 
 
-def _measured(arguments: argparse.Namespace) -> BenchReport:
+def _measure(arguments: argparse.Namespace) -> BenchReport:
     from hearth.cli.bench.floor_process import FloorProcess
     from hearth.endpoint import target as targets
 
@@ -76,10 +76,10 @@ def _measured(arguments: argparse.Namespace) -> BenchReport:
     target = targets.resolve(arguments.target)
     connect = partial(connect_options.connect, arguments)
     with FloorProcess("unix" if target.address.startswith("unix:") else "tcp") as process, connect() as node:
-        return _of_device(arguments, target, connect, node, process, started)
+        return _measure_device(arguments, target, connect, node, process, started)
 
 
-def _of_device(
+def _measure_device(
     arguments: argparse.Namespace,
     target: Target,
     connect: partial[Node],
@@ -97,14 +97,14 @@ def _of_device(
     version = node.describe().server_version
     effort = rounds.QUICK if arguments.quick else rounds.FULL
     probes, floors = Probes(device, connect), Floors(process)
-    figures = rounds.planned(probes, floors, sizes(arguments), effort)
+    figures = rounds.plan(probes, floors, sizes(arguments), effort)
     progress = _Progress()
     try:
         rounds.run(figures, effort, probes.settle, progress)
     finally:
         progress.clear()
     return BenchReport(
-        target=f"{'https://' if target.tls else ''}{target.address}",
+        target=connect_options.target_text(target),
         on_loopback=target.loopback,
         daemon_version=version,
         node=node.name,
@@ -125,8 +125,8 @@ class _Progress:
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
 
-    def __call__(self, what: str) -> None:
-        self._write(f"\r\x1b[K{what}")
+    def __call__(self, text: str) -> None:
+        self._write(f"\r\x1b[K{text}")
 
     def clear(self) -> None:
         self._write("\r\x1b[K")
@@ -136,15 +136,15 @@ class _Progress:
             print(text, end="", file=sys.stderr, flush=True)
 
 
-def _complain_of(figures: Sequence[Figure]) -> int:
+def _report_errors(figures: Sequence[Figure]) -> int:
     """Prints one line for each distinct error, with all figures that it affects; returns the exit status."""
-    lost: dict[str, list[str]] = {}
+    affected: dict[str, list[str]] = {}
     for figure in figures:
         if figure.error is not None:
-            lost.setdefault(str(figure.error), []).append(figure.series.measurement.name)
-    for error, names in lost.items():
+            affected.setdefault(str(figure.error), []).append(figure.series.measurement.name)
+    for error, names in affected.items():
         complain(f"not measured: {', '.join(names)}: {error}")
-    return 1 if lost else 0
+    return 1 if affected else 0
 
 
 def sizes(arguments: argparse.Namespace) -> list[int]:
@@ -162,9 +162,9 @@ def _max_size(text: str) -> int:
         size = parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    if not _SMALLEST <= size <= most:
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    if not _SMALLEST <= size <= limit:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not between {size_name(_SMALLEST)} and {size_name(most)}, a quarter of this machine's memory"
+            f"{text!r} is not between {size_name(_SMALLEST)} and {size_name(limit)}, a quarter of this machine's memory"
         )
     return size

@@ -53,8 +53,8 @@ class Figure:
         if self.error is not None:
             error = self.error
             return {**document, "error": {"reason": error.reason, "message": error.message, "fix": error.fix}}
-        first, *others = (self._floor(each) for each in self.floors)
-        return {**document, **self.series.percentiles()._asdict(), "floor": first, "other_floors": others}
+        first, *further = (self._floor(floor) for floor in self.floors)
+        return {**document, **self.series.percentiles()._asdict(), "floor": first, "other_floors": further}
 
     def _floor(self, floor: Series) -> dict[str, Any]:
         measurement = floor.measurement

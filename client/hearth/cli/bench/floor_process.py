@@ -53,24 +53,24 @@ class FloorProcess:
     def addresses(self) -> Addresses:
         """Addresses of the process. Blocks until it is ready. Raises `FloorError` if it does not start."""
         if self._addresses is None:
-            self._addresses = self._announced()
+            self._addresses = self._read_addresses()
         return self._addresses
 
-    def _announced(self) -> Addresses:
-        overdue = threading.Timer(_START_S, self.process.kill)
-        overdue.start()
+    def _read_addresses(self) -> Addresses:
+        timer = threading.Timer(_START_S, self.process.kill)
+        timer.start()
         try:
             assert self.process.stdout is not None
-            words = self.process.stdout.readline().split()
+            fields = self.process.stdout.readline().split()
         finally:
-            overdue.cancel()
-        if len(words) != len(Addresses._fields):
+            timer.cancel()
+        if len(fields) != len(Addresses._fields):
             self.process.kill()
             self.process.wait()
             self._log.seek(0)
-            said = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise _not_started(said or "it printed no addresses")
-        return Addresses(*words)
+            last_line = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise _not_started(last_line or "it printed no addresses")
+        return Addresses(*fields)
 
     def close(self) -> None:
         """Kills the process and waits for its end."""
@@ -89,5 +89,5 @@ class FloorProcess:
         self.close()
 
 
-def _not_started(why: str) -> FloorError:
-    return FloorError(f"the process that measures this machine's floors did not start: {why}")
+def _not_started(reason: str) -> FloorError:
+    return FloorError(f"the process that measures this machine's floors did not start: {reason}")

@@ -22,7 +22,7 @@ HEADER = struct.Struct("<cQ")
 """Request on the bare socket: direction of the transfer, and number of bytes."""
 UP, DOWN = b"u", b"d"
 DONE = b"."
-PIECE = 1 << 20
+CHUNK = 1 << 20
 
 
 async def _echo(requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
@@ -74,21 +74,21 @@ def _accept(listener: socket.socket) -> None:
 
 def _answer(connection: socket.socket) -> None:
     """Serves the requests of one connection until it ends."""
-    piece = memoryview(bytearray(os.urandom(64) * (PIECE // 64)))
+    buffer = memoryview(bytearray(os.urandom(64) * (CHUNK // 64)))
     with connection:
         try:
             while True:
                 header = connection.recv(HEADER.size, socket.MSG_WAITALL)
                 if len(header) < HEADER.size:
                     return
-                way, left = HEADER.unpack(header)
-                while left > 0:
-                    part = piece[: min(left, PIECE)]
-                    moved = connection.send(part) if way == DOWN else connection.recv_into(part)
+                direction, remaining = HEADER.unpack(header)
+                while remaining > 0:
+                    chunk = buffer[: min(remaining, CHUNK)]
+                    moved = connection.send(chunk) if direction == DOWN else connection.recv_into(chunk)
                     if not moved:
                         return
-                    left -= moved
-                if way == UP:
+                    remaining -= moved
+                if direction == UP:
                     connection.sendall(DONE)
         except OSError:
             return

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli.bench.floor_process import FloorError
-from hearth.cli.bench.floor_server import DOWN, HEADER, PIECE, SERVICE, UP
+from hearth.cli.bench.floor_server import CHUNK, DOWN, HEADER, SERVICE, UP
 from hearth.cli.bench.sampling import After, Measurement, Once
 from hearth.cli.format.sizes import size_name
 
@@ -125,11 +125,11 @@ class Floors:
     @contextlib.contextmanager
     def _connecting(self) -> Iterator[Once]:
         def once() -> After:
-            closing = contextlib.ExitStack()
-            outgoing, answers = closing.enter_context(self._stream("Echo"))
+            stack = contextlib.ExitStack()
+            outgoing, answers = stack.enter_context(self._stream("Echo"))
             outgoing.put(b"x")
             next(answers)
-            return closing.close
+            return stack.close
 
         yield once
 
@@ -164,12 +164,12 @@ class Floors:
 
             def once() -> None:
                 connection.sendall(HEADER.pack(DOWN, size))
-                there = 0
-                while there < size:
-                    arrived = connection.recv_into(data[there : there + PIECE])
-                    if not arrived:
+                received = 0
+                while received < size:
+                    count = connection.recv_into(data[received : received + CHUNK])
+                    if not count:
                         raise _ended()
-                    there += arrived
+                    received += count
 
             yield once
 

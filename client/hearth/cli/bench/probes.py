@@ -188,10 +188,10 @@ def _bytes(size: int) -> npt.NDArray[np.uint8]:
     return np.resize(np.random.default_rng(size).integers(0, 255, min(size, 1 << 20), np.uint8), size)
 
 
-def _check(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -> None:
+def _check(actual: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -> None:
     import numpy as np
 
-    if not np.array_equal(found, expected):
+    if not np.array_equal(actual, expected):
         raise TransferError(
             "the data read back differ from the data written.",
             reason="TRANSFER_ABORTED",

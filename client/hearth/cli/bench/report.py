@@ -84,11 +84,11 @@ def _rows(figure: Figure) -> list[tuple[str, ...]]:
     measurement = figure.series.measurement
     if figure.error is not None:
         return [(measurement.name, f"not measured: {one_line(figure.error.message)}")]
-    ours = figure.series.percentiles()
-    values = (*map(number, ours[:3]), measurement.unit, str(ours.n))
-    first, *others = (_beside(figure, floor) for floor in figure.floors)
-    return [(measurement.name, *values, *first), *((*("",) * 6, *other) for other in others)]
+    percentiles = figure.series.percentiles()
+    values = (*map(number, percentiles[:3]), measurement.unit, str(percentiles.n))
+    first_floor, *further_floors = (_floor_cells(figure, floor) for floor in figure.floors)
+    return [(measurement.name, *values, *first_floor), *((*("",) * 6, *cells) for cells in further_floors)]
 
 
-def _beside(figure: Figure, floor: Series) -> tuple[str, ...]:
+def _floor_cells(figure: Figure, floor: Series) -> tuple[str, ...]:
     return (number(floor.percentiles().p50), number(figure.ratio(floor)), floor.measurement.name)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from hearth.cli.bench.probes import Probes
     from hearth.cli.bench.sampling import Measurement
 
-_LAST = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
+_FATAL = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
 """Errors after which nothing else can be measured, or nothing that represents a healthy daemon."""
 
 
-_LEAST = 3
+_MIN_FLOOR_SAMPLES = 3
 """Minimum number of samples of a floor in one round. A figure needs only one, because it may take long over a slow
 network."""
 
@@ -48,7 +48,7 @@ FULL = Effort(rounds=2, seconds=0.4, floor_seconds=0.2, launches=2000)
 QUICK = Effort(rounds=1, seconds=0.08, floor_seconds=0.03, launches=1000)
 
 
-def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort) -> list[Figure]:
+def plan(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort) -> list[Figure]:
     """Returns all figures, without any samples yet."""
     from hearth.cli.bench.probes import SMALL
 
@@ -63,12 +63,14 @@ def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort
     ]
     shared: dict[str, Series] = {}
     return [
-        Figure(Series(ours), tuple(shared.setdefault(floor.key, Series(floor)) for floor in theirs))
-        for ours, theirs in pairs
+        Figure(Series(measurement), tuple(shared.setdefault(floor.key, Series(floor)) for floor in floors_of_it))
+        for measurement, floors_of_it in pairs
     ]
 
 
-def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], say: Callable[[str], None]) -> None:
+def run(
+    figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], show_progress: Callable[[str], None]
+) -> None:
     """Measures all figures.
 
     An error of one figure is stored in the figure, and the others are still measured. Raises errors that affect all
@@ -79,20 +81,20 @@ def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], s
         for figure in figures:
             if figure.error is not None:
                 continue
-            say(f"{round_}/{effort.rounds}: {figure.series.measurement.name}")
+            show_progress(f"{round_}/{effort.rounds}: {figure.series.measurement.name}")
             _measure(figure, effort.seconds, settle)
             if figure.error is not None:
                 continue
             for floor in figure.floors:
                 if floor.measurement.key not in measured:
                     measured.add(floor.measurement.key)
-                    floor.samples += _of_floor(floor.measurement, effort.floor_seconds)
+                    floor.samples += _sample_floor(floor.measurement, effort.floor_seconds)
 
 
 def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None:
     try:
         figure.series.samples += figure.series.measurement.samples(seconds)
-    except _LAST:
+    except _FATAL:
         raise
     except HearthError as error:
         figure.error = error
@@ -106,10 +108,10 @@ def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None
         settle()
 
 
-def _of_floor(floor: Measurement, seconds: float) -> list[float]:
+def _sample_floor(floor: Measurement, seconds: float) -> list[float]:
     import grpc
 
     try:
-        return floor.samples(seconds, _LEAST)
+        return floor.samples(seconds, _MIN_FLOOR_SAMPLES)
     except (OSError, MemoryError, StopIteration, grpc.RpcError) as error:
         raise FloorError(f"this machine's floor cannot be measured ({floor.name}): {error!r}") from None

@@ -15,7 +15,7 @@ After = Callable[[], object]
 Once = Callable[[], After | None]
 """Operation that is timed; it may return a function to be called after the clock has stopped."""
 
-_MOST = 100_000
+_MAX_SAMPLES = 100_000
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Measurement:
         """Direction in which values improve: "lower" or "higher"."""
         return "lower" if self.unit in ("us", "ms") else "higher"
 
-    def samples(self, seconds: float, at_least: int = 1) -> list[float]:
-        """Takes as many samples as fit into `seconds`, in `unit`, but at least `at_least`."""
+    def samples(self, seconds: float, minimum: int = 1) -> list[float]:
+        """Takes as many samples as fit into `seconds`, in `unit`, but at least `minimum`."""
         with self.opened() as once:
-            return [self.value(each) for each in _times(once, seconds, at_least)]
+            return [self.value(duration) for duration in _measure_durations(once, seconds, minimum)]
 
     def value(self, seconds: float) -> float:
         """Converts the duration of one run, `seconds`, to `unit`."""
@@ -49,26 +49,26 @@ class Measurement:
         return self.amount / seconds / (1e9 if self.unit == "GB/s" else 1)
 
 
-def _times(once: Once, seconds: float, at_least: int) -> list[float]:
+def _measure_durations(once: Once, seconds: float, minimum: int) -> list[float]:
     """Returns the duration of each run in seconds, after a warm-up of a quarter of `seconds`.
 
     A run that takes longer than `seconds`, such as an upload over a slow network, is not repeated as warm-up.
     """
     started = time.perf_counter()
-    first = _timed(once)
-    taken = [first] if first > seconds else []
-    while not taken and time.perf_counter() < started + seconds / 4:
-        _timed(once)
-    end = time.perf_counter() + (0 if taken else seconds)
-    while len(taken) < at_least or (time.perf_counter() < end and len(taken) < _MOST):
-        taken.append(_timed(once))
-    return taken
+    first = _time_once(once)
+    durations = [first] if first > seconds else []
+    while not durations and time.perf_counter() < started + seconds / 4:
+        _time_once(once)
+    end = time.perf_counter() + (0 if durations else seconds)
+    while len(durations) < minimum or (time.perf_counter() < end and len(durations) < _MAX_SAMPLES):
+        durations.append(_time_once(once))
+    return durations
 
 
-def _timed(once: Once) -> float:
+def _time_once(once: Once) -> float:
     started = time.perf_counter_ns()
     after = once()
-    taken = time.perf_counter_ns() - started
+    elapsed_ns = time.perf_counter_ns() - started
     if after is not None:
         after()
-    return max(taken, 1) / 1e9
+    return max(elapsed_ns, 1) / 1e9

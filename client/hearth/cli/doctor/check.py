@@ -27,24 +27,24 @@ class Check:
 
 @dataclass
 class Findings:
-    """The checks made so far; each is passed to `tell` as soon as it is added."""
+    """The checks made so far; each is passed to `report` as soon as it is added."""
 
-    tell: Callable[[Sequence[Check]], None] = lambda checks: None
+    report: Callable[[Sequence[Check]], None] = lambda checks: None
     checks: list[Check] = field(default_factory=list)
 
     def add(self, *checks: Check) -> bool:
         """Adds checks; returns True if none of them failed."""
         self.checks += checks
-        self.tell(checks)
+        self.report(checks)
         return all(check.status != "failed" for check in checks)
 
-    def look(self, name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> bool:
+    def run(self, name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> bool:
         """Adds the results of `work`, bounded to `seconds`; returns True if none of them failed."""
-        return self.add(*bounded(name, seconds, work))
+        return self.add(*run_bounded(name, seconds, work))
 
-    def skip(self, names: Sequence[str], why: str) -> None:
-        """Adds checks that cannot be made, for the reason `why`."""
-        self.add(*(Check(name, "skipped", why) for name in names))
+    def skip(self, names: Sequence[str], reason: str) -> None:
+        """Adds skipped checks, all with the same `reason`."""
+        self.add(*(Check(name, "skipped", reason) for name in names))
 
     @property
     def healthy(self) -> bool:
@@ -60,42 +60,42 @@ class Findings:
                 yield number, status
 
 
-def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
+def run_bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
     """Returns the results of `work`.
 
     If `work` raises or takes longer than `seconds`, returns a failed check instead. Late work continues in a separate
     thread and blocks nothing.
     """
-    found: list[Check] = []
+    results: list[Check] = []
     done = threading.Event()
 
     def run() -> None:
         try:
             result = work()
-            found.extend([result] if isinstance(result, Check) else result)
+            results.extend([result] if isinstance(result, Check) else result)
         except Exception as error:
-            found.append(of_error(name, error))
+            results.append(failed_check(name, error))
         finally:
             done.set()
 
     started = time.perf_counter()
     threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True).start()
     if not done.wait(seconds):
-        late = f"the check did not finish within {seconds:g} s"
+        detail = f"the check did not finish within {seconds:g} s"
         return [
             Check(
                 name,
                 "failed",
-                late,
+                detail,
                 "try again with a longer --timeout; if that helps, the connection or the daemon is slow",
                 seconds,
             )
         ]
-    took = round(time.perf_counter() - started, 6)
-    return [replace(check, seconds=check.seconds or took) for check in found]
+    elapsed = round(time.perf_counter() - started, 6)
+    return [replace(check, seconds=check.seconds or elapsed) for check in results]
 
 
-def of_error(name: str, error: Exception) -> Check:
+def failed_check(name: str, error: Exception) -> Check:
     """Returns a failed check for an error, in one line."""
     if isinstance(error, HearthError):
         return Check(name, "failed", one_line(error.message), one_line(error.fix))

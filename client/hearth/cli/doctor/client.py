@@ -26,9 +26,9 @@ VARIABLES = (
 )  # fmt: skip
 """Environment variables that the client reads."""
 _FILES = ("HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY")
-_SECRET = ("HEARTH_TOKEN_FILE", "HEARTH_KEY")
+_SECRET_FILES = ("HEARTH_TOKEN_FILE", "HEARTH_KEY")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-_DAEMONS = ("HEARTH_CONFIG", "HEARTH_TEST_")
+_DAEMON_PREFIXES = ("HEARTH_CONFIG", "HEARTH_TEST_")
 
 
 def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
@@ -39,33 +39,38 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
         if sys.version_info >= PYTHON
         else Check("client", "failed", f"hearth {VERSION}, Python {python}", "use Python 3.11 or newer")
     ]
-    required = _required()
+    required = _requirements()
     for name in REQUIRED:
-        wanted = required[name]
+        requirement = required[name]
         try:
             version = installed(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "failed", "the package is not installed", f'pip install "{name}{wanted}"'))
+            checks.append(Check(name, "failed", "the package is not installed", f'pip install "{name}{requirement}"'))
             continue
-        if in_range(version, wanted):
-            checks.append(Check(name, "ok", f"{version} ({wanted})"))
+        if in_range(version, requirement):
+            checks.append(Check(name, "ok", f"{version} ({requirement})"))
         else:
             checks.append(
-                Check(name, "failed", f"{version} is not in the range {wanted}", f'pip install "{name}{wanted}"')
+                Check(
+                    name, "failed", f"{version} is not in the range {requirement}", f'pip install "{name}{requirement}"'
+                )
             )
     return checks
 
 
-def in_range(version: str, wanted: str) -> bool:
+def in_range(version: str, requirement: str) -> bool:
     """True if `version` satisfies a range such as ``>=6.31.1,<8``. Pre-releases count as their release."""
-    ours = _numbers(version)
-    for part in wanted.split(","):
-        match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", part)
+    version_numbers = _numbers(version)
+    for clause in requirement.split(","):
+        match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", clause)
         if match is None:
             continue
-        theirs = _numbers(match[2])
-        length = max(len(ours), len(theirs))
-        left, right = (*ours, *(0,) * (length - len(ours))), (*theirs, *(0,) * (length - len(theirs)))
+        bound_numbers = _numbers(match[2])
+        length = max(len(version_numbers), len(bound_numbers))
+        left, right = (
+            (*version_numbers, *(0,) * (length - len(version_numbers))),
+            (*bound_numbers, *(0,) * (length - len(bound_numbers))),
+        )
         holds = {
             ">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right,
             "!=": left != right,
@@ -81,64 +86,72 @@ def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = Tru
     Covers the variables that the client reads, unknown variables that begin with HEARTH_, and proxies in the way.
     """
     checks = []
-    set_here = [name for name in VARIABLES if environ.get(name)]
-    shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_here]
+    set_variables = [name for name in VARIABLES if environ.get(name)]
+    shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_variables]
     checks.append(Check("environment", "ok", ", ".join(shown) or "no HEARTH_ variable is set"))
     for name in environ:
-        if name.startswith("HEARTH_") and name not in VARIABLES and not name.startswith(_DAEMONS) and "__" not in name:
+        if (
+            name.startswith("HEARTH_")
+            and name not in VARIABLES
+            and not name.startswith(_DAEMON_PREFIXES)
+            and "__" not in name
+        ):
             close = closest(name, VARIABLES)
-            meant = f"; did you mean {close}?" if close else ""
+            suggestion = f"; did you mean {close}?" if close else ""
             checks.append(
                 Check(
-                    "environment", "warning", f"{name} is not a variable that the client reads{meant}", f"unset {name}"
+                    "environment",
+                    "warning",
+                    f"{name} is not a variable that the client reads{suggestion}",
+                    f"unset {name}",
                 )
             )
     for name in _FILES:
         if path := environ.get(name):
-            checks += _file(name, path)
+            checks += _check_file(name, path)
     if environ.get("HEARTH_TOKEN") and environ.get("HEARTH_TOKEN_FILE"):
-        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: HEARTH_TOKEN is used"
-        checks.append(Check("environment", "warning", what, "unset one of them"))
+        detail = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: HEARTH_TOKEN is used"
+        checks.append(Check("environment", "warning", detail, "unset one of them"))
     proxies = [name for name in _PROXIES if environ.get(name) or environ.get(name.upper())]
     if proxies and not loopback:
-        what = (
+        detail = (
             f"{', '.join(proxies)} is set: gRPC connects through that proxy, which is slower and may refuse "
             "the connection"
         )
-        checks.append(Check("environment", "warning", what, "add the daemon's host to no_proxy"))
+        checks.append(Check("environment", "warning", detail, "add the daemon's host to no_proxy"))
     return checks
 
 
 def token_file(arguments: argparse.Namespace) -> list[Check]:
     """Checks the token file of the command line, if one is given."""
-    return _file("--token-file", arguments.token_file) if arguments.token_file else []
+    return _check_file("--token-file", arguments.token_file) if arguments.token_file else []
 
 
-def _file(name: str, path: str) -> list[Check]:
+def _check_file(name: str, path: str) -> list[Check]:
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        return [Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "use a readable file")]
-    secret = name in (*_SECRET, "--token-file")
+        reason = getattr(error, "strerror", None) or error
+        return [Check("environment", "failed", f"{name}: {path!r} cannot be read: {reason}", "use a readable file")]
+    secret = name in (*_SECRET_FILES, "--token-file")
     if secret and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        what = f"{name}: other users of this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
-        return [Check("environment", "warning", what, f"chmod 600 {path}")]
+        detail = f"{name}: other users of this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
+        return [Check("environment", "warning", detail, f"chmod 600 {path}")]
     return []
 
 
-def _required() -> dict[str, str]:
-    found = dict(REQUIRED)
+def _requirements() -> dict[str, str]:
+    requirements = dict(REQUIRED)
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return found
+        return requirements
     for line in lines:
         match = re.fullmatch(r"([A-Za-z0-9_.-]+)\s*([<>=!][^;]*)", line)
-        if match is not None and match[1] in found:
-            found[match[1]] = match[2].strip()
-    return found
+        if match is not None and match[1] in requirements:
+            requirements[match[1]] = match[2].strip()
+    return requirements
 
 
 def _numbers(version: str) -> tuple[int, ...]:

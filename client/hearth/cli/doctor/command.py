@@ -73,53 +73,55 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None:
     from hearth.cli.doctor import client
-    from hearth.cli.doctor.check import Check, of_error
+    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import target as targets
     from hearth.errors import HearthError
 
     seconds = arguments.timeout
-    findings.look("client", seconds, client.versions)
+    findings.run("client", seconds, client.versions)
     target: Target | None = None
     try:
         target = targets.resolve(arguments.target)
     except HearthError as error:
-        findings.add(of_error("target", error))
-    findings.look("environment", seconds, lambda: client.environment(loopback=target is None or target.loopback))
+        findings.add(failed_check("target", error))
+    findings.run("environment", seconds, lambda: client.environment(loopback=target is None or target.loopback))
     findings.add(*client.token_file(arguments))
     if target is None:
         findings.skip((*_NETWORK, *_SESSION), "no target")
         return None
-    findings.add(Check("target", "ok", f"{_shown(target)}, from {_origin(target)}"))
-    shown = _credentials(arguments, findings, target)
-    if not _way(arguments, findings, target, shown):
+    findings.add(Check("target", "ok", f"{connect_options.target_text(target)}, from {_origin(target)}"))
+    credentials = _find_credentials(arguments, findings, target)
+    if not _check_path(arguments, findings, target, credentials):
         findings.skip(_SESSION, "the daemon cannot be reached")
         return target
-    if shown is None:
+    if credentials is None:
         findings.skip(_SESSION, "the credentials cannot be used")
         return target
-    _session(arguments, findings, target, shown)
+    _check_session(arguments, findings, target, credentials)
     return target
 
 
-def _credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
-    from hearth.cli.doctor.check import Check, of_error
+def _find_credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
+    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import credentials
     from hearth.errors import HearthError
 
     try:
         token = connect_options._token(arguments)
-        shown = credentials.find(
+        result = credentials.find(
             target, token, arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
         )
     except HearthError as error:
-        findings.add(of_error("credentials", error))
+        findings.add(failed_check("credentials", error))
         return None
-    findings.add(Check("credentials", "ok", f"credentials sent: {shown.shown}"))
-    return shown
+    findings.add(Check("credentials", "ok", f"credentials sent: {result.shown}"))
+    return result
 
 
-def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
-    """Checks each step of the path to the daemon, each of which requires the previous one.
+def _check_path(
+    arguments: argparse.Namespace, findings: Findings, target: Target, credentials: Credentials | None
+) -> bool:
+    """Checks the path to the daemon. Each check requires that the previous one passed.
 
     Returns True if none failed.
     """
@@ -128,89 +130,94 @@ def _way(arguments: argparse.Namespace, findings: Findings, target: Target, show
     seconds = arguments.timeout
     if target.address.startswith("unix:"):
         path = target.address.removeprefix("unix:")
-        return findings.look("socket", seconds, lambda: network.unix_socket(path))
+        return findings.run("socket", seconds, lambda: network.unix_socket(path))
     inner = max(0.1, 0.4 * seconds)  # leaves time for two attempts
-    steps = (
+    checks = (
         ("name", lambda: network.resolved(target)),
         ("port", lambda: network.reachable(target, inner)),
-        ("protocol", lambda: network.spoken(target, inner)),
+        ("protocol", lambda: network.protocol(target, inner)),
     )
-    for number, (name, look) in enumerate(steps):
-        if not findings.look(name, seconds, look):
+    for number, (name, check) in enumerate(checks):
+        if not findings.run(name, seconds, check):
             findings.skip(_NETWORK[number + 1 :], f"the check {name!r} did not pass")
             return False
     if not target.tls:
         return True
-    if shown is None:
+    if credentials is None:
         findings.skip(("certificate",), "the credentials cannot be used")
         return True
     files = (
         arguments.certificate or os.environ.get("HEARTH_CERTIFICATE"),
         arguments.key or os.environ.get("HEARTH_KEY"),
     )
-    own = (files[0], files[1]) if files[0] and files[1] else None
-    return findings.look("certificate", seconds, lambda: network.certificate(target, shown, own, inner))
+    client_files = (files[0], files[1]) if files[0] and files[1] else None
+    return findings.run("certificate", seconds, lambda: network.certificate(target, credentials, client_files, inner))
 
 
-def _session(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials) -> None:
+def _check_session(arguments: argparse.Namespace, findings: Findings, target: Target, credentials: Credentials) -> None:
     """Makes the checks that need a session, and closes the session."""
-    from hearth.cli.doctor.check import Check, bounded
+    from hearth.cli.doctor.check import Check, run_bounded
 
-    opened: list[Node] = []
-    given_up = threading.Event()
+    nodes: list[Node] = []
+    timed_out = threading.Event()
     before = time.time()
 
-    def open_it() -> Check:
+    def open_session() -> Check:
         started = time.perf_counter()
         node = connect_options.connect(arguments)
-        opened.append(node)
-        if given_up.is_set():
+        nodes.append(node)
+        if timed_out.is_set():
             node.close()
         return Check("session", "ok", f"opened in {1e3 * (time.perf_counter() - started):.0f} ms")
 
-    if not findings.look("session", arguments.timeout + 1, open_it):
-        given_up.set()
+    if not findings.run("session", arguments.timeout + 1, open_session):
+        timed_out.set()
         findings.skip(_SESSION[1:], "no session could be opened")
         return
-    (node,) = opened
+    (node,) = nodes
     try:
-        _asked(arguments, findings, target, node, shown, before, time.time())
+        _check_daemon(arguments, findings, target, node, credentials, before, time.time())
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            bounded("close", _CLOSE_S, lambda: node.close() or [])
+            run_bounded("close", _CLOSE_S, lambda: node.close() or [])
 
 
-def _asked(
-    arguments: argparse.Namespace, findings: Findings, target: Target, node: Node, shown: Credentials, before: float,
+def _check_daemon(
+    arguments: argparse.Namespace,
+    findings: Findings,
+    target: Target,
+    node: Node,
+    credentials: Credentials,
+    before: float,
     after: float,
-) -> None:  # fmt: skip
+) -> None:
     from hearth.cli.doctor import daemon
     from hearth.cli.doctor.check import Check
 
     seconds = arguments.timeout
-    if not findings.look("daemon", seconds, lambda: daemon.versions(node)):
+    if not findings.run("daemon", seconds, lambda: daemon.versions(node)):
         findings.skip(_SESSION[3:], "the check 'daemon' did not pass")
         return
     info = node.describe()
-    findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown, target))
-    findings.look("clock", seconds, lambda: daemon.clock(node, before, after))
-    findings.look("faults", seconds, lambda: daemon.faults(node.status(), time.time()))
-    findings.look("descriptors", seconds, lambda: daemon.descriptors(node.status()))
-    findings.look("devices", seconds, lambda: daemon.devices(info))
+    findings.run("identity", seconds, lambda: daemon.identity(node, credentials.shown, target))
+    findings.run("clock", seconds, lambda: daemon.clock(node, before, after))
+    findings.run("faults", seconds, lambda: daemon.faults(node.status(), time.time()))
+    findings.run("descriptors", seconds, lambda: daemon.descriptors(node.status()))
+    findings.run("devices", seconds, lambda: daemon.devices(info))
     ordinals = [device.ordinal for device in node.devices]
-    chosen = daemon.chosen(info, ordinals, arguments.device)
+    chosen = daemon.select_devices(info, ordinals, arguments.device)
     if arguments.device is not None and not chosen:
         detail = f"the node has no device {arguments.device}; it has {ordinals or 'none'}"
         findings.add(Check("compiler", "failed", detail, "omit --device, or pass one of these"))
         return
     for ordinal in chosen:
         work = partial(daemon.work, node.device(ordinal))
-        findings.look(f"compiler {ordinal}", _COMPILING * seconds, work)
+        findings.run(f"compiler {ordinal}", _COMPILING * seconds, work)
     if chosen:
-        findings.look("lanes", seconds, lambda: daemon.lanes(node.device(chosen[0])))
+        findings.run("lanes", seconds, lambda: daemon.lanes(node.device(chosen[0])))
     else:
         findings.skip(("compiler", "lanes"), "no device is serving")
-    findings.look("local driver", seconds, lambda: daemon.local_driver(info, target.address.startswith("unix:")))
+    findings.run("local driver", seconds, lambda: daemon.local_driver(info, target.address.startswith("unix:")))
 
 
 def _print(checks: Sequence[Check]) -> None:
@@ -233,7 +240,7 @@ def _print(checks: Sequence[Check]) -> None:
 def _document(findings: Findings, target: Target | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "target": _shown(target) if target is not None else None,
+        "target": connect_options.target_text(target) if target is not None else None,
         "healthy": findings.healthy,
         "checks": [vars(check) for check in findings.checks],
     }
@@ -241,7 +248,3 @@ def _document(findings: Findings, target: Target | None) -> dict[str, Any]:
 
 def _origin(target: Target) -> str:
     return "the command line" if target.origin.startswith("the argument") else target.origin
-
-
-def _shown(target: Target) -> str:
-    return f"{'https://' if target.tls else ''}{target.address}"

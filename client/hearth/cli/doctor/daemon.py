@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli.doctor.check import Check, of_error
+from hearth.cli.doctor.check import Check, failed_check
 from hearth.errors import AuthenticationError, HearthError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 
@@ -86,25 +86,25 @@ def _device(device: DeviceInfo) -> Check:
     detail = f"{properties.name} ({properties.backend}), {device.state}"
     if device.generation > 1:
         detail += f", generation {device.generation}"
-    why = f": {device.detail}" if device.detail else ""
+    reason = f": {device.detail}" if device.detail else ""
     if device.state == "fenced":
         fix = (
             f"find the cause in the daemon's log, then call node.restart_device({device.ordinal}) (requires "
             "the right to administer)"
         )
-        return Check(name, "failed", detail + why, fix)
+        return Check(name, "failed", detail + reason, fix)
     if device.state == "lost":
-        return Check(name, "warning", detail + why, "a new process is being started: check again in a second")
+        return Check(name, "warning", detail + reason, "a new process is being started: check again in a second")
     if device.state == "stalled":
         fix = (
             "the device process continues, or is replaced after devices.ping_timeout; check for a debugger or "
             "an overloaded machine"
         )
-        return Check(name, "warning", detail + why, fix)
+        return Check(name, "warning", detail + reason, fix)
     if device.state == "starting":
-        return Check(name, "warning", detail + why, "check again in a second")
+        return Check(name, "warning", detail + reason, "check again in a second")
     if device.state != "serving":
-        return Check(name, "warning", detail + why, "check the daemon's log")
+        return Check(name, "warning", detail + reason, "check the daemon's log")
     if properties.backend == "cuda":
         major, minor = properties.compute_capability
         detail += f"; sm_{major}{minor}, driver {properties.driver_version}, runtime {properties.runtime_version}"
@@ -117,10 +117,10 @@ def _device(device: DeviceInfo) -> Check:
 
 def faults(document: Mapping[str, Any], now: float) -> Check:
     """Checks the faults of the last hour in the daemon's status."""
-    listed = document.get("faults")
-    if not isinstance(listed, list):
+    entries = document.get("faults")
+    if not isinstance(entries, list):
         return Check("faults", "skipped", "the daemon's status does not list faults")
-    recent = [each for each in listed if now - (each.get("time_unix") or 0) < _RECENT_S]
+    recent = [fault for fault in entries if now - (fault.get("time_unix") or 0) < _RECENT_S]
     if not recent:
         return Check("faults", "ok", "none in the last hour")
     last = recent[0]
@@ -135,14 +135,14 @@ def faults(document: Mapping[str, Any], now: float) -> Check:
 
 def descriptors(document: Mapping[str, Any]) -> Check:
     """Checks that the daemon's limit on open files leaves clients enough connections."""
-    found = document.get("descriptors")
-    if not isinstance(found, dict):
+    limits = document.get("descriptors")
+    if not isinstance(limits, dict):
         return Check(
             "descriptors",
             "skipped",
             "the daemon's limit on open files is shown only to clients with the right to observe",
         )
-    limit, needed, shares = found["limit"], found["needed"], found["shares"]
+    limit, needed, shares = limits["limit"], limits["needed"], limits["shares"]
     detail = (
         f"the daemon may open {limit} files: {shares['grpc']} connections for gRPC, {shares['call']} for "
         "its call socket"
@@ -182,24 +182,27 @@ def open_to_every_login(target: Target) -> bool:
 
 def clock(node: Node, before: float, after: float) -> Check:
     """Compares the daemon's time at which it opened this session with this host's time before and after."""
-    opened = next((each.opened for each in node.sessions() if each.session_id == node.session_id), None)
+    opened = next((session.opened for session in node.sessions() if session.session_id == node.session_id), None)
     if opened is None:
         return Check("clock", "skipped", "the daemon does not list this session")
     return skew(opened, before, after)
 
 
-def skew(theirs: float, before: float, after: float) -> Check:
-    """Checks the daemon's clock by the time `theirs` of an event.
+def skew(event: float, before: float, after: float) -> Check:
+    """Checks the daemon's clock by the time `event` at which an event happened on that clock.
 
     The event happened between `before` and `after` on this host's clock. All times are in seconds since 1970.
     """
-    off = theirs - after if theirs > after else min(0.0, theirs - before)
-    if abs(off) > SKEW_S:
-        word = "ahead" if off > 0 else "behind"
+    offset = event - after if event > after else min(0.0, event - before)
+    if abs(offset) > SKEW_S:
+        direction = "ahead" if offset > 0 else "behind"
         return Check(
-            "clock", "warning", f"the daemon's clock is {abs(off):.1f} s {word}", "run NTP (chrony) on both hosts"
+            "clock",
+            "warning",
+            f"the daemon's clock is {abs(offset):.1f} s {direction}",
+            "run NTP (chrony) on both hosts",
         )
-    return Check("clock", "ok", f"within {max(abs(off), after - before):.1f} s of the daemon's clock")
+    return Check("clock", "ok", f"within {max(abs(offset), after - before):.1f} s of the daemon's clock")
 
 
 def work(device: Device) -> list[Check]:
@@ -221,7 +224,7 @@ def work(device: Device) -> list[Check]:
         module.get_function(f"doctor_{number}")((1,), (256,), (x, y, np.int32(256)))
         device.synchronize()
         allowed.append("launch")
-        got = y.get()
+        result = y.get()
         allowed.append("read")
     except AuthenticationError as error:
         detail = f"{error.message} (allowed: {', '.join(allowed) or 'none of the operations'})"
@@ -230,15 +233,15 @@ def work(device: Device) -> list[Check]:
         if error.reason == "NO_COMPILER":
             fix = error.fix or "install a C++ compiler on the daemon's host, or run `pip install ziglang` there"
             return [Check(name, "failed", error.message, fix)]
-        return [of_error(name, error)]
-    took = time.perf_counter() - started
+        return [failed_check(name, error)]
+    elapsed = time.perf_counter() - started
     expected = 2 * np.arange(256, dtype=np.float32) + np.float32(number)
-    if not np.array_equal(got, expected):
+    if not np.array_equal(result, expected):
         fix = "stop using this device: fence it, and test its memory"
         return [Check(name, "failed", "a kernel computed a wrong result", fix)]
-    detail = f"first result of a new kernel after {_ms(took)} ({_ms(compiled - started)} of it compiling); "
+    detail = f"first result of a new kernel after {_ms(elapsed)} ({_ms(compiled - started)} of it compiling); "
     detail += f"allowed: {', '.join(allowed)}"
-    if took > _SLOW_S:
+    if elapsed > _SLOW_S:
         return [Check(name, "warning", detail, "the host is busy, or its compiler is slow: check [compile] workers")]
     return [Check(name, "ok", detail)]
 
@@ -265,12 +268,12 @@ def lanes(device: Device) -> list[Check]:
     if attachment.channel is not None:
         checks.append(Check("lane", "ok", "commands go directly to the device process"))
     else:
-        why = "the daemon offers no lane ([lanes] enabled = false, or a quota on the tenant's queue)"
+        reason = "the daemon offers no lane ([lanes] enabled = false, or a quota on the tenant's queue)"
         fix = (
             "enable [lanes], remove the limits queued_commands and queued_bytes, or mount the whole directory of the "
             "socket"
         )
-        detail = f"commands go through the front: {why}, or its lane socket cannot be reached from here"
+        detail = f"commands go through the front: {reason}, or its lane socket cannot be reached from here"
         checks.append(Check("lane", "warning", detail, fix))
     if connection.part(SharedMemory).for_attachment(attachment) is not None:
         checks.append(Check("shared memory", "ok", "arrays are shared with the device process"))
@@ -312,10 +315,10 @@ def _refusal(device: Device) -> str:
     return f"port {answer.port} of {answer.host or 'the daemon'} could not be reached"
 
 
-def chosen(info: NodeInfo, ordinals: Sequence[int], wanted: int | None) -> list[int]:
+def select_devices(info: NodeInfo, ordinals: Sequence[int], requested: int | None) -> list[int]:
     """Returns the devices to check: the requested one, otherwise those that serve."""
-    if wanted is not None:
-        return [ordinal for ordinal in ordinals if ordinal == wanted]
+    if requested is not None:
+        return [ordinal for ordinal in ordinals if ordinal == requested]
     return [device.ordinal for device in info.devices if device.state == "serving" and device.ordinal in ordinals]
 
 

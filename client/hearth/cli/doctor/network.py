@@ -35,51 +35,58 @@ def unix_socket(path: str) -> list[Check]:
     """Checks that the socket exists, its owner, and that a process listens on it."""
     name = "socket"
     try:
-        mode = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
         return [Check(name, "failed", f"{path} does not exist", _START)]
     except PermissionError:
         return [
             Check(
-                name, "failed", f"you have no permission to access {str(Path(path).parent)!r}", _join(Path(path).parent)
+                name,
+                "failed",
+                f"you have no permission to access {str(Path(path).parent)!r}",
+                _membership_advice(Path(path).parent),
             )
         ]
     except (OSError, ValueError) as error:
         return [Check(name, "failed", f"{path}: {getattr(error, 'strerror', None) or error}", _START)]
-    if not stat.S_ISSOCK(mode.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return [Check(name, "failed", f"{path} is not a socket", "specify the path of the daemon's hearth.sock")]
-    owner = f"owner {_user(mode.st_uid)}:{_group(mode.st_gid)}, mode {stat.S_IMODE(mode.st_mode):04o}"
-    refused = _refused(path, owner)
-    if refused is not None:
-        return [refused]
+    owner = f"owner {_user(status.st_uid)}:{_group(status.st_gid)}, mode {stat.S_IMODE(status.st_mode):04o}"
+    failure = _connection_failure(path, owner)
+    if failure is not None:
+        return [failure]
     checks = [Check(name, "ok", f"{path}, {owner}")]
-    beside = socket_path(path)
-    if not Path(beside).exists():
-        what = (
-            f"{Path(beside).name} does not exist in the same directory: calls go through gRPC, which takes "
+    call_socket = socket_path(path)
+    if not Path(call_socket).exists():
+        detail = (
+            f"{Path(call_socket).name} does not exist in the same directory: calls go through gRPC, which takes "
             "longer to import"
         )
-        checks.append(Check(name, "warning", what, "mount the whole directory of the socket into the container"))
+        checks.append(Check(name, "warning", detail, "mount the whole directory of the socket into the container"))
     return checks
 
 
-def _refused(path: str, owner: str) -> Check | None:
+def _connection_failure(path: str, owner: str) -> Check | None:
     """Connects to the socket. Returns the failed check, or None if a process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            what = f"{path} ({owner}) is stale: the daemon that created it has ended"
-            return Check("socket", "failed", what, "start the daemon again: hearthd serve, or systemctl start hearthd")
+            detail = f"{path} ({owner}) is stale: the daemon that created it has ended"
+            return Check(
+                "socket", "failed", detail, "start the daemon again: hearthd serve, or systemctl start hearthd"
+            )
         except PermissionError:
-            return Check("socket", "failed", f"you have no permission to use {path} ({owner})", _join(Path(path)))
+            return Check(
+                "socket", "failed", f"you have no permission to use {path} ({owner})", _membership_advice(Path(path))
+            )
         except OSError as error:
             return Check("socket", "failed", f"{path} ({owner}): {error.strerror or error}", _START)
     return None
 
 
-def _join(path: Path) -> str:
+def _membership_advice(path: Path) -> str:
     try:
         group = _group(path.stat().st_gid)
     except OSError:
@@ -114,16 +121,16 @@ def resolved(target: Target) -> Check:
     """Checks that the host name resolves."""
     host, port = host_and_port(target)
     try:
-        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         return Check(
             "name",
             "failed",
-            f"{host!r} does not resolve: {why}",
+            f"{host!r} does not resolve: {reason}",
             "check the spelling, and the DNS settings of this host",
         )
-    return Check("name", "ok", host if found == [host] else f"{host} resolves to {', '.join(found)}")
+    return Check("name", "ok", host if addresses == [host] else f"{host} resolves to {', '.join(addresses)}")
 
 
 def reachable(target: Target, seconds: float) -> Check:
@@ -135,8 +142,8 @@ def reachable(target: Target, seconds: float) -> Check:
     except ConnectionRefusedError:
         return Check("port", "failed", f"no process listens at {target.address} (connection refused)", _START)
     except TimeoutError:
-        what = f"{target.address} did not answer within {seconds:g} s"
-        return Check("port", "failed", what, "a firewall may block the connection, or the host may be down: try ping")
+        detail = f"{target.address} did not answer within {seconds:g} s"
+        return Check("port", "failed", detail, "a firewall may block the connection, or the host may be down: try ping")
     except OSError as error:
         hint = "check the network" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else _START
         return Check("port", "failed", f"{target.address}: {error.strerror or error}", hint)
@@ -145,32 +152,32 @@ def reachable(target: Target, seconds: float) -> Check:
     )
 
 
-def spoken(target: Target, seconds: float) -> Check:
+def protocol(target: Target, seconds: float) -> Check:
     """Checks that the protocol at the port, gRPC or TLS, is the requested one."""
-    what = _protocol(target, seconds)
+    actual = _protocol(target, seconds)
     name, port = "protocol", host_and_port(target)[1]
-    if target.tls and what == TLS:
+    if target.tls and actual == TLS:
         return Check(name, "ok", "TLS")
-    if not target.tls and what == GRPC:
+    if not target.tls and actual == GRPC:
         return Check(name, "ok", "HTTP/2 without TLS")
-    if target.tls and what == GRPC:
+    if target.tls and actual == GRPC:
         return Check(name, "failed", "the daemon does not speak TLS", f"use {target.address}, without https://")
-    if what == TLS:
+    if actual == TLS:
         return Check(name, "failed", "the daemon requires TLS", f"use https://{target.address}")
-    if what == HTTP:
+    if actual == HTTP:
         detail = f"the server at port {port} speaks plain HTTP, not gRPC: it may be the daemon's status page"
         return Check(name, "failed", detail, "use the port of [listen] grpc, 7421 by default")
-    return Check(name, "failed", f"the server is not a Hearth daemon: {what}", "check the host and the port")
+    return Check(name, "failed", f"the server is not a Hearth daemon: {actual}", "check the host and the port")
 
 
 def _protocol(target: Target, seconds: float) -> str:
     import ssl
 
     try:
-        with socket.create_connection(host_and_port(target), seconds) as plain:
-            plain.settimeout(seconds)
-            plain.sendall(_PREFACE)
-            answer = plain.recv(64)
+        with socket.create_connection(host_and_port(target), seconds) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(_PREFACE)
+            answer = connection.recv(64)
     except TimeoutError:
         return "it accepts connections and does not answer"
     except OSError:
@@ -182,8 +189,8 @@ def _protocol(target: Target, seconds: float) -> str:
     context = _unverified()
     try:
         with (
-            socket.create_connection(host_and_port(target), seconds) as plain,
-            context.wrap_socket(plain, server_hostname=host_and_port(target)[0]),
+            socket.create_connection(host_and_port(target), seconds) as connection,
+            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]),
         ):
             return TLS
     except ssl.SSLError as error:
@@ -208,14 +215,16 @@ def certificate(target: Target, credentials: Credentials, files: tuple[str, str]
         context.load_cert_chain(*files)
     try:
         with (
-            socket.create_connection(host_and_port(target), seconds) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secured,
+            socket.create_connection(host_and_port(target), seconds) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
         ):
-            return judged(secured.getpeercert() or {}, time.time())
+            return certificate_expiry(secured.getpeercert() or {}, time.time())
     except ssl.SSLCertVerificationError as error:
-        names, until = _shown(target, seconds)
-        about = f" (it is for {names or 'no name'}, valid until {until or 'an unknown time'})" if names or until else ""
-        detail = f"not accepted: {error.verify_message.rstrip('.')}{about}"
+        names, expiry = _rejected_certificate(target, seconds)
+        description = (
+            f" (it is for {names or 'no name'}, valid until {expiry or 'an unknown time'})" if names or expiry else ""
+        )
+        detail = f"not accepted: {error.verify_message.rstrip('.')}{description}"
         return Check("certificate", "failed", detail, _remedy(error.verify_code, credentials))
     except ssl.SSLError as error:
         detail = f"the handshake failed: {error.reason or error}"
@@ -227,15 +236,15 @@ _EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64
 _SOON_S = 14 * 86400
 
 
-def judged(peer: Mapping[str, object], now: float) -> Check:
+def certificate_expiry(peer: Mapping[str, object], now: float) -> Check:
     """Returns a check of a trusted certificate: a warning if it expires within 14 days after `now`."""
     import ssl
 
-    until = str(peer.get("notAfter", ""))
-    left = ssl.cert_time_to_seconds(until) - now if until else _SOON_S
-    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'an unknown time'}"
-    if left < _SOON_S:
-        days = max(0, int(left // 86400))
+    expiry = str(peer.get("notAfter", ""))
+    seconds_left = ssl.cert_time_to_seconds(expiry) - now if expiry else _SOON_S
+    detail = f"for {_names(peer) or 'no name'}, valid until {expiry or 'an unknown time'}"
+    if seconds_left < _SOON_S:
+        days = max(0, int(seconds_left // 86400))
         return Check(
             "certificate",
             "warning",
@@ -257,22 +266,22 @@ def _remedy(code: int, credentials: Credentials) -> str:
     return "the authority given by --ca or HEARTH_CA did not issue the certificate: ask for the one that did"
 
 
-def _shown(target: Target, seconds: float) -> tuple[str, str]:
+def _rejected_certificate(target: Target, seconds: float) -> tuple[str, str]:
     """Returns the names and the expiry of a certificate that was not accepted, by treating it as its own authority."""
     import ssl
 
     try:
         with (
-            socket.create_connection(host_and_port(target), seconds) as plain,
-            _unverified().wrap_socket(plain, server_hostname=host_and_port(target)[0]) as secured,
+            socket.create_connection(host_and_port(target), seconds) as connection,
+            _unverified().wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
         ):
             der = secured.getpeercert(binary_form=True)
         context = ssl.create_default_context(cadata=der)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         with (
-            socket.create_connection(host_and_port(target), seconds) as plain,
-            context.wrap_socket(plain, server_hostname=host_and_port(target)[0]) as secured,
+            socket.create_connection(host_and_port(target), seconds) as connection,
+            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
         ):
             peer = secured.getpeercert() or {}
     except (OSError, ValueError):
@@ -281,8 +290,8 @@ def _shown(target: Target, seconds: float) -> tuple[str, str]:
 
 
 def _names(peer: Mapping[str, object]) -> str:
-    found = peer.get("subjectAltName", ())
-    return ", ".join(str(name) for _, name in found) if isinstance(found, tuple) else ""
+    names = peer.get("subjectAltName", ())
+    return ", ".join(str(name) for _, name in names) if isinstance(names, tuple) else ""
 
 
 def _unverified() -> ssl.SSLContext:

@@ -1,10 +1,11 @@
-"""Messages on stderr, each on one line."""
+"""Messages on stderr, each on one line, and the error of an invalid argument."""
 
 from __future__ import annotations
 
 import sys
 
 from hearth.cli.format.printable import printable
+from hearth.errors import ArgumentError
 
 
 def one_line(text: str) -> str:
@@ -19,3 +20,8 @@ def one_line(text: str) -> str:
 def complain(text: str) -> None:
     """Prints `text` as one line on stderr."""
     print(f"hearth: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def invalid_argument(problem: str, fix: str) -> ArgumentError:
+    """Returns the error of an invalid argument of a command. `problem` and `fix` have no full stop."""
+    return ArgumentError(f"{problem}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

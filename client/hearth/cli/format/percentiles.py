@@ -31,7 +31,7 @@ class Percentiles(NamedTuple):
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Returns a quantile of sorted samples, by linear interpolation between neighbours, like NumPy's default."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -10,7 +10,7 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 change the direction of writing), surrogates, private use, unassigned, and line and paragraph separators."""
 _NO_WIDTH = frozenset(("Mn", "Me"))
 _WIDE = frozenset("WF")
-_MOST_MARKS = 2
+_MAX_MARKS = 2
 """Maximum number of combining marks on one letter: more would extend over the adjacent lines."""
 
 
@@ -25,7 +25,7 @@ def printable(text: object) -> str:
             shown.append(" ")
         elif category in _HIDDEN or (marks and not shown):
             shown.append("?")
-        elif marks <= _MOST_MARKS:
+        elif marks <= _MAX_MARKS:
             shown.append(character)
     return "".join(shown)
 
@@ -43,14 +43,14 @@ def fit(text: str, columns: int) -> str:
         return text
     room = columns - len(CUT)
     end = CUT if room > 0 else ""
-    left = room if room > 0 else columns
-    kept: list[str] = []
+    remaining = room if room > 0 else columns
+    characters: list[str] = []
     for character in text:
-        left -= _columns(character)
-        if left < 0:
+        remaining -= _columns(character)
+        if remaining < 0:
             break
-        kept.append(character)
-    return "".join(kept) + end
+        characters.append(character)
+    return "".join(characters) + end
 
 
 def _columns(character: str) -> int:

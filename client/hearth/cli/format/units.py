@@ -18,8 +18,8 @@ def memory(used: float | None, total: float | None) -> str:
     if not total:
         return size(used)
     name, unit = next(((name, unit) for name, unit in _UNITS if total >= unit), ("B", 1))
-    left = NONE if used is None else _three(used / unit)
-    return f"{left}/{_three(total / unit)} {name}"
+    used_text = NONE if used is None else _three_digits(used / unit)
+    return f"{used_text}/{_three_digits(total / unit)} {name}"
 
 
 def per_second(value: float | None) -> str:
@@ -28,8 +28,8 @@ def per_second(value: float | None) -> str:
         return NONE
     for name, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * factor:
-            return f"{_three(value / factor)}{name}"
-    return _three(value)
+            return f"{_three_digits(value / factor)}{name}"
+    return _three_digits(value)
 
 
 def bytes_per_second(value: float | None) -> str:
@@ -56,12 +56,12 @@ def duration(seconds: float | None) -> str:
     if seconds < 10:
         for name, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
             if seconds >= factor:
-                return f"{_three(seconds / factor)} {name}"
+                return f"{_three_digits(seconds / factor)} {name}"
         return "0 s"
     parts: list[str] = []
-    left = int(seconds)
+    remaining = int(seconds)
     for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
+        count, remaining = divmod(remaining, length)
         if count or parts:
             parts.append(f"{count} {name}")
         if len(parts) == 2:
@@ -78,7 +78,7 @@ def bar(ratio: float | None, cells: int) -> str:
 _UNITS = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 
-def _three(value: float) -> str:
+def _three_digits(value: float) -> str:
     """Formats a number with at most three digits, or with all digits before the decimal point."""
     text = f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -114,24 +114,24 @@ def run(arguments: argparse.Namespace) -> int:
     from hearth.cli.run import arrays, sources
     from hearth.cli.run import kernel as run_kernel
 
-    specs = _specs(arguments.arguments)
+    specs = _parse_specs(arguments.arguments)
     code = sources.read_code(arguments.file)
-    given = sources.given_headers(arguments.header)
-    headers = sources.headers_of(arguments.file, code, arguments.include, given)
-    arrays.refuse_existing(specs, arguments.force)
-    arrays.refuse_too_much(specs)
-    values = [_host(spec) for spec in specs]
-    with _connected(arguments) as node:
+    explicit = sources.headers_of_options(arguments.header)
+    headers = sources.headers_of(arguments.file, code, arguments.include, explicit)
+    arrays.check_result_files(specs, arguments.force)
+    arrays.check_memory(specs)
+    values = [_host_value(spec) for spec in specs]
+    with _connect(arguments) as node:
         device = node.device(arguments.device)
         printed: list[str] = []
         if arguments.json:
             node.on_output(printed.append)
         try:
-            module, kernel = run_kernel.compiled(arguments, device, code, headers)
+            module, kernel = run_kernel.load(arguments, device, code, headers)
         except CompileError as error:
-            return _not_compiled(arguments.file, error)
+            return _report_compile_error(arguments.file, error)
         try:
-            report = run_kernel.launched(arguments, node, device, kernel, specs, values)
+            report = run_kernel.launch(arguments, node, device, kernel, specs, values)
         except DeviceLostError as error:
             error.fix = "find writes out of bounds with --mode validate; allow more time with --launch-timeout."
             raise
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _finish(arguments, report)
 
 
-def _connected(arguments: argparse.Namespace) -> Node:
+def _connect(arguments: argparse.Namespace) -> Node:
     try:
         return connect_options.connect(arguments, isolation="shared" if arguments.shared else "dedicated")
     except AuthenticationError as error:
@@ -149,7 +149,7 @@ def _connected(arguments: argparse.Namespace) -> Node:
         raise
 
 
-def _specs(texts: Sequence[str]) -> list[Spec]:
+def _parse_specs(texts: Sequence[str]) -> list[Spec]:
     from hearth.cli.run.numbers import SpecError
     from hearth.cli.run.spec import parse_all
 
@@ -161,14 +161,14 @@ def _specs(texts: Sequence[str]) -> list[Spec]:
         ) from None
 
 
-def _host(spec: Spec) -> Any:
+def _host_value(spec: Spec) -> Any:
     from hearth.cli.run import arrays
     from hearth.cli.run.spec import Scalar
 
     return arrays.value_of(spec) if isinstance(spec, Scalar) else arrays.host_array(spec)
 
 
-def _not_compiled(file: str, error: CompileError) -> int:
+def _report_compile_error(file: str, error: CompileError) -> int:
     """Prints the compiler's log unchanged, and a one-line message; returns the exit status."""
     if error.log:
         print(error.log.rstrip("\n"), file=sys.stderr)
@@ -204,8 +204,8 @@ def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
 def _dimensions(text: str) -> tuple[int, int, int]:
     from hearth.cli.run.numbers import dimensions
 
-    found: tuple[int, int, int] = _argument(dimensions, text)
-    return found
+    size: tuple[int, int, int] = _argument(dimensions, text)
+    return size
 
 
 def _size(text: str) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.blocking.node import Node
 
 
-def compiled(
+def load(
     arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
 ) -> tuple[RawModule, Function]:
     """Returns the module and its kernel.
@@ -39,21 +39,21 @@ def compiled(
         print(log.getvalue().rstrip("\n"), file=sys.stderr)
     names = module.functions
     if name is None:
-        name = _only(names, arguments.file)
+        name = _only_kernel(names, arguments.file)
     elif not templated and name not in names:
         module = device.RawModule(code, options=options, headers=headers, name_expressions=[name])
         with contextlib.suppress(HearthError):  # a C++ function that is not a template also has such a name
             module.compile()
             return module, module.get_function(name)
         raise ArgumentError(
-            f"{arguments.file!r} has no kernel {name!r}; it has {_listed(names)}.",
+            f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}.",
             reason="INVALID_ARGUMENT",
             fix='use one of these names; for an instance of a template use e.g. --kernel "scale<float>".',
         )
     return module, module.get_function(name)
 
 
-def _only(names: Sequence[str], file: str) -> str:
+def _only_kernel(names: Sequence[str], file: str) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
@@ -63,18 +63,18 @@ def _only(names: Sequence[str], file: str) -> str:
             fix='write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>".',
         )
     raise ArgumentError(
-        f"{file!r} has {len(names)} kernels: {_listed(names)}.",
+        f"{file!r} has {len(names)} kernels: {_list_names(names)}.",
         reason="INVALID_ARGUMENT",
         fix=f"specify one: --kernel {names[0]}.",
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    most = 20
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+def _list_names(names: Sequence[str]) -> str:
+    limit = 20
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "") or "none"
 
 
-def launched(
+def launch(
     arguments: argparse.Namespace,
     node: Node,
     device: Device,
@@ -84,17 +84,17 @@ def launched(
 ) -> RunReport:
     """Uploads the arrays, runs the kernel, downloads the results, and returns the report."""
     sizes: list[int] = []
-    passed: list[Any] = []
+    kernel_arguments: list[Any] = []
     for index, spec in enumerate(specs):
         if isinstance(spec, Array):
             if values[index] is None and isinstance(spec.source, Generated):
-                passed.append(device.zeros(spec.source.shape, spec.source.dtype))
+                kernel_arguments.append(device.zeros(spec.source.shape, spec.source.dtype))
             else:
-                passed.append(device.asarray(values[index], blocking=True))
+                kernel_arguments.append(device.asarray(values[index], blocking=True))
                 values[index] = None  # releases the memory, which is no longer needed
-            sizes.append(passed[-1].size)
+            sizes.append(kernel_arguments[-1].size)
         else:
-            passed.append(values[index])
+            kernel_arguments.append(values[index])
     grid = arguments.grid or _grid_for(max(sizes, default=1), arguments.block)
     report = RunReport(
         file=arguments.file, kernel=kernel.name, grid=grid, block=arguments.block, shared_mem=arguments.shared_mem,
@@ -108,14 +108,14 @@ def launched(
     profile = device.profile() if arguments.timed else None
     with profile or contextlib.nullcontext():
         kernel(
-            grid, arguments.block, tuple(passed), arguments.shared_mem, mode=arguments.mode,
+            grid, arguments.block, tuple(kernel_arguments), arguments.shared_mem, mode=arguments.mode,
             iterations=arguments.iterations, timeout=limit,
         )  # fmt: skip
     device.synchronize()
     if profile is not None:
         report.device_ns, report.wall_ns = profile.device_ns, profile.wall_ns
     report.results = [
-        Result(number, passed[number - 1].get(), spec.result)
+        Result(number, kernel_arguments[number - 1].get(), spec.result)
         for number, spec in enumerate(specs, 1)
         if isinstance(spec, Array) and spec.direction != "in"
     ]

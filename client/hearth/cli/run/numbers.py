@@ -54,9 +54,9 @@ _BITS = 64
 class SpecError(ValueError):
     """Error in an argument: the problem, its position, and a correct example, in one line."""
 
-    def __init__(self, what: str, at: int = 0, kind: str = "") -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, problem: str, at: int = 0, kind: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
         self.at = at
         """Position in the text, from 0."""
         self.kind = kind
@@ -74,31 +74,31 @@ def number(dtype: str, text: str, at: int = 0, kind: str = "") -> Number:
         if dtype == "bool":
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if "int" in dtype:
-            return _whole(dtype, text, at, kind)
+            return _integer(dtype, text, at, kind)
         if dtype.startswith("float"):
-            found = float.fromhex(text) if "0x" in text.lower() else float(text)
-            return _fits(dtype, found, found, at, kind)
-        both = complex(text.replace(" ", ""))
-        _fits(dtype, both.real, both, at, kind)
-        _fits(dtype, both.imag, both, at, kind)
-        return both
+            real = float.fromhex(text) if "0x" in text.lower() else float(text)
+            return _fits(dtype, real, real, at, kind)
+        value = complex(text.replace(" ", ""))
+        _fits(dtype, value.real, value, at, kind)
+        _fits(dtype, value.imag, value, at, kind)
+        return value
     except (KeyError, OverflowError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
-        wanted = {"b": "true or false", "c": "a complex number such as 1+2j"}.get(dtype[0], "a number")
+        form = {"b": "true or false", "c": "a complex number such as 1+2j"}.get(dtype[0], "a number")
         raise SpecError(
-            f"{text!r} is not a valid {dtype}: use {'an integer' if 'int' in dtype else wanted}", at, kind
+            f"{text!r} is not a valid {dtype}: use {'an integer' if 'int' in dtype else form}", at, kind
         ) from None
 
 
 def integer(text: str) -> int:
     """Parses an integer: ``1024``, ``0x400``, ``1_024``, ``1<<10``, ``2**10``. Raises `ValueError`."""
     text = text.strip()
-    if (powers := _SHIFTED.fullmatch(text)) is not None and len(text) <= _BITS:
-        base, how, by = int(powers[1]), powers[2], int(powers[3])
-        if by > _BITS or base >= 1 << _BITS:
+    if (match := _SHIFTED.fullmatch(text)) is not None and len(text) <= _BITS:
+        base, operator, exponent = int(match[1]), match[2], int(match[3])
+        if exponent > _BITS or base >= 1 << _BITS:
             raise ValueError(text)
-        return base << by if how == "<<" else base**by
+        return base << exponent if operator == "<<" else base**exponent
     if _INTEGER.fullmatch(text) is None or len(text) > 2 * _BITS:
         raise ValueError(text)
     digits = text.lstrip("+-").lower()
@@ -123,7 +123,7 @@ def dimensions(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _whole(dtype: str, text: str, at: int, kind: str) -> int:
+def _integer(dtype: str, text: str, at: int, kind: str) -> int:
     value = integer(text)
     bits, signed = int(dtype.lstrip("uint")), dtype.startswith("int")
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
@@ -136,13 +136,13 @@ _LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "complex64": 3
 
 
 def _fits(dtype: str, part: float, value: Number, at: int, kind: str) -> Number:
-    most = _LARGEST.get(dtype, math.inf)
-    if math.isfinite(part) and abs(part) > most:
-        raise SpecError(f"{part} is beyond {most}, the maximum of {dtype}", at, kind)
+    maximum = _LARGEST.get(dtype, math.inf)
+    if math.isfinite(part) and abs(part) > maximum:
+        raise SpecError(f"{part} is beyond {maximum}, the maximum of {dtype}", at, kind)
     return value
 
 
-def near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
+def near(name: str, names: Mapping[str, object] | Sequence[str]) -> str:
     """Returns the suggestion of a similar name, for an error message; empty: there is none."""
-    close = closest(name.strip(), known)
+    close = closest(name.strip(), names)
     return f" (did you mean {close!r}?)" if close else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hearth.cli.format.table import number
-from hearth.cli.run.arrays import Host, listed, shown
+from hearth.cli.run.arrays import Host, format_array, to_lists
 
 SCHEMA = 1
 """Schema number; increases with every change that may break a reader of the document."""
@@ -33,17 +33,21 @@ class Result:
 
         A result that was written to a file has the file's name instead of values.
         """
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "argument": self.argument,
             "dtype": str(self.array.dtype),
             "shape": list(self.array.shape),
         }
         if self.file is not None:
-            return {**found, "file": self.file}
+            return {**document, "file": self.file}
         if self.error:
-            found["error"] = self.error
-        values = listed(self.array)
-        return {**found, "values": values} if values is not None else {**found, "shortened": shown(self.array)}
+            document["error"] = self.error
+        values = to_lists(self.array)
+        return (
+            {**document, "values": values}
+            if values is not None
+            else {**document, "shortened": format_array(self.array)}
+        )
 
 
 @dataclass
@@ -73,25 +77,24 @@ class RunReport:
 
         Example: ``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200 (cuda)``.
         """
-        how = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
-        how += [f"{self.iterations} times"] if self.iterations > 1 else []
-        how += [f"mode {self.mode}"] if self.mode != "checked" else []
-        launch = f"{self.kernel}<<<{self.grid}, {self.block}>>>{''.join(f', {each}' for each in how)}"
-        return (
-            f"{launch}{',' if how else ''} on device {self.device} of {self.node}: {self.device_name} ({self.backend})"
-        )
+        options = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
+        options += [f"{self.iterations} times"] if self.iterations > 1 else []
+        options += [f"mode {self.mode}"] if self.mode != "checked" else []
+        launch = f"{self.kernel}<<<{self.grid}, {self.block}>>>{''.join(f', {option}' for option in options)}"
+        device = f"device {self.device} of {self.node}: {self.device_name} ({self.backend})"
+        return f"{launch}{',' if options else ''} on {device}"
 
     def to_text(self) -> str:
         """Returns the text that follows the heading and the kernel's output."""
         lines = []
         if self.device_ns is not None and self.wall_ns is not None:
-            each = f", {_time(self.device_ns / self.iterations)} each" if self.iterations > 1 else ""
-            lines.append(f"{_time(self.device_ns)} on the device{each}; {_time(self.wall_ns)} in the daemon")
+            per_launch = f", {_time(self.device_ns / self.iterations)} each" if self.iterations > 1 else ""
+            lines.append(f"{_time(self.device_ns)} on the device{per_launch}; {_time(self.wall_ns)} in the daemon")
         for result in self.results:
             if result.file is not None:
                 lines.append(f"argument {result.argument}: {result.type} -> {result.file}")
             else:
-                lines.append(f"argument {result.argument}: {result.type}\n{shown(result.array)}")
+                lines.append(f"argument {result.argument}: {result.type}\n{format_array(result.array)}")
         return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> dict[str, Any]:

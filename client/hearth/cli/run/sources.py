@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hearth.cli.format.complaint import invalid_argument
 from hearth.errors import ArgumentError
 
 _INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)""", re.MULTILINE)
@@ -22,76 +23,76 @@ def read_code(path: str) -> bytes:
     """Returns the contents of the file. Raises `ArgumentError`."""
     data = _read(path)
     if not data.strip():
-        raise _wrong(f"{path!r} is empty", "use a file that contains a kernel")
+        raise invalid_argument(f"{path!r} is empty", "use a file that contains a kernel")
     return data
 
 
-def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def headers_of(path: str, code: bytes, folders: Sequence[str], explicit: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers that the source includes and that exist here, by the names in its includes.
 
-    `given` headers take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read.
+    `explicit` headers take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read.
     """
     for folder in folders:
         if not Path(folder).is_dir():
-            raise _wrong(
+            raise invalid_argument(
                 f"-I {folder!r} is not a directory",
                 "use a directory of this machine; its headers are sent with the source",
             )
     if path.endswith(BINARY) or b"\0" in code:
         return {}
-    found = dict(given)
-    waiting = [(Path(path).parent, code.decode("utf-8", "replace"))]
-    waiting += [(Path(), text) for text in given.values()]
+    headers = dict(explicit)
+    pending = [(Path(path).parent, code.decode("utf-8", "replace"))]
+    pending += [(Path(), text) for text in explicit.values()]
     size = 0
-    while waiting:
-        beside, text = waiting.pop()
+    while pending:
+        folder_of_file, text = pending.pop()
         for match in _INCLUDE.finditer(text):
             name = match[1] or match[2]
-            if name in found:
+            if name in headers:
                 continue
-            places = [beside, *map(Path, folders)] if match[1] else [*map(Path, folders)]
-            header = next((place / name for place in places if (place / name).is_file()), None)
+            search_folders = [folder_of_file, *map(Path, folders)] if match[1] else [*map(Path, folders)]
+            header = next((directory / name for directory in search_folders if (directory / name).is_file()), None)
             if header is None:
                 continue
-            found[name] = _text(str(header))
-            size += len(found[name])
-            if len(found) > MAX_HEADERS or size > MAX_BYTES:
-                raise _wrong(
+            headers[name] = _text(str(header))
+            size += len(headers[name])
+            if len(headers) > MAX_HEADERS or size > MAX_BYTES:
+                raise invalid_argument(
                     f"{path!r} includes more than {MAX_HEADERS} headers or 64 MiB",
                     "use a directory with fewer headers for -I",
                 )
-            waiting.append((header.parent, found[name]))
-    return found
+            pending.append((header.parent, headers[name]))
+    return headers
 
 
-def given_headers(texts: Sequence[str]) -> dict[str, str]:
+def headers_of_options(texts: Sequence[str]) -> dict[str, str]:
     """Returns the headers of the options ``--header FILE`` and ``--header NAME=FILE``, by name.
 
     Without NAME, the name is the file name without folders. Raises `ArgumentError`.
     """
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals:
             name, path = Path(text).name, text
         if not name or not path:
-            raise _wrong(
+            raise invalid_argument(
                 f"--header {text!r} is neither FILE nor NAME=FILE", "use e.g. --header include/tile.h=src/tile.h"
             )
-        if name in found:
-            raise _wrong(
+        if name in headers:
+            raise invalid_argument(
                 f"the header {name!r} is specified twice",
                 "specify each header once; --header NAME=FILE gives it another name",
             )
-        found[name] = _text(path)
-    return found
+        headers[name] = _text(path)
+    return headers
 
 
 def _text(path: str) -> str:
     try:
         return _read(path).decode()
     except UnicodeDecodeError:
-        raise _wrong(f"the header {path!r} is not UTF-8 text", "convert the header to UTF-8") from None
+        raise invalid_argument(f"the header {path!r} is not UTF-8 text", "convert the header to UTF-8") from None
 
 
 def _read(path: str) -> bytes:
@@ -101,13 +102,9 @@ def _read(path: str) -> bytes:
             return file.read_bytes()
         kind = "a directory" if file.is_dir() else "not a regular file"
         if file.is_dir():
-            raise _wrong(f"{path!r} is {kind}", "specify a regular file")
+            raise invalid_argument(f"{path!r} is {kind}", "specify a regular file")
         return file.read_bytes()  # /dev/stdin, a pipe
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise (error if isinstance(error, ArgumentError) else
-               _wrong(f"{path!r} cannot be read: {why}", "use a readable file")) from None  # fmt: skip
-
-
-def _wrong(what: str, fix: str) -> ArgumentError:
-    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")
+               invalid_argument(f"{path!r} cannot be read: {reason}", "use a readable file")) from None  # fmt: skip

@@ -17,9 +17,9 @@ from hearth.errors import ClosedError, HearthError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hearth.cli.top.frame import Gone
+    from hearth.cli.top.frame import Outage
     from hearth.cli.top.rates import Document
-    from hearth.endpoint.admin import Asker
+    from hearth.endpoint.admin import AdminClient
 
 _SHORTEST_S = 0.1
 _HANGS_S = 3.0
@@ -53,11 +53,11 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows frames until the user ends the command. Raises `HearthError` if no daemon answers at first."""
     plain = arguments.json or arguments.iterations is not None
-    with connect_options.ask(arguments) as asker:
-        first = asker.status()
+    with connect_options.open_admin(arguments) as admin:
+        first = admin.status()
         if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-            return _print(arguments, asker, first)
-        return _live(asker, first, arguments.interval)
+            return _print(arguments, admin, first)
+        return _live(admin, first, arguments.interval)
 
 
 class View:
@@ -69,46 +69,46 @@ class View:
     def __init__(self, first: Document, at: float) -> None:
         self.before: Document | None = None
         self.now = first
-        self.gone: Gone | None = None
+        self.outage: Outage | None = None
         self._answered = at
 
-    def answered(self, document: Document, at: float) -> None:
+    def record_answer(self, document: Document, at: float) -> None:
         """Records that the daemon answered with `document` at the time `at`."""
         self.before, self.now = self.now, document
-        self.gone, self._answered = None, at
+        self.outage, self._answered = None, at
 
-    def missed(self, why: str, at: float) -> None:
-        """Records that the daemon did not answer at the time `at`, for the reason `why`."""
-        from hearth.cli.top.frame import Gone
+    def record_failure(self, reason: str, at: float) -> None:
+        """Records that the daemon did not answer at the time `at`, with the reason."""
+        from hearth.cli.top.frame import Outage
 
-        since = self._answered if self.gone is None else self.gone.since
-        self.gone, self.before = Gone(why, since), None
+        since = self._answered if self.outage is None else self.outage.since
+        self.outage, self.before = Outage(reason, since), None
 
-    def overdue(self, at: float, interval: float) -> None:
+    def check_overdue(self, at: float, interval: float) -> None:
         """Records a missing answer if one is overdue, without even an error."""
-        if self.gone is None and at - self._answered > interval + _HANGS_S:
-            self.missed("the daemon has not answered since.", at)
+        if self.outage is None and at - self._answered > interval + _HANGS_S:
+            self.record_failure("the daemon has not answered since.", at)
 
 
 # ---- frames printed one below the other ----
 
 
-def _print(arguments: argparse.Namespace, asker: Asker, first: Document) -> int:
+def _print(arguments: argparse.Namespace, admin: AdminClient, first: Document) -> int:
     view, printed = View(first, time.time()), 0
-    due = time.monotonic()
+    next_update = time.monotonic()
     while arguments.iterations is None or printed < arguments.iterations:
-        due = max(due + arguments.interval, time.monotonic())
-        time.sleep(due - time.monotonic() if due > time.monotonic() else 0.0)
+        next_update = max(next_update + arguments.interval, time.monotonic())
+        time.sleep(next_update - time.monotonic() if next_update > time.monotonic() else 0.0)
         try:
-            view.answered(asker.status(), time.time())
+            view.record_answer(admin.status(), time.time())
         except HearthError as error:
-            view.missed(one_line(str(error)), time.time())
+            view.record_failure(one_line(str(error)), time.time())
         if arguments.json:
-            output.emit_line(_document(view, connect_options.where(asker.target)))
+            output.emit_line(_document(view, connect_options.target_text(admin.target)))
         else:
             _print_frame(view, first=printed == 0)
         printed += 1
-    return 0 if view.gone is None else 1
+    return 0 if view.outage is None else 1
 
 
 def _print_frame(view: View, *, first: bool) -> None:
@@ -116,34 +116,36 @@ def _print_frame(view: View, *, first: bool) -> None:
 
     paint, columns = output.Paint(output.in_colour()), output.columns()
     lines = [
-        line.shown(columns, paint)
-        for line in frame(view.before, view.now, gone=view.gone, at=time.time(), columns=columns)
+        line.render(columns, paint)
+        for line in frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns)
     ]
     print("\n".join(lines if first else ["", *lines]), flush=True)
 
 
-def _document(view: View, where: str) -> dict[str, Any]:
+def _document(view: View, target: str) -> dict[str, Any]:
     from hearth.cli.top import rates
 
-    if view.gone is not None:
+    if view.outage is not None:
         return {
-            "target": where,
+            "target": target,
             "time_unix": time.time(),
-            "gone": {"since_unix": view.gone.since, "why": view.gone.why},
+            "gone": {"since_unix": view.outage.since, "why": view.outage.reason},
         }
-    devices, sessions = rates.of_devices(view.before, view.now), rates.of_sessions(view.before, view.now)
+    devices, sessions = rates.device_rates(view.before, view.now), rates.session_rates(view.before, view.now)
     shown = rates.busiest_first(view.now, devices, sessions)
     return {
-        "target": where,
+        "target": target,
         "time_unix": time.time(),
         "gone": None,
         "seconds": rates.elapsed(view.before, view.now),
         **shown,
         "devices": [
-            {**each, "rates": dict(zip(rates.NAMES, devices[each["ordinal"]], strict=True))}
-            for each in shown["devices"]
+            {**entry, "rates": dict(zip(rates.NAMES, devices[entry["ordinal"]], strict=True))}
+            for entry in shown["devices"]
         ],
-        "sessions": [{**each, "device_seconds_per_second": sessions[each["id"]]} for each in shown.get("sessions", ())],
+        "sessions": [
+            {**entry, "device_seconds_per_second": sessions[entry["id"]]} for entry in shown.get("sessions", ())
+        ],
     }
 
 
@@ -153,56 +155,56 @@ def _document(view: View, where: str) -> dict[str, Any]:
 class _Watch:
     """Polls the daemon in another thread, so that keys and resizes never wait for the daemon."""
 
-    def __init__(self, asker: Asker, interval: float, wake: Callable[[], None]) -> None:
-        self._asker = asker
+    def __init__(self, admin: AdminClient, interval: float, wake: Callable[[], None]) -> None:
+        self._admin = admin
         self._interval = interval
         self._wake = wake
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._came: list[tuple[float, Document | HearthError]] = []
+        self._results: list[tuple[float, Document | HearthError]] = []
         self._thread = threading.Thread(target=self._run, name="hearth-top", daemon=True)
         self._thread.start()
 
     def pop_all(self) -> list[tuple[float, Document | HearthError]]:
         """Returns and removes the answers and errors since the last call, each with its time."""
         with self._lock:
-            came, self._came = self._came, []
-        return came
+            results, self._results = self._results, []
+        return results
 
     def end(self) -> None:
         """Cancels the call in progress and ends the thread."""
         self._ended.set()
-        self._asker.close()
+        self._admin.close()
         self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
-            came: Document | HearthError
+            result: Document | HearthError
             try:
-                came = self._asker.status()
+                result = self._admin.status()
             except ClosedError:
                 return
             except HearthError as error:
-                came = error
+                result = error
             with self._lock:
-                self._came.append((time.time(), came))
+                self._results.append((time.time(), result))
             self._wake()
 
 
-def _live(asker: Asker, first: Document, interval: float) -> int:
+def _live(admin: AdminClient, first: Document, interval: float) -> int:
     from hearth.cli.top.screen import Screen
 
     view = View(first, time.time())
     with Screen() as screen:
-        watch = _Watch(asker, interval, screen.wake)
+        watch = _Watch(admin, interval, screen.wake)
         try:
             while True:
-                for at, came in watch.pop_all():
-                    if isinstance(came, HearthError):
-                        view.missed(one_line(str(came)), at)
+                for at, result in watch.pop_all():
+                    if isinstance(result, HearthError):
+                        view.record_failure(one_line(str(result)), at)
                     else:
-                        view.answered(came, at)
-                view.overdue(time.time(), interval)
+                        view.record_answer(result, at)
+                view.check_overdue(time.time(), interval)
                 _draw(screen, view)
                 if _QUIT & set(screen.wait(_REDRAW_S)):
                     return 0
@@ -217,8 +219,8 @@ def _draw(screen: Any, view: View) -> None:
 
     columns, rows = screen.size
     paint = output.Paint(output.in_colour())
-    shown = frame(view.before, view.now, gone=view.gone, at=time.time(), columns=columns, rows=rows)
-    screen.draw([line.shown(columns, paint) for line in shown])
+    shown = frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns, rows=rows)
+    screen.draw([line.render(columns, paint) for line in shown])
 
 
 def _interval(text: str) -> float:

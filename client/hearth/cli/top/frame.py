@@ -14,15 +14,15 @@ from hearth.cli.top.rates import Document
 
 _ROOMY = 12
 """Minimum number of lines of a terminal for which totals and gaps are shown."""
-_MOST_WORDS = 3
+_REASON_LINES = 3
 """Maximum number of lines for the reason why a daemon does not answer."""
 
 
 @dataclass(frozen=True)
-class Gone:
+class Outage:
     """A daemon that does not answer."""
 
-    why: str
+    reason: str
     since: float
     """Time of the last answer, in seconds since 1970, by this machine's clock."""
 
@@ -31,7 +31,7 @@ def frame(
     before: Document | None,
     now: Document,
     *,
-    gone: Gone | None = None,
+    outage: Outage | None = None,
     at: float,
     columns: int,
     rows: int | None = None,
@@ -41,16 +41,16 @@ def frame(
     `at`: this machine's time, in seconds since 1970; `columns`: width of a line; `rows`: maximum number of lines (None:
     no limit).
     """
-    of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
-    shown = rates.busiest_first(now, of_devices, of_sessions)
-    devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)
-    heading, gap = [_heading(now, gone, at)], [ScreenLine()]
-    if gone is not None:
+    by_device, by_session = rates.device_rates(before, now), rates.session_rates(before, now)
+    ordered = rates.busiest_first(now, by_device, by_session)
+    devices, sessions = lines.devices(ordered, by_device, columns), lines.sessions(ordered, by_session)
+    heading, gap = [_heading(now, outage, at)], [ScreenLine()]
+    if outage is not None:
         heading += [
-            ScreenLine(text, (output.RED,)) for text in textwrap.wrap(printable(gone.why), columns)[:_MOST_WORDS]
+            ScreenLine(text, (output.RED,)) for text in textwrap.wrap(printable(outage.reason), columns)[:_REASON_LINES]
         ]
     if rows is None or rows >= _ROOMY:
-        heading += [ScreenLine()] if gone is not None else [_totals(now, list(of_devices.values())), ScreenLine()]
+        heading += [ScreenLine()] if outage is not None else [_totals(now, list(by_device.values())), ScreenLine()]
     else:
         gap = []
     if rows is not None:
@@ -60,12 +60,12 @@ def frame(
     return (heading + devices + gap + sessions)[:rows]
 
 
-def _heading(document: Document, gone: Gone | None, at: float) -> ScreenLine:
+def _heading(document: Document, outage: Outage | None, at: float) -> ScreenLine:
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     node = printable(document.get("node", "?"))
-    if gone is not None:
-        since = time.strftime("%H:%M:%S", time.localtime(gone.since))
-        text = f"{clock}  {node}: unreachable since {since} ({units.duration(max(0, int(at - gone.since)))})"
+    if outage is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(outage.since))
+        text = f"{clock}  {node}: unreachable since {since} ({units.duration(max(0, int(at - outage.since)))})"
         return ScreenLine(text, (output.BOLD, output.RED))
     state = lines.state(document)
     return ScreenLine(f"{clock}  {node}: {state.text}; {lines.daemon(document)}", (output.BOLD, *state.codes))
@@ -73,23 +73,26 @@ def _heading(document: Document, gone: Gone | None, at: float) -> ScreenLine:
 
 def _totals(document: Document, devices: list[rates.Rates]) -> ScreenLine:
     serving = sum(device.get("state") == "serving" for device in document.get("devices", ()))
-    received, sent = _sum([each.received for each in devices]), _sum([each.sent for each in devices])
-    launches = _sum([each.launches for each in devices])
+    received, sent = (
+        _sum([entry.received for entry in devices]),
+        _sum([entry.sent for entry in devices]),
+    )
+    launches = _sum([entry.launches for entry in devices])
     return ScreenLine(
         f"devices: {serving} of {len(document.get('devices', ()))} serving; sessions: "
-        f"{lines.sessions_counted(document)}; launches: {units.per_second(launches)}/s; "
+        f"{lines.session_count(document)}; launches: {units.per_second(launches)}/s; "
         f"in {units.bytes_per_second(received)}, out {units.bytes_per_second(sent)}"
     )
 
 
 def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None
 
 
-def _cut(shown: list[ScreenLine], most: int, what: str) -> list[ScreenLine]:
-    if len(shown) <= most:
-        return shown
-    if most <= 0:
+def _cut(screen_lines: list[ScreenLine], limit: int, kind: str) -> list[ScreenLine]:
+    if len(screen_lines) <= limit:
+        return screen_lines
+    if limit <= 0:
         return []
-    return [*shown[: most - 1], ScreenLine(f"... {len(shown) - most + 1} more lines of {what}")]
+    return [*screen_lines[: limit - 1], ScreenLine(f"... {len(screen_lines) - limit + 1} more lines of {kind}")]

@@ -21,7 +21,7 @@ _SECOND = frozenset({"QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT", "TEMP", "POWER"
 class _Layout(NamedTuple):
     """A form of the table of devices."""
 
-    name_most: int
+    name_width: int
     """Maximum width of a device's name."""
     omitted: frozenset[str] = frozenset()
     """Columns that are left out."""
@@ -42,7 +42,7 @@ _LAYOUTS = (
 """The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
 the bar repeats the figure beside it."""
 _INDENT = " " * 8
-_TENANT_MOST = 16
+_TENANT_WIDTH = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
 """Minimum seconds that a module load has to have waited for kernels before it is shown."""
@@ -54,7 +54,7 @@ class ScreenLine(NamedTuple):
     text: str = ""
     codes: tuple[str, ...] = ()
 
-    def shown(self, columns: int, paint: output.Paint) -> str:
+    def render(self, columns: int, paint: output.Paint) -> str:
         """Returns the text, cut to `columns` and in colour."""
         return paint(fit(self.text, columns), *self.codes)
 
@@ -78,7 +78,7 @@ def daemon(document: Document) -> str:
     return f"hearthd {printable(document.get('version', '?'))}, up {units.duration(document.get('uptime_seconds'))}"
 
 
-def sessions_counted(document: Document) -> str:
+def session_count(document: Document) -> str:
     """Returns the number of sessions, as text."""
     sessions = document.get("sessions", ())
     connected = sum(bool(session.get("connected")) for session in sessions)
@@ -90,13 +90,15 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
 
     Below a device that does not serve, another line shows the reason.
     """
-    found = document.get("devices", ())
-    if not found:
+    entries = document.get("devices", ())
+    if not entries:
         return [ScreenLine("no devices")]
-    groups = next((each for layout in _LAYOUTS if _fits(each := _devices(found, rates, layout), columns)), [])
-    headings, *rows = groups or _devices(found, rates, _LAYOUTS[-1])
+    groups = next(
+        (candidate for layout in _LAYOUTS if _fits(candidate := _devices(entries, rates, layout), columns)), []
+    )
+    headings, *rows = groups or _devices(entries, rates, _LAYOUTS[-1])
     lines = [ScreenLine(text, (output.BOLD,)) for text in headings]
-    for device, texts in zip(found, rows, strict=True):
+    for device, texts in zip(entries, rows, strict=True):
         codes = () if device.get("state") == "serving" else (output.RED,)
         lines += [ScreenLine(text, codes) for text in texts]
         if device.get("detail"):
@@ -112,41 +114,43 @@ def _loads(device: Mapping[str, Any]) -> str:
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
         return ""
-    what = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
-    return f"{what} for kernels to end, the longest for {units.duration(longest)}"
+    subject = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
+    return f"{subject} for kernels to end, the longest for {units.duration(longest)}"
 
 
 def _fits(groups: list[tuple[str, ...]], columns: int) -> bool:
     return all(width(text) <= columns for texts in groups for text in texts)
 
 
-def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], layout: _Layout) -> list[tuple[str, ...]]:
+def _devices(
+    entries: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], layout: _Layout
+) -> list[tuple[str, ...]]:
     """Returns the lines of the headings, then those of each device."""
-    gpu = any(device.get("gpu") for device in found)
+    gpu = any(device.get("gpu") for device in entries)
     names = [*_HEADER, *(("TEMP", "POWER") if gpu else ())]
-    rows = [_device(device, rates.get(device["ordinal"], Rates()), layout.name_most, gpu) for device in found]
-    shown = {index: name for index, name in enumerate(names) if name not in layout.omitted}
-    first = _columns(rows, {index: name for index, name in shown.items() if name not in layout.second})
+    rows = [_device(device, rates.get(device["ordinal"], Rates()), layout.name_width, gpu) for device in entries]
+    columns = {index: name for index, name in enumerate(names) if name not in layout.omitted}
+    first = _columns(rows, {index: name for index, name in columns.items() if name not in layout.second})
     if not layout.second:
         return [(text,) for text in first]
-    second = _columns(rows, {index: name for index, name in shown.items() if name in layout.second})
+    second = _columns(rows, {index: name for index, name in columns.items() if name in layout.second})
     return [(above, f"{_INDENT}{below}") for above, below in zip(first, second, strict=True)]
 
 
-def _columns(rows: list[list[str]], shown: Mapping[int, str]) -> list[str]:
-    """Returns the lines of a table with some of the columns; `shown`: their names by index."""
-    numbers = frozenset(place for place, index in enumerate(shown) if index in (0, 3) or index >= _FIRST_FIGURE)
-    bar = _BAR in shown.values()  # has the heading of the figure beside it
-    header = ["MEMORY" if name == _BAR else "" if bar and name == "MEMORY" else name for name in shown.values()]
-    return table(header, [[row[index] for index in shown] for row in rows], numbers).splitlines()
+def _columns(rows: list[list[str]], columns: Mapping[int, str]) -> list[str]:
+    """Returns the lines of a table with some of the columns; `columns`: their names by index."""
+    numbers = frozenset(column for column, index in enumerate(columns) if index in (0, 3) or index >= _FIRST_FIGURE)
+    has_bar = _BAR in columns.values()  # has the heading of the figure beside it
+    header = ["MEMORY" if name == _BAR else "" if has_bar and name == "MEMORY" else name for name in columns.values()]
+    return table(header, [[row[index] for index in columns] for row in rows], numbers).splitlines()
 
 
-def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) -> list[str]:
+def _device(device: Mapping[str, Any], rates: Rates, name_width: int, gpu: bool) -> list[str]:
     used, total = memory_used(device), (device.get("memory") or {}).get("total_bytes")
     waiting = queued(device)
     row = [
         str(device["ordinal"]),
-        fit(printable(device.get("name", "")), name_most),
+        fit(printable(device.get("name", "")), name_width),
         printable(device.get("state", "")),
         str(device.get("generation", units.NONE)),
         units.bar(used / total if used is not None and total else None, _BAR_CELLS),
@@ -173,8 +177,8 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
 
     `used`: device seconds per second, by session id.
     """
-    found = document.get("sessions", ())
-    if not found:
+    entries = document.get("sessions", ())
+    if not entries:
         return [ScreenLine("no sessions")]
     now = clock(document)
     rows = [
@@ -183,21 +187,21 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
             units.share(used.get(session["id"])),
             units.duration(session.get("device_seconds")),
             ",".join(map(str, session.get("devices", ()))) or units.NONE,
-            fit(printable(session.get("tenant", "")), _TENANT_MOST),
+            fit(printable(session.get("tenant", "")), _TENANT_WIDTH),
             units.duration(now - session.get("opened_unix", now)),
             lease(session.get("connected", False), session.get("lease_left_seconds")),
             client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
         ]
-        for session in found
+        for session in entries
     ]
     header = ["SESSION", "BUSY", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
-    first, *others = table(header, rows, frozenset({1, 2, 5})).splitlines()
-    return [ScreenLine(first, (output.BOLD,)), *map(ScreenLine, others)]
+    heading, *lines = table(header, rows, frozenset({1, 2, 5})).splitlines()
+    return [ScreenLine(heading, (output.BOLD,)), *map(ScreenLine, lines)]
 
 
-def lease(connected: bool, left: float | None) -> str:
+def lease(connected: bool, seconds_left: float | None) -> str:
     """Returns the state of a session's lease: connected, or the time left."""
-    return "connected" if connected else f"{units.duration(left)} left"
+    return "connected" if connected else f"{units.duration(seconds_left)} left"
 
 
 def client(name: str, dedicated: bool, process: str = "") -> str:
@@ -211,11 +215,11 @@ def client(name: str, dedicated: bool, process: str = "") -> str:
     return shown + (" (dedicated)" if dedicated else "")
 
 
-def faults(document: Document, most: int) -> list[ScreenLine]:
-    """Returns a line for each of the `most` latest faults."""
-    found = list(document.get("faults") or ())
+def faults(document: Document, limit: int) -> list[ScreenLine]:
+    """Returns a line for each of the `limit` latest faults."""
+    entries = list(document.get("faults") or ())
     lines = []
-    for fault in found[:most]:
+    for fault in entries[:limit]:
         kernels = ", ".join(map(printable, fault.get("kernels") or ()))
         ago = units.duration(clock(document) - fault.get("time_unix", 0.0))
         lines.append(
@@ -226,6 +230,6 @@ def faults(document: Document, most: int) -> list[ScreenLine]:
                 (output.YELLOW,),
             )
         )
-    if len(found) > most:
-        lines.append(ScreenLine(f"... {len(found) - most} more"))
+    if len(entries) > limit:
+        lines.append(ScreenLine(f"... {len(entries) - limit} more"))
     return lines

@@ -47,29 +47,29 @@ def reported_rates(device: Mapping[str, Any]) -> Rates:
     return Rates(*(throughput.get(name) for name in NAMES))
 
 
-def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
+def device_rates(before: Document | None, now: Document) -> dict[int, Rates]:
     """Returns the rates by ordinal, computed from the two documents.
 
     For a device without earlier counters to compare with, returns the rates that the daemon reports.
     """
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
-    found = {}
+    by_ordinal = {}
     for device in now.get("devices", ()):
         ordinal, counters = device["ordinal"], device.get("counters") or {}
         if seconds is None or ordinal not in counted:
-            found[ordinal] = reported_rates(device)
+            by_ordinal[ordinal] = reported_rates(device)
         else:
-            found[ordinal] = Rates(
+            by_ordinal[ordinal] = Rates(
                 *(
                     _rate(counted[ordinal].get(name), counters.get(name), seconds, factor)
                     for name, factor in zip(_COUNTERS, _FACTORS, strict=True)
                 )
             )
-    return found
+    return by_ordinal
 
 
-def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
+def session_rates(before: Document | None, now: Document) -> dict[str, float | None]:
     """Returns device seconds per second, by session id. A session that uses several devices may exceed 1."""
     seconds = elapsed(before, now)
     used = {session["id"]: session.get("device_seconds", 0.0) for session in (before or {}).get("sessions", ())}
@@ -108,10 +108,10 @@ def memory_used(device: Mapping[str, Any]) -> int | None:
     if used is not None:
         return used
     gauges = device.get("gauges") or {}
-    held = [gauges[name] for name in ("memory_reserved_bytes", "memory_in_use_bytes") if name in gauges]
+    sizes = [gauges[name] for name in ("memory_reserved_bytes", "memory_in_use_bytes") if name in gauges]
     if device.get("processes"):
-        held.append(sum(process.get("memory_held_bytes", 0) for process in device["processes"]))
-    return max(held) if held else None
+        sizes.append(sum(process.get("memory_held_bytes", 0) for process in device["processes"]))
+    return max(sizes) if sizes else None
 
 
 def queued(device: Mapping[str, Any]) -> int | None:

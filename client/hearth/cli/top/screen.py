@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 """Switches to the alternate screen, without a cursor and without line wrapping."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Screen:
@@ -30,24 +30,24 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-        self._awake, self._wake = os.pipe()
+        self._keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._wake_reader, self._wake_writer = os.pipe()
         self._modes: list[Any] | None = None
         self._handlers: dict[int, Any] = {}
-        self._wakeup = -1
+        self._previous_wakeup_fd = -1
 
     # ---- entering and leaving ----
 
     def __enter__(self) -> Screen:
-        for end in (self._awake, self._wake):
+        for end in (self._wake_reader, self._wake_writer):
             os.set_blocking(end, False)
-        self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in _ENDING:
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        for number in _TERMINATION_SIGNALS:
             self._handle(number, _end)
         self._handle(signal.SIGTSTP, self._stop)
         self._handle(signal.SIGWINCH, lambda number, frame: None)  # the signal only wakes `wait`
         try:
-            self._take()
+            self._enter_screen()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -56,39 +56,39 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
-        signal.set_wakeup_fd(self._wakeup)
+        self._leave_screen()
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        os.close(self._awake)
-        os.close(self._wake)
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
 
     def _handle(self, number: int, handler: Any) -> None:
         self._handlers[number] = signal.signal(number, handler)
 
-    def _take(self) -> None:
-        if self._keys is not None:
-            self._modes = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys, termios.TCSANOW)  # Ctrl-C and Ctrl-Z still send signals
+    def _enter_screen(self) -> None:
+        if self._keyboard is not None:
+            self._modes = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard, termios.TCSANOW)  # Ctrl-C and Ctrl-Z still send signals
         _write(_ENTER)
 
-    def _give_back(self) -> None:
+    def _leave_screen(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may have been closed
             _write(_LEAVE)
-        if self._modes is not None and self._keys is not None:
+        if self._modes is not None and self._keyboard is not None:
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
+                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Suspends the command on Ctrl-Z.
 
         Restores the terminal for the shell, and takes it again when the command continues.
         """
-        self._give_back()
+        self._leave_screen()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._stop)  # the command continues here
-        self._take()
+        self._enter_screen()
         self.wake()
 
     # ---- use ----
@@ -97,21 +97,21 @@ class Screen:
     def size(self) -> os.terminal_size:
         """Current number of columns and lines."""
         with contextlib.suppress(OSError):
-            found = os.get_terminal_size(sys.stdout.fileno())
-            if found.columns and found.lines:
-                return found
+            size = os.get_terminal_size(sys.stdout.fileno())
+            if size.columns and size.lines:
+                return size
         return shutil.get_terminal_size()
 
     def draw(self, lines: Sequence[str]) -> None:
         """Replaces the contents of the screen by `lines`, none of which may be wider than the screen."""
         # Each line is cleared before it is written: clearing from the last column would erase the character there.
-        text = _HOME + "\r\n".join(f"{_REST_OF_LINE}{line}" for line in lines)
-        _write(text + (f"\r\n{_REST}" if len(lines) < self.size.lines else ""))
+        text = _HOME + "\r\n".join(f"{_CLEAR_LINE}{line}" for line in lines)
+        _write(text + (f"\r\n{_CLEAR_BELOW}" if len(lines) < self.size.lines else ""))
 
     def wake(self) -> None:
         """Ends `wait`. May be called from any thread."""
         with contextlib.suppress(OSError):  # pipe full: `wait` ends anyway; closed: no thread waits
-            os.write(self._wake, b"\0")
+            os.write(self._wake_writer, b"\0")
 
     def wait(self, seconds: float) -> str:
         """Blocks until a key is pressed, `wake` is called, the size changes, or `seconds` have passed.
@@ -119,9 +119,9 @@ class Screen:
         Returns the keys. Raises `EOFError` if the terminal has been closed.
         """
         poll = select.poll()
-        poll.register(self._awake, select.POLLIN)
-        if self._keys is not None:
-            poll.register(self._keys, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
+        if self._keyboard is not None:
+            poll.register(self._keyboard, select.POLLIN)
         keys = b""
         for descriptor, _ in poll.poll(max(0.0, seconds) * 1e3):
             try:
@@ -130,7 +130,7 @@ class Screen:
                 continue
             except OSError:
                 raise EOFError from None
-            if descriptor == self._keys:
+            if descriptor == self._keyboard:
                 if not data:
                     raise EOFError
                 keys = data

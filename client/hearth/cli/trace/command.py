@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hearth.cli.format.complaint import complain
+from hearth.cli.format.complaint import complain, invalid_argument
 from hearth.errors import ArgumentError
 
 _TOP = 15
@@ -71,8 +71,8 @@ def run_record(arguments: argparse.Namespace) -> int:
             fix="use e.g. hearth trace record -- python my_program.py.",
         )
     output = Path(arguments.output)
-    _refuse(output, arguments.force)
-    status, documents = trace_program.traced(program)
+    _check_output(output, arguments.force)
+    status, documents = trace_program.run_traced(program)
     if status:
         complain(f"the program ended with status {status}")
     if not documents:
@@ -80,7 +80,7 @@ def run_record(arguments: argparse.Namespace) -> int:
             "nothing was recorded: the program used no device through Hearth's client, or its processes were killed"
         )
         return status or 1
-    document = trace_file.merged(documents)
+    document = trace_file.merge(documents)
     try:
         trace_file.write(output, document)
     except OSError as error:
@@ -118,20 +118,20 @@ def _load(path: str) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "use a readable file") from None
+        raise invalid_argument(f"{path!r} cannot be read: {error.strerror or error}", "use a readable file") from None
     except (ValueError, RecursionError) as error:
         raise _no_trace(path, f"the file is not valid JSON ({error})") from None
 
 
-def _refuse(output: Path, force: bool) -> None:
+def _check_output(output: Path, force: bool) -> None:
     """Raises `ArgumentError` if the output cannot be written.
 
     Raises it too if the output would overwrite a file other than a trace without `force`.
     """
     if output.is_dir():
-        raise _wrong(f"the output {str(output)!r} is a directory", "specify a file")
+        raise invalid_argument(f"the output {str(output)!r} is a directory", "specify a file")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
-        raise _wrong(f"{str(output.parent)!r} is not a writable directory", "use another --output")
+        raise invalid_argument(f"{str(output.parent)!r} is not a writable directory", "use another --output")
     if force or not output.exists():
         return
     try:
@@ -140,7 +140,7 @@ def _refuse(output: Path, force: bool) -> None:
     except OSError:
         start = b"?"
     if start and not (start.startswith(b"{") and b'"traceEvents"' in start):
-        raise _wrong(
+        raise invalid_argument(
             f"{str(output)!r} exists and is not a trace", "use another --output, or overwrite the file with --force"
         )
 
@@ -151,11 +151,7 @@ def _count(text: str) -> int:
     return int(text[:9])
 
 
-def _no_trace(path: str, why: str) -> ArgumentError:
-    return _wrong(
-        f"{path!r} is not a trace: {why}", "use a file written by `hearth trace record`, HEARTH_TRACE or Trace.save"
+def _no_trace(path: str, reason: str) -> ArgumentError:
+    return invalid_argument(
+        f"{path!r} is not a trace: {reason}", "use a file written by `hearth trace record`, HEARTH_TRACE or Trace.save"
     )
-
-
-def _wrong(what: str, fix: str) -> ArgumentError:
-    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

@@ -20,7 +20,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 _AFTER_SIGNAL = 128
 
 
-def traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
+def run_traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
     """Runs the program to its end.
 
     Returns its exit status, as a shell reports it, and the traces of its processes. Raises `ArgumentError` if the
@@ -29,7 +29,9 @@ def traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
     folder = Path(tempfile.mkdtemp(prefix="hearth-trace-"))
     try:
         status = _run(program, {**os.environ, "HEARTH_TRACE": str(folder / "%p.json")})
-        return status, [found for found in map(_document, sorted(folder.glob("*.json"))) if found is not None]
+        return status, [
+            document for document in map(_load_document, sorted(folder.glob("*.json"))) if document is not None
+        ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -48,17 +50,17 @@ def _run(program: Sequence[str], environment: dict[str, str]) -> int:
         process.send_signal(number)
 
     # The terminal sends Ctrl-C to the program too; its trace until then is kept.
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    previous_handlers = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         status = process.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
     return _AFTER_SIGNAL - status if status < 0 else status
 
 
-def _document(path: Path) -> dict[str, Any] | None:
+def _load_document(path: Path) -> dict[str, Any] | None:
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
         return document

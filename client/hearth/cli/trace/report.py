@@ -25,8 +25,8 @@ def to_text(path: str, summary: Summary, top: int) -> str:
     parts.append(_transfers(summary.transfers, top))
     parts.append(_rows("other work", summary.others, top))
     busy = {device: (used, span) for device, used, span in summary.devices}
-    rows = [(_short(each.stream), str(each.commands), _time(each.busy_us), _percent(each.ratio), each.device)
-            for each in summary.streams[:top]]  # fmt: skip
+    rows = [(_short(stream.stream), str(stream.commands), _time(stream.busy_us), _percent(stream.ratio), stream.device)
+            for stream in summary.streams[:top]]  # fmt: skip
     for device, (used, span) in busy.items():
         rows.append(("all streams", "", _time(used), _percent(used / span if span else 1.0), device))
     parts.append(table(("stream", "commands", "busy", "share of time", "device"), rows, frozenset({1, 2, 3})))
@@ -52,8 +52,8 @@ def to_json(path: str, summary: Summary) -> dict[str, Any]:
         "transfers": [{**_row(row), "bytes": row.bytes, "gb_per_s": row.gb_per_s} for row in summary.transfers],
         "others": [_row(row) for row in summary.others],
         "devices": [{"name": name, "busy_us": busy, "span_us": span} for name, busy, span in summary.devices],
-        "streams": [vars(each) for each in summary.streams],
-        "gaps": [vars(each) for each in summary.gaps],
+        "streams": [vars(entry) for entry in summary.streams],
+        "gaps": [vars(entry) for entry in summary.gaps],
         "errors": [
             {"name": name, "reason": reason, "count": count} for (name, reason), count in summary.errors.items()
         ],
@@ -73,9 +73,9 @@ def _row(row: Row) -> dict[str, Any]:
 def _rows(title: str, rows: list[Row], top: int) -> str:
     if not rows:
         return ""
-    whole = sum(row.total_us for row in rows)
+    total = sum(row.total_us for row in rows)
     cells = [
-        (_short(row.name), str(row.count), _time(row.total_us), _percent(row.total_us / whole if whole else 0.0),
+        (_short(row.name), str(row.count), _time(row.total_us), _percent(row.total_us / total if total else 0.0),
          _time(row.mean_us), _time(row.max_us))
         for row in rows[:top]
     ]  # fmt: skip

@@ -136,12 +136,12 @@ def summarize(document: Any) -> Summary:
         rows[kind].setdefault(label, Row(label)).add(us, size)
         track = (entry.get("pid"), entry.get("tid"))
         spans[entry.get("pid")].append(_Span(track, name, start, start + _time(entry.get("dur"))))
-    for kind, found in rows.items():
-        setattr(summary, kind, sorted(found.values(), key=lambda row: -row.total_us))
+    for kind, rows_by_label in rows.items():
+        setattr(summary, kind, sorted(rows_by_label.values(), key=lambda row: -row.total_us))
     _devices(summary, spans, processes, threads)
-    other = document.get("otherData", {}) if isinstance(document, dict) else {}
-    if isinstance(other, dict):
-        summary.dropped, summary.lost = _whole(other.get("dropped")), _whole(other.get("lost"))
+    metadata = document.get("otherData", {}) if isinstance(document, dict) else {}
+    if isinstance(metadata, dict):
+        summary.dropped, summary.lost = _integer(metadata.get("dropped")), _integer(metadata.get("lost"))
     return summary
 
 
@@ -174,10 +174,10 @@ def _devices(
         tracks: dict[Any, list[_Span]] = defaultdict(list)
         for span in work:
             tracks[span.track].append(span)
-        for track, own in tracks.items():
-            used, _ = _union(own)
+        for track, track_spans in tracks.items():
+            used, _ = _union(track_spans)
             name = threads.get(track, f"track {track[1]}")
-            summary.streams.append(Track(device, name, len(own), used, used / span_us if span_us else 1.0))
+            summary.streams.append(Track(device, name, len(track_spans), used, used / span_us if span_us else 1.0))
     summary.gaps = sorted(gaps, key=lambda gap: -gap.us)[:GAPS]
     summary.span_us = last - first if summary.devices else 0.0
 
@@ -202,5 +202,5 @@ def _time(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     return value if isinstance(value, int) else 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hearth.cli.doctor import client, daemon, network
-from hearth.cli.doctor.check import Check, Findings, bounded
+from hearth.cli.doctor.check import Check, Findings, run_bounded
 from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
@@ -37,7 +37,7 @@ def test_a_slow_check_fails_and_delays_no_other() -> None:
         never.wait()
         return Check("slow", "ok", "")
 
-    (check,) = bounded("slow", 0.05, hangs)
+    (check,) = run_bounded("slow", 0.05, hangs)
     assert check.status == "failed" and "within 0.05 s" in check.detail and check.fix
     never.set()
 
@@ -49,9 +49,9 @@ def test_exception_in_a_check_is_reported_in_one_line() -> None:
 
         return work
 
-    (check,) = bounded("x", 5, raises(ConnectError("none\nthere.", fix="start one.")))
+    (check,) = run_bounded("x", 5, raises(ConnectError("none\nthere.", fix="start one.")))
     assert (check.status, check.detail, check.fix) == ("failed", "none there.", "start one.")
-    (check,) = bounded("x", 5, raises(KeyError("odd")))
+    (check,) = run_bounded("x", 5, raises(KeyError("odd")))
     assert check.status == "failed" and check.detail.startswith("KeyError")
 
 
@@ -60,7 +60,7 @@ def test_findings_are_printed_at_once_and_counted() -> None:
     findings = Findings(told.append)
     assert findings.add(Check("a", "ok", "")) and findings.healthy
     assert findings.add(Check("b", "warning", "", "do")) and findings.healthy
-    assert not findings.look("c", 5, lambda: Check("c", "failed", "", "do")) and not findings.healthy
+    assert not findings.run("c", 5, lambda: Check("c", "failed", "", "do")) and not findings.healthy
     findings.skip(("d", "e"), "the check 'c' did not pass")
     assert [len(each) for each in told] == [1, 1, 1, 2]
     assert list(findings.count()) == [(1, "failed"), (1, "warning"), (1, "ok"), (2, "skipped")]
@@ -168,7 +168,7 @@ def test_protocol_of_a_port_is_recognised(answer: bytes, says: str) -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        check = network.spoken(resolve(f"127.0.0.1:{server.getsockname()[1]}"), 5.0)
+        check = network.protocol(resolve(f"127.0.0.1:{server.getsockname()[1]}"), 5.0)
         assert says in check.detail
         server.shutdown(socket.SHUT_RDWR)
         thread.join(5)
@@ -183,9 +183,9 @@ def test_absent_daemon_and_unknown_name() -> None:
 def test_certificates_that_end_soon() -> None:
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC).timestamp()
     peer = {"notAfter": "Jan 11 00:00:00 2030 GMT", "subjectAltName": (("DNS", "gpu-box"),)}
-    check = network.judged(peer, now)
+    check = network.certificate_expiry(peer, now)
     assert check.status == "warning" and "gpu-box" in check.detail and "10 days from now" in check.detail
-    assert network.judged({**peer, "notAfter": "Jan 11 00:00:00 2031 GMT"}, now).status == "ok"
+    assert network.certificate_expiry({**peer, "notAfter": "Jan 11 00:00:00 2031 GMT"}, now).status == "ok"
 
 
 # ---- the daemon ----

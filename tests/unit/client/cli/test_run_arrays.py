@@ -37,7 +37,7 @@ def test_generated_arrays() -> None:
 
 def test_arrays_larger_than_the_memory_are_refused() -> None:
     with pytest.raises(ArgumentError, match="this machine has"):
-        arrays.refuse_too_much([parse("zeros:f64[1<<47]")])
+        arrays.check_memory([parse("zeros:f64[1<<47]")])
 
 
 def test_arrays_from_files(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_results_that_cannot_be_written_are_refused_before(tmp_path: Path) -> No
     (tmp_path / "folder.npy").mkdir()
     for name, says in {"there": "exists", "none/y": "does not exist", "folder": "is a directory"}.items():
         with pytest.raises(ArgumentError, match=says):
-            arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/{name}.npy")], force=False)
-    arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/there.npy")], force=True)
+            arrays.check_result_files([parse(f"out:f32[1]={tmp_path}/{name}.npy")], force=False)
+    arrays.check_result_files([parse(f"out:f32[1]={tmp_path}/there.npy")], force=True)
 
 
 def test_documents_have_no_nan() -> None:
-    assert arrays.listed(np.array([[1.5, np.nan], [np.inf, 0]])) == [[1.5, "nan"], ["inf", 0.0]]
-    assert arrays.listed(np.array([1 + 2j])) == [[1.0, 2.0]]
-    assert arrays.listed(np.zeros(arrays.SHOWN + 1)) is None
+    assert arrays.to_lists(np.array([[1.5, np.nan], [np.inf, 0]])) == [[1.5, "nan"], ["inf", 0.0]]
+    assert arrays.to_lists(np.array([1 + 2j])) == [[1.0, 2.0]]
+    assert arrays.to_lists(np.zeros(arrays.MAX_SHOWN + 1)) is None
 
 
 def test_headers_are_sent_by_their_names_in_includes(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_headers_are_sent_by_their_names_in_includes(tmp_path: Path) -> None:
     assert found == {
         "x.h": '#include "y.h"', "a.h": '#include "a.h"\n#define A', "deep/b.h": '#include "c.h"', "c.h": "// c",
     }  # fmt: skip
-    assert sources.given_headers([f"n/a.h={tmp_path}/a.h", f"{tmp_path}/a.h"]).keys() == {"n/a.h", "a.h"}
+    assert sources.headers_of_options([f"n/a.h={tmp_path}/a.h", f"{tmp_path}/a.h"]).keys() == {"n/a.h", "a.h"}
 
 
 def test_unreadable_sources_are_reported(tmp_path: Path) -> None:
@@ -128,6 +128,6 @@ def test_unreadable_sources_are_reported(tmp_path: Path) -> None:
         (["=x"], "neither FILE nor NAME"),
     ):
         with pytest.raises(ArgumentError, match=says):
-            sources.given_headers(texts)
+            sources.headers_of_options(texts)
     with pytest.raises(ArgumentError, match="is not a directory"):
         sources.headers_of("k.cu", b"", [str(tmp_path / "none")], {})

@@ -83,7 +83,7 @@ def test_invalid_specifications_are_refused_with_a_position(text: str) -> None:
     try:
         parse(text)
     except SpecError as error:
-        assert 0 <= error.at <= len(text) and error.what
+        assert 0 <= error.at <= len(text) and error.problem
         parse(error.example)  # the example is valid
 
 

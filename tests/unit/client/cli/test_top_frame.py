@@ -11,7 +11,7 @@ from hearth.cli.format.printable import printable, width
 from hearth.cli.status import status_text
 from hearth.cli.top import lines, rates
 from hearth.cli.top.command import View
-from hearth.cli.top.frame import Gone, frame
+from hearth.cli.top.frame import Outage, frame
 from hearth.cli.top.lines import ScreenLine
 
 GIB = 1 << 30
@@ -63,16 +63,16 @@ NOW = document(
 
 
 def shown(lines: list[ScreenLine], columns: int = 200) -> list[str]:
-    return [line.shown(columns, PLAIN) for line in lines]
+    return [line.render(columns, PLAIN) for line in lines]
 
 
 # ---- rates ----
 
 
 def test_rates_between_two_documents() -> None:
-    found = rates.of_devices(BEFORE, NOW)
+    found = rates.device_rates(BEFORE, NOW)
     assert found[0] == pytest.approx((0.1, 20.0, 40.0, 20 << 20, 0.0)) and found[1] == pytest.approx((0.75, 0, 0, 0, 0))
-    assert rates.of_sessions(BEFORE, NOW) == pytest.approx({"aaaa": 0.1, "bbbb": 0.5, "cccc": 0.25})
+    assert rates.session_rates(BEFORE, NOW) == pytest.approx({"aaaa": 0.1, "bbbb": 0.5, "cccc": 0.25})
 
 
 @pytest.mark.parametrize("before", [None, {**BEFORE, "started_unix": 1.0}, {**BEFORE, "uptime_seconds": 102.0}])
@@ -80,13 +80,13 @@ def test_rates_without_a_comparable_document(before: Any) -> None:
     """The first document, a restarted daemon, the same document twice: the rates that the daemon reports, or none."""
     throughput = {"busy_ratio": 0.5, "launches_per_second": 7.0}
     now = {**NOW, "devices": [device(0, throughput=throughput), device(1)]}
-    assert rates.of_devices(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}
-    assert set(rates.of_sessions(before, now).values()) == {None}
+    assert rates.device_rates(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}
+    assert set(rates.session_rates(before, now).values()) == {None}
 
 
 def test_decreasing_or_missing_counters_give_no_rate() -> None:
     now = {**NOW, "devices": [device(0), {**device(1, 4.0, 11), "counters": {"device_busy_ns": 4 * 10**9}}, device(2)]}
-    found = rates.of_devices(BEFORE, now)
+    found = rates.device_rates(BEFORE, now)
     assert found[1] == rates.Rates() and found[2] == rates.Rates() and found[0].launches == 0
 
 
@@ -194,7 +194,7 @@ def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
 
 
 def test_absent_daemon_is_reported_in_the_frame() -> None:
-    lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
+    lines = frame(None, NOW, outage=Outage("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
     assert (
         "box: unreachable since" in lines[0].text
         and lines[0].text.endswith("(1 min 5 s)")
@@ -207,16 +207,16 @@ def test_absent_daemon_is_reported_in_the_frame() -> None:
 def test_a_view_over_time() -> None:
     view = View(BEFORE, 10.0)
     assert view.before is None
-    view.answered(NOW, 12.0)
+    view.record_answer(NOW, 12.0)
     assert view.before is BEFORE and view.now is NOW
-    view.overdue(14.0, 1.0)
-    assert view.gone is None
-    view.overdue(16.5, 1.0)
-    assert view.gone is not None and view.gone.since == 12.0, "it hangs: gone since its last answer"
-    view.missed("refused", 20.0)
-    assert view.gone == Gone("refused", 12.0) and view.now is NOW
-    view.answered(NOW, 30.0)
-    assert view.gone is None and view.before is NOW
+    view.check_overdue(14.0, 1.0)
+    assert view.outage is None
+    view.check_overdue(16.5, 1.0)
+    assert view.outage is not None and view.outage.since == 12.0, "it hangs: gone since its last answer"
+    view.record_failure("refused", 20.0)
+    assert view.outage == Outage("refused", 12.0) and view.now is NOW
+    view.record_answer(NOW, 30.0)
+    assert view.outage is None and view.before is NOW
 
 
 # ---- status ----

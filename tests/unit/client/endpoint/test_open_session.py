@@ -26,13 +26,13 @@ class Answer:
 
 def test_an_answer_is_taken() -> None:
     answer = Answer(node_pb2.OpenSessionResponse(session_id="it"))
-    assert open_session.answered(answer, lambda: None).session_id == "it" and not answer.cancelled
+    assert open_session.wait_for_answer(answer, lambda: None).session_id == "it" and not answer.cancelled
 
 
 def test_an_answer_that_an_interrupt_keeps_from_being_taken_is_cancelled() -> None:
     answer = Answer(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        open_session.answered(answer, lambda: None)
+        open_session.wait_for_answer(answer, lambda: None)
     assert answer.cancelled
 
 
@@ -43,7 +43,7 @@ def test_an_import_that_fails_cancels_the_call() -> None:
         raise ImportError("hearth.blocking.device")
 
     with pytest.raises(ImportError):
-        open_session.answered(answer, fail)
+        open_session.wait_for_answer(answer, fail)
     assert answer.cancelled
 
 

@@ -49,7 +49,7 @@ def note() -> commands_pb2.Command:
 @pytest.fixture
 def work() -> Attachment:
     """An attachment whose sender checks for work without a wake-up only once a minute."""
-    return Attachment(Limits(), lambda *_: None, lambda error: None, timing=Timing(idle=60.0, held=60.0))
+    return Attachment(Limits(), lambda *_: None, lambda error: None, timing=Timing(idle=60.0, lane_hold=60.0))
 
 
 def end(work: Attachment, *senders: Sender) -> None:

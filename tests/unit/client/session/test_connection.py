@@ -80,7 +80,7 @@ def test_continuous_submission_does_not_starve_the_sender(gpu: hearth.Device, da
 def test_submission_beyond_the_window_waits(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     gpu.synchronize()
-    connection_of(gpu).attachment().queue.most_commands = 50
+    connection_of(gpu).attachment().queue.max_commands = 50
     daemon.gate.clear()
     launched = 0
 

@@ -16,7 +16,7 @@ from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
 from hearth.transport.copy_signals import Signals
 from hearth.transport.memory_segments import Segment
-from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, SpinWait
+from hearth.transport.spin_wait import CORES, MIN_PREDICTED_BYTES, UP, SpinWait
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import Response
@@ -37,7 +37,7 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
     monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
     attachment = connection_of(gpu).attachment()
-    attachment.spin_wait.most = attachment.spin_wait.patience = 20.0
+    attachment.spin_wait.max_spin_s = attachment.spin_wait.spin_s = 20.0
     attachment.signals = Signals(Segment(4096))
     return attachment
 
@@ -110,10 +110,10 @@ def test_signal_before_the_wait_is_seen(daemon: LaneDaemon, work: Attachment) ->
 def test_signal_with_another_number_is_ignored(daemon: LaneDaemon, work: Attachment) -> None:
     first, second = ask(daemon, work), ask(daemon, work)
     signal(work, second)
-    work.spin_wait.patience = 0.1
+    work.spin_wait.spin_s = 0.1
     with pytest.raises(hearth.TimeoutError):
         first.wait(0.1)
-    work.spin_wait.patience = 20.0
+    work.spin_wait.spin_s = 20.0
     assert second.wait(20) is DONE
 
 
@@ -121,7 +121,7 @@ def test_wait_without_a_signal_waits_for_the_answer(daemon: LaneDaemon, work: At
     reply = ask(daemon, work)
     reply.signalled_result = None
     signal(work, reply)
-    work.spin_wait.patience = 0.1
+    work.spin_wait.spin_s = 0.1
     with pytest.raises(hearth.TimeoutError):
         reply.wait(0.1)
 
@@ -176,7 +176,7 @@ def test_work_after_a_signalled_copy_does_not_wait_for_its_ack(daemon: LaneDaemo
 def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -> None:
     """The copies end one after another, each by a signal or by its answer. The answer may arrive after the next copy
     has begun."""
-    lookout, now, size = SpinWait(CORES), 1.0, LEAST_BYTES
+    lookout, now, size = SpinWait(CORES), 1.0, MIN_PREDICTED_BYTES
     untold: list[float] = []
     for kind, took in program:
         begun = now

@@ -131,15 +131,15 @@ def test_collectives_are_sent_in_several_concurrent_batches(daemon: LaneDaemon, 
         if work.session.next_seq - base > len(sent):
             sent.append(number)
     assert sent == [1, 1 + GATHER * 4 // WORTH, 1 + GATHER * 4 // WORTH + GATHER * 16 // WORTH]
-    assert not work.session.queue.queued and not work.session.queue.extra
+    assert not work.session.queue.queued and not work.session.queue.extra_cost
     daemon.gate.set()
     gpu.synchronize()
     assert notes(daemon) == list(range(1, 42))
 
 
 def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu: hearth.Device) -> None:
-    assert TIMING.lane_turn < 1e-3
-    connection_of(gpu).timing = Timing(turn=-1.0, lane_turn=0.05)  # treats every command as queued for too long
+    assert TIMING.lane_yield < 1e-3
+    connection_of(gpu).timing = Timing(yield_interval=-1.0, lane_yield=0.05)  # every command counts as late
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -166,7 +166,7 @@ def test_work_is_sent_over_the_stream_without_a_lane(
     else:
         daemon.tickets = _Deaf()
     with hearth.connect(daemon.target) as node:
-        connection_of(node.device(0)).timing = Timing(lane_again=600.0)
+        connection_of(node.device(0)).timing = Timing(lane_retry=600.0)
         for _ in range(3):
             node.device(0).synchronize()
     assert daemon.over_grpc >= 3 and daemon.attaches == 1
@@ -180,7 +180,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
-        connection_of(gpu).timing = Timing(lane_again=0.2)
+        connection_of(gpu).timing = Timing(lane_retry=0.2)
         gpu.synchronize()
         work = attachment(gpu)
         while daemon.attaches < 3:
@@ -225,7 +225,7 @@ def test_lanes_can_be_declined(daemon: LaneDaemon) -> None:
 
 
 def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device) -> None:
-    channel = connection_of(gpu).transport.line.channel()  # type: ignore[attr-defined]
+    channel = connection_of(gpu).transport.call_channel.channel()  # type: ignore[attr-defined]
     for number in range(1, 6):
         gpu.synchronize()
         lane = daemon.lane
@@ -237,7 +237,7 @@ def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device
     assert execute is not None and len(execute.outages) == 5
     assert wait_for(lambda: daemon.lane is not None), "another lane after each break"
     assert not daemon.over_grpc
-    assert connection_of(gpu).transport.line.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
+    assert connection_of(gpu).transport.call_channel.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("beside", ["message", "end"])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hearth.errors import HearthError, TransferError
-from hearth.session.late_errors import NO_STREAM, DeferredErrors, origin_here
+from hearth.session.late_errors import NO_STREAM, DeferredErrors, current_origin
 
 A, B = TransferError("a", reason="TRANSFER_ABORTED"), TransferError("b", reason="TRANSFER_ABORTED")
 LOSS = HearthError("loss")
@@ -17,8 +17,8 @@ LOSS = HearthError("loss")
 def deferred() -> DeferredErrors:
     """Two errors of this thread's work: A on stream 1 and buffer 7, B on stream 2 and buffer 8."""
     made = DeferredErrors()
-    made.add(A, origin_here(1, 7))
-    made.add(B, origin_here(2, 8))
+    made.add(A, current_origin(1, 7))
+    made.add(B, current_origin(2, 8))
     return made
 
 
@@ -59,6 +59,6 @@ def test_error_without_an_origin_is_raised_to_any_thread(deferred: DeferredError
 def test_number_of_late_errors_is_bounded() -> None:
     deferred = DeferredErrors()
     for number in range(100):
-        deferred.add(HearthError(str(number)), origin_here(1, 7))
+        deferred.add(HearthError(str(number)), current_origin(1, 7))
     kept = told(deferred)
     assert len(kept) == 64 and str(kept[-1]).startswith("99")

@@ -37,7 +37,7 @@ def daemon() -> Iterator[LaneDaemon]:
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
 def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     channel, by = work.channel, []
-    assert channel is not None and bool(work.spin_wait.most) == (cores > 2)
+    assert channel is not None and bool(work.spin_wait.max_spin_s) == (cores > 2)
     receive = channel.lane.receive
 
     def counted() -> None:
@@ -74,8 +74,8 @@ def background(request: pytest.FixtureRequest, passed: list[bool]) -> Iterator[B
     ticks in seconds."""
     lock = threading.Lock()
     role = ReceiverRole(lock, [], lambda: False, passed.append, Timing(slow_tick=request.param))
-    role.holder, role.taken = 1, 1
-    thread = threading.Thread(target=role.await_turn)
+    role.holder, role.acquisitions = 1, 1
+    thread = threading.Thread(target=role.wait_for_role)
     thread.start()
     assert wait_for(lambda: role.parked and not role.ticking)
     yield role, lock, thread
@@ -87,7 +87,7 @@ def background(request: pytest.FixtureRequest, passed: list[bool]) -> Iterator[B
 @pytest.mark.parametrize("background", [1e-3], indirect=True)
 def test_leaving_after_a_long_wait_wakes_the_background_thread(background: Background) -> None:
     role, lock, thread = background
-    assert wait_for(lambda: role.watching)
+    assert wait_for(lambda: role.parked_indefinitely)
     with lock:
         role.leave(1)
         assert not role.parked
@@ -102,7 +102,7 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
         with lock:
             role.leave(1)
             assert role.parked
-            role.holder, role.taken = 1, role.taken + 1
+            role.holder, role.acquisitions = 1, role.acquisitions + 1
     with lock:
         role.leave(1)
         role.wake_thread()
@@ -288,7 +288,7 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
     assert together.count(2) > 80
 
 
-@pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "soon": -1.0}], indirect=True)
+@pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "request_window": -1.0}], indirect=True)
 def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
     next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""

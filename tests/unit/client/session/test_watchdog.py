@@ -13,7 +13,7 @@ import hearth
 from hearth.errors import broken
 from hearth.session import watchdog
 from hearth.session.timing import TIMING, Timing
-from hearth.session.watchdog import MOST_S, ClientPosition, Watchdog, missing
+from hearth.session.watchdog import MAX_PAUSE_S, ClientPosition, Watchdog, missing
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.fake_daemon import Response
 from tests.support.client.internals import connection_of
@@ -85,7 +85,7 @@ def test_status_is_queried_with_backoff_during_silence(watched: Watched) -> None
     pauses = [round(b - a) for a, b in zip([100.0, *watched.asked], watched.asked, strict=False)]
     assert pauses[:4] == [TIMING.silence, 2 * TIMING.silence, 4 * TIMING.silence, 8 * TIMING.silence] and set(
         pauses[4:]
-    ) == {MOST_S}
+    ) == {MAX_PAUSE_S}
     assert not watched.given_up
 
 
@@ -102,7 +102,7 @@ def test_connection_is_resumed_after_two_reports_of_missing_messages(watched: Wa
     watched.says = status(responses=8)
     watched.pass_(TIMING.silence + 0.5)
     assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
-    watched.pass_(TIMING.doubt)
+    watched.pass_(TIMING.recheck)
     assert len(watched.asked) == 2 and len(watched.given_up) == 1
 
 
@@ -123,7 +123,7 @@ def test_unresponsive_daemon_is_queried_again(watched: Watched) -> None:
     watched.says = status(known=False)
     while not watched.given_up:
         watched.pass_(1)
-    assert watched.now < 100 + 80 + MOST_S + 3
+    assert watched.now < 100 + 80 + MAX_PAUSE_S + 3
 
 
 def test_ended_session_is_detected_by_a_new_attach(watched: Watched) -> None:
@@ -177,7 +177,7 @@ def test_lost_answer_is_sent_again(forgetful: Forgetful, lanes: bool) -> None:
     forgetful.offers = lanes
     with hearth.connect(forgetful.target) as node:
         connection = connection_of(node.device(0))
-        connection.timing = Timing(held=0.05, idle=0.05, silence=0.1, doubt=0.05)
+        connection.timing = Timing(lane_hold=0.05, idle=0.05, silence=0.1, recheck=0.05)
         ask = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         connection.call(ask)
         assert (connection.attachment().channel is not None) is lanes
@@ -191,7 +191,7 @@ def test_lost_answer_is_sent_again(forgetful: Forgetful, lanes: bool) -> None:
 def test_long_work_is_waited_for_on_the_same_stream(forgetful: Forgetful) -> None:
     with hearth.connect(forgetful.target) as node:
         connection = connection_of(node.device(0))
-        connection.timing = Timing(held=0.05, idle=0.05, silence=0.1, doubt=0.05)
+        connection.timing = Timing(lane_hold=0.05, idle=0.05, silence=0.1, recheck=0.05)
         asked: list[int] = []
         forgetful.gate.clear()
         reply = connection.attachment().request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.transfer.ring_buffer import PIECE_LEAST, SLOT_BYTES, Cut, Ring, Slot, piece_bytes
+from hearth.transfer.ring_buffer import MIN_PIECE_BYTES, SLOT_BYTES, Pieces, Ring, Slot, piece_bytes
 from tests.support.timing import LATE
 
 STALL = 0.05
@@ -36,13 +36,13 @@ def ring_of(count: int, most: int | None = None, stall: float = STALL) -> Ring:
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 16), st.integers(1, 1 << 12))
 def test_pieces_are_whole_rows_and_make_the_whole(rows: int, most: int, width: int) -> None:
     size = rows * width
-    cut = Cut(size, most, width)
+    cut = Pieces(size, most, width)
     count = len(cut)
-    assert cut.each % width == 0 and (cut.each <= most or cut.each == width)
+    assert cut.piece_size % width == 0 and (cut.piece_size <= most or cut.piece_size == width)
     for index in {0, count // 2, count - 1}:
         piece = cut[index]
-        assert piece.start == index * cut.each
-        assert piece.start + piece.size == (size if index == count - 1 else (index + 1) * cut.each)
+        assert piece.start == index * cut.piece_size
+        assert piece.start + piece.size == (size if index == count - 1 else (index + 1) * cut.piece_size)
         assert piece.size > 0 and piece.size % width == 0
     for index in (-1, count):
         with pytest.raises(IndexError):
@@ -52,8 +52,8 @@ def test_pieces_are_whole_rows_and_make_the_whole(rows: int, most: int, width: i
 @given(st.integers(1, 1 << 40), st.integers(1, 4))
 def test_pieces_fit_slots_and_are_worth_a_command(size: int, threads: int) -> None:
     each = piece_bytes(size, threads)
-    assert PIECE_LEAST <= each <= SLOT_BYTES
-    assert each in (SLOT_BYTES, PIECE_LEAST) or size / each > 2 * threads
+    assert MIN_PIECE_BYTES <= each <= SLOT_BYTES
+    assert each in (SLOT_BYTES, MIN_PIECE_BYTES) or size / each > 2 * threads
 
 
 # ---- slots ----
@@ -94,7 +94,7 @@ def test_no_slot_has_two_holders_and_none_is_lost(steps: list[tuple[str, int]], 
         ring.release(slot)
     for transfer in transfers:
         ring.reclaim(transfer)
-    assert ring.idle == ring.made <= count
+    assert ring.idle == ring.slot_count <= count
     assert all(ring.acquire(None) is not None for _ in range(count))
     assert ring.acquire(None) is None
 
@@ -105,7 +105,7 @@ def test_slots_are_created_on_demand() -> None:
         slot = ring.acquire(self := object())
         assert slot is not None and slot.holder is self
         ring.release(slot)
-    assert ring.made == 1
+    assert ring.slot_count == 1
 
 
 def test_fewer_slots_than_wanted_are_made_do_with() -> None:
@@ -170,7 +170,7 @@ def test_an_ended_ring_has_no_slots_and_takes_none_back() -> None:
     ring.end()
     ring.release(slot)
     assert ring.acquire(1, wait=lambda: True) is None
-    assert ring.idle == ring.made == 0
+    assert ring.idle == ring.slot_count == 0
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -209,4 +209,4 @@ def test_many_threads_on_few_slots() -> None:
                 ring.release(slot)
 
     in_threads(8, work)
-    assert ring.idle == ring.made == 3
+    assert ring.idle == ring.slot_count == 3

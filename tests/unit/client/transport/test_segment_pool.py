@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hearth.transport import memory_segments, segment_pool
 from hearth.transport.memory_segments import AddressTable, KnownSegments, Segment, address_of
-from hearth.transport.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
+from hearth.transport.segment_pool import MAX_SLAB_BLOCK, MIN_BYTES, SLAB, Block, FreeBlocks, SegmentPool, size_class
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
@@ -34,19 +34,19 @@ ranges = st.tuples(st.integers(0, 60), st.integers(1, 12))
 def test_address_table_agrees_with_a_map_of_every_byte(steps: list[tuple[str, tuple[int, int]]]) -> None:
     table: AddressTable[tuple[int, int, int]] = AddressTable()
     model: dict[int, tuple[int, int, int]] = {}  # address -> (start, size, number)
-    for number, (what, (start, size)) in enumerate(steps):
-        if what == "add":
+    for number, (operation, (start, size)) in enumerate(steps):
+        if operation == "add":
             item = (start, size, number)
             overlapped = {model[at] for at in range(start, start + size) if at in model}
             model = {at: each for at, each in model.items() if each not in overlapped}
             model |= dict.fromkeys(range(start, start + size), item)
             table.add(start, size, item)
-        elif what == "remove":
-            there = model.get(start)
-            if there is not None:
-                table.remove(start, there)
-                if there[0] == start:
-                    model = {at: each for at, each in model.items() if each is not there}
+        elif operation == "remove":
+            entry = model.get(start)
+            if entry is not None:
+                table.remove(start, entry)
+                if entry[0] == start:
+                    model = {at: each for at, each in model.items() if each is not entry}
         else:
             covering = {model.get(at) for at in range(start, start + size)}
             (only,) = covering if len(covering) == 1 else (None,)
@@ -55,24 +55,24 @@ def test_address_table_agrees_with_a_map_of_every_byte(steps: list[tuple[str, tu
 
 
 def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
-    known, segment = KnownSegments(), Segment(1 << 16)
-    assert known.find(segment.address, 1) is None
-    known.add(segment)
-    assert known.find(segment.address, segment.size) == (segment, 0)
-    assert known.find(segment.address + 77, 5) == (segment, 77)
-    assert known.find(segment.address + segment.size - 1, 2) is None
-    assert known.find(segment.address - 1, 2) is None
-    assert known.find(address_of(memoryview(bytes(100))), 100) is None
+    known_segments, segment = KnownSegments(), Segment(1 << 16)
+    assert known_segments.find(segment.address, 1) is None
+    known_segments.add(segment)
+    assert known_segments.find(segment.address, segment.size) == (segment, 0)
+    assert known_segments.find(segment.address + 77, 5) == (segment, 77)
+    assert known_segments.find(segment.address + segment.size - 1, 2) is None
+    assert known_segments.find(segment.address - 1, 2) is None
+    assert known_segments.find(address_of(memoryview(bytes(100))), 100) is None
 
 
 def test_released_segment_is_not_found_and_leaves_no_entry() -> None:
-    known = KnownSegments()
+    known_segments = KnownSegments()
     segment = Segment(1 << 16)
-    known.add(segment)
+    known_segments.add(segment)
     address, descriptor, gone = segment.address, segment.descriptor, weakref.ref(segment)
     del segment
     assert gone() is None
-    assert known.find(address, 1) is None
+    assert known_segments.find(address, 1) is None
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(descriptor)
 
@@ -80,8 +80,8 @@ def test_released_segment_is_not_found_and_leaves_no_entry() -> None:
 def test_a_segment_cannot_change_its_size() -> None:
     segment = Segment(1 << 16)
     assert not segment.bytes.any() and len(segment.bytes) == segment.size
-    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    assert fcntl.fcntl(segment.descriptor, fcntl.F_GET_SEALS) == wanted
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert fcntl.fcntl(segment.descriptor, fcntl.F_GET_SEALS) == seals
     for size in (0, 1 << 20):
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(segment.descriptor, size)
@@ -97,9 +97,9 @@ def test_a_segment_cannot_change_its_size() -> None:
 def test_size_classes_are_large_enough_and_waste_little(size: int) -> None:
     kind = size_class(size)
     assert kind >= size and kind % 4096 == 0 and size_class(kind) == kind
-    if size > SLABBED:
+    if size > MAX_SLAB_BLOCK:
         assert kind - size <= min(size / 8, 16 << 20)
-    elif size >= LEAST:
+    elif size >= MIN_BYTES:
         assert kind < 2 * size and SLAB % kind == 0
 
 
@@ -117,11 +117,11 @@ def test_free_blocks_stay_within_their_bound_oldest_out_first(steps: list[tuple[
                 expected.append(model.pop(0))
             assert list(map(id, gone)) == list(map(id, expected))
         else:
-            taken = free.take(size)
+            reused = free.take(size)
             same = [each for each in model if each.size == size]
-            assert taken is (same[-1] if same else None)
-            if taken is not None:
-                model = [each for each in model if each is not taken]
+            assert reused is (same[-1] if same else None)
+            if reused is not None:
+                model = [each for each in model if each is not reused]
         assert free.bytes == sum(each.size for each in model) <= most and len(free) == len(model)
 
 
@@ -133,7 +133,7 @@ def array_of(pool: SegmentPool, size: int) -> np.ndarray:
     return np.asarray(pool.lease(size))[:size]
 
 
-@pytest.mark.parametrize("size", [LEAST, 300_000, 3 << 20])
+@pytest.mark.parametrize("size", [MIN_BYTES, 300_000, 3 << 20])
 def test_memory_is_used_again_only_when_no_view_is_left(size: int) -> None:
     pool = SegmentPool()
     array = array_of(pool, size)
@@ -151,10 +151,10 @@ def test_memory_is_used_again_only_when_no_view_is_left(size: int) -> None:
 def test_small_blocks_share_descriptors() -> None:
     pool = SegmentPool()
     before = descriptors()
-    arrays = [array_of(pool, LEAST) for _ in range(10 * SLAB // LEAST)]
+    arrays = [array_of(pool, MIN_BYTES) for _ in range(10 * SLAB // MIN_BYTES)]
     assert descriptors() - before <= 2 * 10
     starts = sorted(array.ctypes.data for array in arrays)
-    assert all(second - first >= LEAST for first, second in itertools.pairwise(starts))
+    assert all(second - first >= MIN_BYTES for first, second in itertools.pairwise(starts))
 
 
 def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
@@ -171,10 +171,10 @@ def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
 def test_invalidated_memory_is_never_reused() -> None:
     pool = SegmentPool()
     lease = pool.lease(4 << 20)
-    place = memory_segments.known.find(lease.__array_interface__["data"][0], 4 << 20)
-    assert place is not None
-    place.segment.spoiled = True
-    del lease, place
+    position = memory_segments.known_segments.find(lease.__array_interface__["data"][0], 4 << 20)
+    assert position is not None
+    position.segment.spoiled = True
+    del lease, position
     assert pool.cached == 0
 
 
@@ -202,7 +202,7 @@ def test_a_child_finds_its_parents_segments_and_leaves_its_pool_alone() -> None:
     if not pid:
         try:
             array[0] = 99  # shared with the parent
-            fine = pool.cached == 0 and memory_segments.known.find(array.ctypes.data, array.nbytes) is not None
+            fine = pool.cached == 0 and memory_segments.known_segments.find(array.ctypes.data, array.nbytes) is not None
             other = array_of(pool, 2 << 20)
             other.fill(1)
             os.write(writing, b"y" if fine else b"n")
@@ -224,11 +224,11 @@ def test_many_threads_never_share_a_block() -> None:
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
         for _ in range(60):
-            array = array_of(pool, int(random.integers(LEAST, 400_000)))
+            array = array_of(pool, int(random.integers(MIN_BYTES, 400_000)))
             array[:4096] = seed
-            held = array[1000:2000]
+            view = array[1000:2000]
             del array
-            if (held != seed).any():
+            if (view != seed).any():
                 failures.append(seed)
 
     previous = sys.getswitchinterval()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hearth.transport.framed_call import FramedExchange, send_beside
+from hearth.transport.framed_call import FramedExchange, send_in_thread
 from hearth_proto import calls, frames
 from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Kind
@@ -168,7 +168,7 @@ def test_a_call_with_waiting_messages_is_not_timed_out(tmp_path: Path, size: int
     def client() -> None:
         call = FramedExchange("unix:x", path, None, keepalive)
         call.start("/upload", (), b"head", more=True)
-        send_beside(call, iter([bytes(MIB)] * (size // MIB)), "sender")
+        send_in_thread(call, iter([bytes(MIB)] * (size // MIB)), "sender")
         answers.extend(call.messages())
 
     async def scenario() -> None:
