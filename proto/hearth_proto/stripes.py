@@ -53,8 +53,8 @@ class StripeCut:
 
     def index(self, offset: int, length: int) -> int:
         """Returns the index of the chunk with this offset and length. Raises `ValueError` if there is none."""
-        index, rest = divmod(offset, self.chunk)
-        if rest or not 0 <= index < self.count or self.span(index)[1] != length:
+        index, remainder = divmod(offset, self.chunk)
+        if remainder or not 0 <= index < self.count or self.span(index)[1] != length:
             raise ValueError(
                 f"{length} bytes at offset {offset} are not a chunk of a transfer of {self.size} bytes in "
                 f"chunks of {self.chunk}"
