@@ -197,7 +197,7 @@ class FramedCall(asyncio.Protocol):
             self.drop()
             return
         if size < self._held:
-            self._account.give(self._held - size)
+            self._account.release(self._held - size)
         self._held = size
 
     def _accept(self) -> None:

@@ -28,7 +28,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifyS
 
 def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier = Notifier({})
-    for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.tell):
+    for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.notify):
         word("x")
     notifier.reloading()
     asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
