@@ -23,7 +23,7 @@ MAX_HEAD = 16 << 10
 
 
 class Keepalive:
-    """Time limits by which a side notices that the other is gone, in seconds."""
+    """Time limits, in seconds, after which a side regards the other side as disconnected."""
 
     def __init__(self, ask: float = 20.0, answer: float = 10.0) -> None:
         self.ask = ask

@@ -141,7 +141,7 @@ def permission_denied(operation: str, lacking: Collection[str], tenant: str) -> 
     return Refusal(
         Reason.PERMISSION_DENIED,
         f"Tenant {tenant!r} may not {operation}: {explanation}.",
-        fix=f"Use credentials of a tenant that has it, or ask the daemon's operator to add it to the rights of "
+        fix=f"Use credentials of a tenant with this right, or ask the daemon's operator to add it to the rights of "
         f"{tenant!r}.",
         details={"operation": operation, "right": names or "none", "tenant": tenant},
     )

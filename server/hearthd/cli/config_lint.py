@@ -71,7 +71,9 @@ def _exposure(config: Config) -> Iterator[LintAdvice]:
             "insecure", f"listen.{', listen.'.join(exposed_listeners)}: other hosts reach it, with {missing}"
         )
     elif config.insecure:
-        yield LintAdvice("insecure", "is true, and nothing needs it; remove it, so that a later mistake is an error")
+        yield LintAdvice(
+            "insecure", "is true, although it is not needed; remove it, so that a later mistake is an error"
+        )
 
 
 def _logins(config: Config) -> Iterator[LintAdvice]:

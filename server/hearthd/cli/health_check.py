@@ -60,7 +60,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be asked."""
+    """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be queried."""
     from hearthd.front.config.loader import ConfigError, load
 
     try:
@@ -184,4 +184,4 @@ def _explain(error: Exception, target: str, service: str, timeout: float) -> NoR
     reason = details or code.name
     if code == grpc.StatusCode.UNAVAILABLE:
         reason = next((text for pattern, text in _CONNECT_ERRORS if pattern in reason), reason)
-    raise Unhealthy(f"{target} cannot be asked: {reason}") from None
+    raise Unhealthy(f"{target} cannot be queried: {reason}") from None

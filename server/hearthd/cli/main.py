@@ -78,8 +78,8 @@ def main() -> None:
             raise
         _abandon_forkserver()
         fail(
-            f"the Python package {error.name!r} is not installed; the client alone does without it, the daemon does "
-            "not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            f"the Python package {error.name!r} is not installed; the daemon needs it, although the client alone "
+            "does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
             "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
             RUNTIME_ERROR,
         )

@@ -105,7 +105,7 @@ def session_expired() -> Refusal:
     """Returns the refusal of a session token that belongs to no open session."""
     return Refusal(
         Reason.SESSION_EXPIRED,
-        "The session token names no live session: unknown or expired session.",
+        "The session token belongs to no open session: unknown or expired session.",
         fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or is disconnected "
         "for longer than its lease.",
     )

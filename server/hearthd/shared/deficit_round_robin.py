@@ -6,7 +6,7 @@ of a device.
 The cost of a turn is known only at its end, so costs are charged afterwards and credit may become negative ("surplus
 round robin"). A flow with credit left continues; when no waiting flow has credit, a new round credits all flows. Flows
 belong to groups, and groups to priority classes: a tenant's weight is divided among its sessions, and a more urgent
-class goes before all others, which are guaranteed a small part.
+class precedes the others, each of which is guaranteed a small part (`GUARANTEED_FRACTION`).
 
 M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round Robin, 1995. Costs, credit and quantum have the
 same unit, which the caller chooses.

@@ -52,7 +52,7 @@ def refusal(path: str, purpose: str, setting: str) -> Refusal:
     """
     return Refusal(
         Reason.DISK_FULL,
-        f"The disk is full that holds {path}: there is no room for {purpose}.",
+        f"The disk that holds {path} is full: there is no room for {purpose}.",
         fix=f"Free space there, or have {setting} name a directory with free space.",
         details={"path": path, "setting": setting},
         retry_after_s=RETRY_S,

@@ -32,7 +32,7 @@ class ConnectionSettings(Section):
     def requested(self) -> int:
         """Number of connections of a listener that the configuration explicitly asks for.
 
-        0: as many as fit. Half of a listener's connections may be strangers.
+        0: it asks for no number, so that as many as fit are allowed. Half of a listener's connections may be strangers.
         """
         set_fields = self.model_fields_set
         connections = self.max if "max" in set_fields else 0

@@ -267,7 +267,7 @@ class HttpServer:
         except ValueError:
             max_age = math.nan
         if not 0 <= max_age <= _MAX_AGE:
-            fix = f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be."
+            fix = f"Give the maximum age of the document in seconds, from 0 to {_MAX_AGE:g}."
             return _refusal_response(400, f"max_age is {requested[:40]!r}.", fix)
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
 
