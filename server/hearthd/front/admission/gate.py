@@ -150,7 +150,7 @@ class MethodGate:
             self._gate.on_credential(None)
             if refusal.reason == Reason.UNAUTHENTICATED:
                 with self._gate.account.holding(MAX_STRANGER_BYTES) as reserved:
-                    await self._gate.auth.failed(context.peer(), self.method, refusal, wait=reserved)
+                    await self._gate.auth.record_failure(context.peer(), self.method, refusal, wait=reserved)
             raise
         overload = self._gate.overloaded(self.method)
         if overload is not None:

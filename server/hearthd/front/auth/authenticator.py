@@ -138,7 +138,7 @@ class Authenticator:
             tenant, name = self.directory.user(user)
             return Caller(tenant, name, peer, uid=user.uid, proof=user)
         except Refusal as refusal:
-            await self.failed(peer, page, refusal)
+            await self.record_failure(peer, page, refusal)
             raise
 
     def _identify(
@@ -201,7 +201,7 @@ class Authenticator:
             '"authorization: Bearer <token>" in the metadata of the call.',
         )
 
-    async def failed(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
+    async def record_failure(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
         """Counts a failure of a peer. If there were many, returns with a delay, unless `wait` is False."""
         self._observer.authentication_failed()
         host = host_of(peer)

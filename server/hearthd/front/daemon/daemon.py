@@ -165,7 +165,7 @@ class Daemon:
 
     def status_line(self) -> str:
         """Returns the line that the service manager shows: devices, sessions, overload, and a refused reload."""
-        refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
+        refused = f". The last reload was refused: {self.reloader.refusal}" if self.reloader.refusal else ""
         overload = self.parts.overload.description
         loaded = f". Overloaded: {overload}" if overload else ""
         return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"

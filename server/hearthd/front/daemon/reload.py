@@ -33,7 +33,7 @@ class Reloader:
         """Creates the object. `read` is None if there is nothing from which the configuration could be read again."""
         self.config = config
         """The configuration in force."""
-        self.refused = ""
+        self.refusal = ""
         """The reason why the last reload changed nothing. Empty: it was applied."""
         self._read = read
         self._apply = apply
@@ -75,7 +75,7 @@ class Reloader:
                 try:
                     await self._reload()
                 except Exception:
-                    self.refused = "an error inside the daemon; its log has the traceback"
+                    self.refusal = "an error inside the daemon; its log has the traceback"
                     log.exception("reload_failed")
                 finally:
                     self._notifier.reloaded()
@@ -94,11 +94,11 @@ class Reloader:
             if planned.config.tenants != new.tenants:  # some changed tenants are not applied
                 directory = await asyncio.to_thread(tenants, planned.config)
         except (ConfigError, ReloadError) as error:
-            self.refused = str(error)
-            log.error("reload_refused", why=self.refused, action="the configuration is unchanged")
-            self._audit.record("reload_refused", why=self.refused)
+            self.refusal = str(error)
+            log.error("reload_refused", why=self.refusal, action="the configuration is unchanged")
+            self._audit.record("reload_refused", why=self.refusal)
             return
-        self.refused = ""
+        self.refusal = ""
         self.config = planned.config
         closed_sessions = await self._apply(planned, directory)
         summary: dict[str, Any] = {"changed": ", ".join(planned.changed) or "nothing"}

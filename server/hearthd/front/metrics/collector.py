@@ -149,7 +149,7 @@ class Metrics:
         families += tenant_metrics.families(supervisor, sessions)
         used_names = frozenset(family.name for family in families) | gpu.NAMES
         families += device_metrics.families(_totals(supervisor), stats, used_names)
-        families += device_metrics.of_processes({device.ordinal: device.times for device in supervisor})
+        families += device_metrics.duration_families({device.ordinal: device.times for device in supervisor})
         families += gpu.families(readings, {device.ordinal for device in supervisor if device.sick})
         if not viewer.observes:
             for family in families:

@@ -159,7 +159,7 @@ def families(
     yield from _histograms({key: counts.histograms for key, counts in totals.items()})
 
 
-def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
+def duration_families(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
     """Yields the times that each device needed to start a process, and to replace a lost process."""
     starts = HistogramMetricFamily(
         "hearth_device_start_seconds", "Time from the start of a device process until it is ready.", labels=["device"]

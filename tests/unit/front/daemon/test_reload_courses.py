@@ -68,7 +68,7 @@ class Course:
         for _ in range(self.chance.randint(1, 3)):
             served.daemon.reloader.request()
         await served.daemon.reloader.wait_until_idle()
-        assert not served.daemon.reloader.refused
+        assert not served.daemon.reloader.refusal
         for key, (tenant, token) in list(self.sessions.items()):
             if self.owners.get(token) != tenant:
                 del self.sessions[key]

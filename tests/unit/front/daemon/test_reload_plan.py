@@ -281,10 +281,10 @@ def test_failed_reload_does_not_block_the_next(error: Exception) -> None:
         reloader.daemon_ready()
         reloader.request()
         await reloader.wait_until_idle()
-        assert reloader.config == Config() and reloader.refused
+        assert reloader.config == Config() and reloader.refusal
         reloader.request()
         await reloader.wait_until_idle()
-        assert reloader.config.drain_timeout == 3 and not reloader.refused
+        assert reloader.config.drain_timeout == 3 and not reloader.refusal
 
     run(scenario())
 

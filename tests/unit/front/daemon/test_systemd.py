@@ -128,7 +128,7 @@ def test_status_line_counts_devices_and_sessions(manager: NotifySocket, tmp_path
             for worker in daemon.supervisor.devices[1].workers:
                 worker.fence("too hot")
             assert daemon.status_line() == "Serving 2 devices (device 1 fenced: too hot), 1 session"
-            daemon.reloader.refused = "no TOML"
+            daemon.reloader.refusal = "no TOML"
             assert daemon.status_line().endswith("1 session. The last reload was refused: no TOML")
 
     run(scenario())
