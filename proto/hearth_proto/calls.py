@@ -2,7 +2,7 @@
 
 One connection carries one call. The client sends METHOD (the name of the method, and the metadata), then its messages,
 then END. The daemon sends its messages, then END, with the Status of a call that failed. A client cancels the call by
-closing the connection before that. Either side may ask by PING whether the other is alive, which answers by PONG. While
+closing the connection earlier. Either side may send PING, which the other side answers by PONG if it still runs. While
 a daemon accepts no further messages, and so would not read a PING, it sends PONG unasked.
 
 The socket is next to gRPC's, see `socket_path`; methods, messages and metadata are those of gRPC.
@@ -23,13 +23,13 @@ MAX_HEAD = 16 << 10
 
 
 class Keepalive:
-    """Time limits by which a side notices that the other is gone, in seconds."""
+    """Time limits, in seconds, after which a side regards the other side as disconnected."""
 
     def __init__(self, ask: float = 20.0, answer: float = 10.0) -> None:
         self.ask = ask
-        """Time of silence after which a side asks whether the other is alive; not before something was sent."""
+        """Time of silence after which a side sends PING, but not before it has sent another frame."""
         self.answer = answer
-        """Timeout of the answer to that."""
+        """Timeout of the answer to a PING."""
 
 
 KEEPALIVE = Keepalive()
@@ -65,9 +65,9 @@ def unpack_head(head: bytes) -> tuple[str, Metadata]:
     if len(head) > MAX_HEAD:
         raise FrameError(f"the head of a call has {len(head)} bytes; the maximum is {MAX_HEAD}")
     try:
-        method, *rest = head.decode().split("\0")
+        method, *pairs = head.decode().split("\0")
     except UnicodeDecodeError as error:
         raise FrameError(f"the head of a call is not valid text: {error}") from None
-    if len(rest) % 2 or not method.startswith("/"):
+    if len(pairs) % 2 or not method.startswith("/"):
         raise FrameError("the head of a call must be a method followed by pairs of names and values")
-    return method, tuple(zip(rest[::2], rest[1::2], strict=True))
+    return method, tuple(zip(pairs[::2], pairs[1::2], strict=True))

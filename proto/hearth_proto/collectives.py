@@ -39,14 +39,19 @@ class Shape(NamedTuple):
     """
 
     source: int = 0
+    """Amount that a rank reads. 0: nothing; 1: one count; 2: one count per rank."""
     destination: int = 0
-    """Amount that a rank writes; `source` is the amount that it reads. 0: nothing; 1: one count; 2: one count per
-    rank."""
+    """Amount that a rank writes, with the same values."""
     source_at_root: bool = False
+    """True if only the root reads."""
     destination_at_root: bool = False
+    """True if only the root writes."""
     reduces: bool = False
+    """True if the operation combines the elements of the ranks by a reduction."""
     rooted: bool = False
+    """True if the operation has a root."""
     peered: bool = False
+    """True if the operation has a single other rank as its peer."""
 
 
 SHAPES = {

@@ -13,8 +13,8 @@ def cores() -> int:
 
     It is limited by the control groups (for example a container's limit), rounded up. Computed once, at the first call.
     """
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(given, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(usable, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))
 
 
 def quota(root: str, groups: str) -> float:
@@ -24,18 +24,18 @@ def quota(root: str, groups: str) -> float:
     (https://docs.kernel.org/admin-guide/cgroup-v2.html). In version 1, the innermost group has ``cpu.cfs_quota_us``.
     `root` is the mount point of the control groups; `groups` is the file that lists the groups of the process.
     """
-    least, group = math.inf, "/"
+    limit, group = math.inf, "/"
     for line in _read(groups).splitlines():
         if line.startswith("0::/") and ".." not in line:
             group = line[3:]
     while True:
         words = _read(f"{root}/{group}/cpu.max").split()
         if len(words) == 2:
-            least = min(least, _share(*words))
+            limit = min(limit, _share(*words))
         if not group.strip("/"):
             break
         group = group.rstrip("/").rpartition("/")[0]
-    return min(least, _share(*(_read(f"{root}/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))))
+    return min(limit, _share(*(_read(f"{root}/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))))
 
 
 def _share(quota: str, period: str) -> float:

@@ -205,10 +205,10 @@ class FrameReader:
                 self._missing = self._frame[0]
                 if self._missing > self.max_payload:
                     raise FrameTooLarge(self._missing, self.max_payload)
-            taken = min(self._missing, size - position)
-            piece = view[position : position + taken]
-            position += taken
-            self._missing -= taken
+            count = min(self._missing, size - position)
+            piece = view[position : position + count]
+            position += count
+            self._missing -= count
             if self._missing:
                 self._pieces.append(piece)
                 return frames

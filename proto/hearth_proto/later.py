@@ -10,13 +10,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["are_here", "commands_pb2", "device_pb2", "node_pb2", "status_pb2"]
+__all__ = ["are_loaded", "commands_pb2", "device_pb2", "node_pb2", "status_pb2"]
 
 if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 else:
 
-    class _Later:
+    class _LazyModule:
         """Proxy of a module, which is imported at its first use.
 
         Thread-safe: imports are thread-safe, and every thread finds the same attributes.
@@ -30,12 +30,12 @@ else:
             setattr(self, name, value)  # later accesses bypass `__getattr__`
             return value
 
-    commands_pb2 = _Later("hearth_proto.v1.commands_pb2")
-    device_pb2 = _Later("hearth_proto.v1.device_pb2")
-    node_pb2 = _Later("hearth_proto.v1.node_pb2")
-    status_pb2 = _Later("hearth_proto.v1.status_pb2")
+    commands_pb2 = _LazyModule("hearth_proto.v1.commands_pb2")
+    device_pb2 = _LazyModule("hearth_proto.v1.device_pb2")
+    node_pb2 = _LazyModule("hearth_proto.v1.node_pb2")
+    status_pb2 = _LazyModule("hearth_proto.v1.status_pb2")
 
 
-def are_here() -> bool:
+def are_loaded() -> bool:
     """Returns True if protobuf's runtime has been imported, by any module."""
     return "google.protobuf.descriptor" in sys.modules

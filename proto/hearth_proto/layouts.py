@@ -81,22 +81,22 @@ class Layout(NamedTuple):
 def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
     """Returns the layout of C order without padding."""
     strides = []
-    step = itemsize
+    stride = itemsize
     for axis in reversed(shape):
-        strides.append(step)
-        step *= max(axis, 1)
+        strides.append(stride)
+        stride *= max(axis, 1)
     return Layout(tuple(reversed(strides)), math.prod(shape) * itemsize)
 
 
-def pitch_of(last: int, itemsize: int) -> int:
-    """Returns the number of bytes from the start of one row of `last` elements to the next, as CubeCL computes it.
+def pitch_of(length: int, itemsize: int) -> int:
+    """Returns the number of bytes from the start of one row of `length` elements to the next, as in CubeCL.
 
     The row's size is rounded up to an alignment: a power of two between 16 and 512 that grows with the row. Rows of at
     most one element are not padded. If the alignment is not a whole number of elements, the least common multiple of
     both is used.
     """
-    width = last * itemsize
-    if last <= 1:
+    width = length * itemsize
+    if length <= 1:
         return width
     alignment = min(max(1 << (width - 1).bit_length(), MIN_PITCH_ALIGNMENT), MAX_PITCH_ALIGNMENT)
     alignment = math.lcm(alignment, itemsize)
@@ -149,14 +149,14 @@ def overlap(first: RowLayout, second: RowLayout) -> bool:
     """
     if not first.size or not second.size or first.end <= second.offset or second.end <= first.offset:
         return False
-    first, second = _whole(first), _whole(second)
+    first, second = _merge_dense_rows(first), _merge_dense_rows(second)
     pitch = max(first.pitch, second.pitch, 1)
     if min(first.pitch, second.pitch) not in (0, pitch):
         return True
-    # A row of `second` starts (row difference) * pitch - behind bytes after a row of `first`.
-    behind = first.offset - second.offset
-    nearest = max((behind - second.width) // pitch + 1, 1 - first.rows)
-    return nearest < second.rows and nearest * pitch < behind + first.width
+    # A row of `second` starts (row difference) * pitch - distance bytes after a row of `first`.
+    distance = first.offset - second.offset
+    nearest = max((distance - second.width) // pitch + 1, 1 - first.rows)
+    return nearest < second.rows and nearest * pitch < distance + first.width
 
 
 def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
@@ -164,18 +164,18 @@ def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -
 
     Each range is a pair of start and exclusive end.
     """
-    used = written = 0  # the largest end of the ranges (all; written ones) that begin earlier
-    for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
+    max_end = max_written_end = 0  # the largest end of the ranges (all; written ones) that begin earlier
+    for start, end, is_write in sorted([(*span, False) for span in reads] + [(*span, True) for span in writes]):
         if start == end:
             continue
-        if start < (used if writes_it else written):
+        if start < (max_end if is_write else max_written_end):
             return True
-        used = max(used, end)
-        if writes_it:
-            written = max(written, end)
+        max_end = max(max_end, end)
+        if is_write:
+            max_written_end = max(max_written_end, end)
     return False
 
 
-def _whole(given: RowLayout) -> RowLayout:
+def _merge_dense_rows(rows: RowLayout) -> RowLayout:
     """Returns dense rows as one row; a single row has no pitch."""
-    return RowLayout(given.offset, given.size) if given.dense else given
+    return RowLayout(rows.offset, rows.size) if rows.dense else rows

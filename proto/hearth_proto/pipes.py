@@ -16,7 +16,7 @@ STALL_S = 20.0
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
 """TCP options, as far as the system has them: seconds, seconds, a count, milliseconds."""
-Patient = Callable[[], bool]
+KeepWaiting = Callable[[], bool]
 """Callback that returns True to keep waiting, though nothing has arrived for a while."""
 
 Part = bytes | bytearray | memoryview
@@ -43,40 +43,40 @@ class Pipe:
         self._connection.setblocking(True)
         # Timeouts of the system: with a Python timeout, the socket would call `poll` before every call, and a read
         # would not fill the buffer at once.
-        whole = int(self._stall)
-        limit = whole.to_bytes(8, "little") + int((self._stall - whole) * 1e6).to_bytes(8, "little")
+        seconds = int(self._stall)
+        limit = seconds.to_bytes(8, "little") + int((self._stall - seconds) * 1e6).to_bytes(8, "little")
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def receive(self, into: memoryview, patient: Patient | None = None) -> None:
-        """Fills `into`, and blocks until then.
+    def receive(self, buffer: memoryview, keep_waiting: KeepWaiting | None = None) -> None:
+        """Fills `buffer`, and blocks until it is full.
 
-        Raises `PipeEnded`, `OSError`, or `PipeStalled` (not while `patient` returns True).
+        Raises `PipeEnded`, `OSError`, or `PipeStalled` (not while `keep_waiting` returns True).
         """
-        got, size = 0, len(into)
-        while got < size:
+        received, size = 0, len(buffer)
+        while received < size:
             try:
-                count = self._connection.recv_into(into[got:], 0, socket.MSG_WAITALL)
+                count = self._connection.recv_into(buffer[received:], 0, socket.MSG_WAITALL)
             except BlockingIOError:
-                if patient is None or got or not patient():
+                if keep_waiting is None or received or not keep_waiting():
                     raise stalled(self._stall) from None
                 continue
             if not count:
                 raise PipeEnded("the connection was closed")
-            got += count
+            received += count
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Sends all parts in order, and blocks until then. Raises `PipeStalled` or `OSError`."""
-        left = sum(map(len, parts))
+        """Sends all parts in order, and blocks until they are sent. Raises `PipeStalled` or `OSError`."""
+        remaining = sum(map(len, parts))
         while True:
             try:
                 sent = self._connection.sendmsg(parts, (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 raise stalled(self._stall) from None
-            left -= sent
-            if not left:
+            remaining -= sent
+            if not remaining:
                 return
-            parts = _behind(parts, sent)
+            parts = _without_sent(parts, sent)
 
     def shutdown(self) -> None:
         """Ends both directions and wakes the threads in `receive` and `send`. A second call does nothing."""
@@ -107,10 +107,10 @@ def receive_within(connection: socket.socket, size: int, deadline: float) -> byt
     """
     data = b""
     while len(data) < size:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise PipeStalled("no data arrived in time")
-        connection.settimeout(left)
+        connection.settimeout(remaining)
         piece = connection.recv(size - len(data))
         if not piece:
             raise PipeEnded("the connection was closed")
@@ -118,16 +118,16 @@ def receive_within(connection: socket.socket, size: int, deadline: float) -> byt
     return data
 
 
-def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
+def _without_sent(parts: Sequence[Part], sent: int) -> list[Part]:
     """Returns the parts without their first `sent` bytes."""
-    left: list[Part] = []
+    remaining: list[Part] = []
     for part in parts:
         if sent >= len(part):
             sent -= len(part)
         else:
-            left.append(memoryview(part)[sent:] if sent else part)
+            remaining.append(memoryview(part)[sent:] if sent else part)
             sent = 0
-    return left
+    return remaining
 
 
 def stalled(seconds: float) -> PipeStalled:

@@ -219,10 +219,10 @@ class Refusal(Exception):
             retry.retry_delay.FromNanoseconds(int(self.retry_after_s * 1e9))
             status.details.append(AnyMessage(type_url=_RETRY_INFO_URL, value=retry.SerializeToString()))
         if self.fields:
-            bad = status_pb2.BadRequest()
+            bad_request = status_pb2.BadRequest()
             for field in self.fields:
-                bad.field_violations.add(field=field, description=self.message)
-            status.details.append(AnyMessage(type_url=_BAD_REQUEST_URL, value=bad.SerializeToString()))
+                bad_request.field_violations.add(field=field, description=self.message)
+            status.details.append(AnyMessage(type_url=_BAD_REQUEST_URL, value=bad_request.SerializeToString()))
         if failures:
             errors = status_pb2.StreamErrors(failures=failures)
             status.details.append(AnyMessage(type_url=_STREAM_ERRORS_URL, value=errors.SerializeToString()))

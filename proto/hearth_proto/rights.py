@@ -115,7 +115,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
 
 
 OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() for right in needed)
-"""Set of rights that together allow every command."""
+"""The rights that together allow every command."""
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:
@@ -137,11 +137,11 @@ def permission_denied(operation: str, lacking: Collection[str], tenant: str) -> 
     `lacking`: the rights that would allow the operation; empty: no right would.
     """
     names = ", ".join(lacking)
-    why = f"it requires the right {names}" if names else "no right allows it"
+    explanation = f"it requires the right {names}" if names else "no right allows it"
     return Refusal(
         Reason.PERMISSION_DENIED,
-        f"Tenant {tenant!r} may not {operation}: {why}.",
-        fix=f"Use credentials of a tenant that has it, or ask the daemon's operator to add it to the rights of "
+        f"Tenant {tenant!r} may not {operation}: {explanation}.",
+        fix=f"Use credentials of a tenant with this right, or ask the daemon's operator to add it to the rights of "
         f"{tenant!r}.",
         details={"operation": operation, "right": names or "none", "tenant": tenant},
     )

@@ -11,7 +11,7 @@ The device process answers by CREDIT (`flags`: the number of further STRIPE fram
 this stripe) when it has memory for them and the Write that uses them is executing; so it never has to leave received
 bytes unread. A client that will receive a download announces DOWNLOAD in the same way, and receives STRIPE frames from
 then on. ABORT, from the device process, says that a transfer has ended prematurely. At any time the client may use
-Upload or Download instead; then all bytes of the transfer, from the first on, go that way.
+Upload or Download instead; then all bytes of the transfer, from the first on, are sent over gRPC.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class StripeCut:
 
     def index(self, offset: int, length: int) -> int:
         """Returns the index of the chunk with this offset and length. Raises `ValueError` if there is none."""
-        index, rest = divmod(offset, self.chunk)
-        if rest or not 0 <= index < self.count or self.span(index)[1] != length:
+        index, remainder = divmod(offset, self.chunk)
+        if remainder or not 0 <= index < self.count or self.span(index)[1] != length:
             raise ValueError(
                 f"{length} bytes at offset {offset} are not a chunk of a transfer of {self.size} bytes in "
                 f"chunks of {self.chunk}"

@@ -7,7 +7,7 @@ import ssl
 import threading
 from collections.abc import Sequence
 
-from hearth_proto.pipes import STALL_S, Part, Patient, Pipe, PipeEnded, stalled
+from hearth_proto.pipes import STALL_S, KeepWaiting, Part, Pipe, PipeEnded, stalled
 
 _RECORD = 256 << 10
 """Maximum number of bytes that are passed to TLS at a time: while they are encrypted, the other direction waits."""
@@ -28,41 +28,41 @@ class TlsPipe(Pipe):
     def _prepare(self) -> None:
         self._connection.setblocking(False)
 
-    def receive(self, into: memoryview, patient: Patient | None = None) -> None:
-        """Fills `into`, and blocks until then; another thread may call `send` meanwhile.
+    def receive(self, buffer: memoryview, keep_waiting: KeepWaiting | None = None) -> None:
+        """Fills `buffer`, and blocks until it is full; another thread may call `send` meanwhile.
 
         Raises like `Pipe.receive`, and `ssl.SSLError`, which is an `OSError`.
         """
-        got, size = 0, len(into)
-        while got < size:
+        received, size = 0, len(buffer)
+        while received < size:
             try:
                 with self._lock:
-                    count = self._connection.recv_into(into[got:])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
-                self._wait(want, patient if not got else None)
+                    count = self._connection.recv_into(buffer[received:])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                self._wait(error, keep_waiting if not received else None)
                 continue
             if not count:
                 raise PipeEnded("the connection was closed")
-            got += count
+            received += count
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Sends all parts in order, and blocks until then; another thread may call `receive` meanwhile.
+        """Sends all parts in order, and blocks until they are sent; another thread may call `receive` meanwhile.
 
         Raises like `Pipe.send`, and `ssl.SSLError`, which is an `OSError`.
         """
         for part in parts:
             with memoryview(part) as view:
-                at = 0
-                while at < len(view):
+                position = 0
+                while position < len(view):
                     try:
                         with self._lock:
-                            at += self._connection.send(view[at : at + _RECORD])
-                    except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
-                        self._wait(want, None)
+                            position += self._connection.send(view[position : position + _RECORD])
+                    except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                        self._wait(error, None)
 
-    def _wait(self, want: ssl.SSLError, patient: Patient | None) -> None:
+    def _wait(self, error: ssl.SSLError, keep_waiting: KeepWaiting | None) -> None:
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN if isinstance(want, ssl.SSLWantReadError) else select.POLLOUT)
+        poll.register(self._connection, select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT)
         while not poll.poll(self._stall * 1e3):
-            if patient is None or not patient():
+            if keep_waiting is None or not keep_waiting():
                 raise stalled(self._stall)

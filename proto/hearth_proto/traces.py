@@ -84,9 +84,12 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """Returns the trace of a device in the Trace Event Format, for `json.dumps`.
 
-    It contains the entries of `chart_of` and the values of `facts`.
+    It contains the entries of `chart_of` and those of `file_metadata`.
     """
-    return {"traceEvents": list(chart_of(name, events, kernels)), **facts(name, epoch_ns=epoch_ns, dropped=dropped)}
+    return {
+        "traceEvents": list(chart_of(name, events, kernels)),
+        **file_metadata(name, epoch_ns=epoch_ns, dropped=dropped),
+    }
 
 
 def chart_of(name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelActivity]) -> Iterator[dict[str, Any]]:
@@ -99,16 +102,16 @@ def chart_of(name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelAc
     chart = _Chart(name)
     for number, event in enumerate(events, 1):
         chart.add(number, event)
-        yield from chart.taken()
+        yield from chart.take_entries()
     for kernel in kernels:
         chart.add_kernel(kernel)
-        yield from chart.taken()
+        yield from chart.take_entries()
 
 
-def facts(name: str, *, epoch_ns: int, dropped: int) -> dict[str, Any]:
+def file_metadata(name: str, *, epoch_ns: int, dropped: int) -> dict[str, Any]:
     """Returns the entries of the file other than ``traceEvents``."""
-    other = {"epoch_unix_ns": str(epoch_ns), "dropped": dropped, "device": name}
-    return {"displayTimeUnit": "ns", "otherData": other}
+    other_data = {"epoch_unix_ns": str(epoch_ns), "dropped": dropped, "device": name}
+    return {"displayTimeUnit": "ns", "otherData": other_data}
 
 
 class _Chart:
@@ -120,7 +123,7 @@ class _Chart:
         self._tracks: dict[tuple[int, str], int] = {}
         self._ends: dict[tuple[int, str], float] = {}
 
-    def taken(self) -> list[dict[str, Any]]:
+    def take_entries(self) -> list[dict[str, Any]]:
         """Returns and removes the entries added since the last call."""
         entries, self.entries = self.entries, []
         return entries
@@ -133,8 +136,8 @@ class _Chart:
             args["grid"], args["block"] = list(event.grid), list(event.block)
         if event.error:
             args["error"] = event.error
-        for moment in ("queued", "submitted", "started", "ended"):
-            args[f"{moment}_us"] = getattr(event, f"{moment}_ns") / 1e3
+        for phase in ("queued", "submitted", "started", "ended"):
+            args[f"{phase}_us"] = getattr(event, f"{phase}_ns") / 1e3
         name = event.kernel if event.name == "launch" and event.kernel else f"{event.name} {event.kernel}".rstrip()
         category = "error" if event.error else event.name
         stream = f"stream {event.stream}" if event.stream else "default stream"
@@ -192,17 +195,17 @@ class _Chart:
         if number is not None:
             return number
         process, name = track
-        if all(other != process for other, _ in self._tracks):
+        if all(other_process != process for other_process, _ in self._tracks):
             title = _PROCESSES[process].format(name=self._name)
             self._name_entry("process_name", process, 0, {"name": title})
             self._name_entry("process_sort_index", process, 0, {"sort_index": process})
-        number = self._tracks[track] = 1 + sum(other == process for other, _ in self._tracks)
+        number = self._tracks[track] = 1 + sum(other_process == process for other_process, _ in self._tracks)
         self._ends[track] = float("-inf")
         self._name_entry("thread_name", process, number, {"name": name})
         return number
 
-    def _name_entry(self, what: str, process: int, track: int, args: dict[str, Any]) -> None:
-        self.entries.append({"name": what, "ph": "M", "ts": 0, "pid": process, "tid": track, "args": args})
+    def _name_entry(self, name: str, process: int, track: int, args: dict[str, Any]) -> None:
+        self.entries.append({"name": name, "ph": "M", "ts": 0, "pid": process, "tid": track, "args": args})
 
 
 def _dim(dim: commands_pb2.Dim3) -> tuple[int, int, int]:

@@ -463,7 +463,7 @@ class Session:
             data: Serialized `ExecuteResponse`.
         """
         # Protobuf decodes small responses faster, once it is imported.
-        answer = decode.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
+        answer = decode.read_answer(data) if len(data) > _LARGE or not later.are_loaded() else None
         if answer is None:
             self.receive(device_pb2.ExecuteResponse.FromString(data))
         elif self.error is None:

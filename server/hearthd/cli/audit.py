@@ -18,7 +18,7 @@ from hearthd.cli.parser import Parser, add_command, add_json
 
 _WEAKER = 3
 """Exit status of `verify` if the guarantee is weaker than `--require`."""
-_TELLS = {
+_DESCRIPTIONS = {
     "chain": "chain only: detects a changed line; a writer of the file could have rewritten it, or cut its end",
     "keyed": "keyed: detects lines that were written without the key; the end could have been cut",
     "anchored": "anchored: detects lines that were written without the key, changed or cut",
@@ -28,11 +28,11 @@ _TELLS = {
 def add_to(commands: Any) -> None:
     """Adds the group of commands and their arguments."""
     audit: Parser = commands.add_parser("audit", help="inspect the audit log", description="Inspects the audit log.")
-    parts = audit.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    subcommands = audit.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     names_config = "TOML file that names the log, its key and anchor"
 
     verify = add_command(
-        parts,
+        subcommands,
         "verify",
         "check that no line of an audit log was changed, removed or made up",
         "Checks that no line of an audit log was changed, removed or made up, and says what that check can show.",
@@ -71,7 +71,7 @@ def add_to(commands: Any) -> None:
     verify.set_defaults(run=run_verify)
 
     rotate = add_command(
-        parts,
+        subcommands,
         "rotate-key",
         "add a key, which signs from the daemon's next reload on",
         "Adds a key, which signs from the daemon's next reload on. Older keys stay, to verify what they signed.",
@@ -87,10 +87,10 @@ def run_rotate_key(arguments: argparse.Namespace) -> int:
 
     path = str(arguments.file) if arguments.file is not None else _settings(arguments.config).key_path
     try:
-        made = rotate(path)
+        key = rotate(path)
     except KeyFileError as error:
         fail(str(error), USAGE_ERROR)
-    print(f"{path}: key {made.id} was added; it signs from the next reload on (systemctl reload hearthd)")
+    print(f"{path}: key {key.id} was added; it signs from the next reload on (systemctl reload hearthd)")
     return 0
 
 
@@ -158,9 +158,11 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     from hearthd.front.audit.log_file import GENESIS
 
     if as_json:
-        shown = {name: getattr(verdict, name) for name in ("lines", "entries", "head", "begins", "problems", "missing")}
-        shown |= {"signed": verdict.signed, "unknown_keys": verdict.unknown_keys, "anchored": verdict.anchored}
-        print(json.dumps({"ok": not verdict.problems, "guarantee": verdict.guarantee, **shown}, indent=2))
+        document = {
+            name: getattr(verdict, name) for name in ("lines", "entries", "head", "begins", "problems", "missing")
+        }
+        document |= {"signed": verdict.signed, "unknown_keys": verdict.unknown_keys, "anchored": verdict.anchored}
+        print(json.dumps({"ok": not verdict.problems, "guarantee": verdict.guarantee, **document}, indent=2))
         return
     for problem in verdict.problems:
         print(f"hearthd: {names}: {problem}", file=sys.stderr)
@@ -173,10 +175,10 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
         print(f"{verdict.missing} events are missing: the daemon could not write them")
     if verdict.unknown_keys:
         print(f"signed by unknown keys: {', '.join(verdict.unknown_keys)}; name their file with --key")
-    upto = f" up to entry {verdict.anchored} of {verdict.entries}" if verdict.anchored else ""
-    tells, _, rest = _TELLS[verdict.guarantee].partition(":")
+    extent = f" up to entry {verdict.anchored} of {verdict.entries}" if verdict.anchored else ""
+    name, _, meaning = _DESCRIPTIONS[verdict.guarantee].partition(":")
     print(
-        f"guarantee: {tells}{upto}:{rest}"
+        f"guarantee: {name}{extent}:{meaning}"
         if not verdict.problems
         else "guarantee: none, because the verification failed"
     )
@@ -192,7 +194,7 @@ def _anchors(paths: list[Path], settings: Any) -> list[Any]:
     """Returns the anchors of the given files; without files, of the default file if it can be read."""
     from hearthd.front.audit.anchors import read
 
-    found: list[Any] = []
+    anchors: list[Any] = []
     if not paths and settings.path and settings.anchor_path.startswith("/"):
         try:
             with Path(settings.anchor_path).open("rb") as file:
@@ -202,10 +204,10 @@ def _anchors(paths: list[Path], settings: Any) -> list[Any]:
     for path in paths:
         try:
             if str(path) == "-":
-                found += read(sys.stdin.buffer)
+                anchors += read(sys.stdin.buffer)
             else:
                 with path.open("rb") as file:
-                    found += read(file)
+                    anchors += read(file)
         except OSError as error:
             fail(f"{path}: {error.strerror or error}", USAGE_ERROR)
-    return found
+    return anchors

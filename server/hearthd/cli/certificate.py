@@ -21,7 +21,7 @@ AUTHORITY, CERTIFICATE, KEY = "ca.pem", "tls.pem", "tls.key"
 """Names of the files that are written."""
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 """The certificate is valid this long before now, for hosts whose clocks are behind."""
-_MOST_DAYS = 3650
+_MAX_DAYS = 3650
 
 
 class CannotWriteError(Exception):
@@ -70,8 +70,8 @@ def _days(text: str) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if not 1 <= value <= _MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MOST_DAYS}")
+    if not 1 <= value <= _MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MAX_DAYS}")
     return value
 
 
@@ -129,11 +129,11 @@ def make(names: Sequence[str], folder: Path, days: int) -> None:
         raise CannotWriteError(f"{error.filename}: {error.strerror}") from None
 
 
-def _name(common: str) -> Any:
+def _name(common_name: str) -> Any:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
 def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> CertificateBuilder:

@@ -1,4 +1,4 @@
-"""`hearthd check-config`: tells if the daemon would start, and warns about settings that may be unintended."""
+"""`hearthd check-config`: checks if the daemon would start, and warns about settings that may be unintended."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
         config, _ = load(path, flags=flags.settings(arguments))
         tenants(config)
         advice = advise(config, config_path(path))
-    except ConfigError as wrong:
-        error = str(wrong)
+    except ConfigError as config_error:
+        error = str(config_error)
     if arguments.json:
-        warnings = [{"setting": each.setting, "warning": each.text} for each in advice]
+        warnings = [{"setting": item.setting, "warning": item.text} for item in advice]
         print(json.dumps({"ok": not error, "error": error or None, "warnings": warnings}, indent=2))
-    for each in () if arguments.json else advice:
-        print(f"warning: {each}")
+    for item in () if arguments.json else advice:
+        print(f"warning: {item}")
     if error:
         if arguments.json:
             return USAGE_ERROR

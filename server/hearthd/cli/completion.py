@@ -111,51 +111,51 @@ def answer(parser: Parser, environ: Mapping[str, str]) -> int:
     if shell == "bash":
         words = _split(environ.get("COMP_WORDS", ""))
         index = int(environ.get("COMP_CWORD", "0"))
-        before, begun = words[1:index], "".join(words[index : index + 1])
+        before, prefix = words[1:index], "".join(words[index : index + 1])
     else:
         line = environ.get(_LINE, "")
         before = _split(line)[1:]
-        begun = before.pop() if before and not line[-1].isspace() else ""
-    found = candidates(parser, before, begun)
+        prefix = before.pop() if before and not line[-1].isspace() else ""
+    matches = candidates(parser, before, prefix)
     if shell == "bash":
-        print("\n".join(found))
+        print("\n".join(matches))
     elif shell == "zsh":
-        pairs = " ".join(shlex.quote(f"{word}:{text}" if text else word) for word, text in found.items())
-        print(f"local -a found; found=({pairs}); _describe argument found" if found else "_files")
+        pairs = " ".join(shlex.quote(f"{word}:{text}" if text else word) for word, text in matches.items())
+        print(f"local -a found; found=({pairs}); _describe argument found" if matches else "_files")
     elif environ.get(_FISH_ACTION) == "is-args":
-        return 0 if found else 1
+        return 0 if matches else 1
     else:
-        print("\n".join(f"{word}\t{text}" for word, text in found.items()))
+        print("\n".join(f"{word}\t{text}" for word, text in matches.items()))
     return 0
 
 
-def candidates(parser: Parser, before: Sequence[str], begun: str) -> dict[str, str]:
+def candidates(parser: Parser, before: Sequence[str], prefix: str) -> dict[str, str]:
     """Returns the words that may stand at the cursor, with the help of each. Empty: any value, such as a file.
 
     Args:
         parser: The parser of all commands.
         before: The words between the name of the program and the cursor's word.
-        begun: The part of the word that is written.
+        prefix: The part of the word that is written.
     """
-    awaited: argparse.Action | None = None
+    pending: argparse.Action | None = None
     for word in before:
         option = parser.options().get(word)
-        if awaited is None and option is not None and option.nargs != 0:
-            awaited = option
+        if pending is None and option is not None and option.nargs != 0:
+            pending = option
             continue
         commands = parser.commands()
-        if awaited is None and commands is not None:
+        if pending is None and commands is not None:
             parser = commands.choices.get(word, parser)
-        awaited = None
-    found: dict[str, str] = {}
+        pending = None
+    matches: dict[str, str] = {}
     commands = parser.commands()
-    if awaited is not None:
-        found = dict.fromkeys(map(str, awaited.choices or ()), "")
-    elif begun.startswith("-"):
-        found = {name: option.help or "" for name, option in parser.options().items() if name.startswith("--")}
+    if pending is not None:
+        matches = dict.fromkeys(map(str, pending.choices or ()), "")
+    elif prefix.startswith("-"):
+        matches = {name: option.help or "" for name, option in parser.options().items() if name.startswith("--")}
     elif commands is not None:
-        found = {each.dest: each.help or "" for each in commands._choices_actions}
-    return {word: text for word, text in found.items() if word.startswith(begun)}
+        matches = {command.dest: command.help or "" for command in commands._choices_actions}
+    return {word: text for word, text in matches.items() if word.startswith(prefix)}
 
 
 def _split(line: str) -> list[str]:
@@ -171,12 +171,12 @@ def _shell() -> str:
     pid = os.getppid()
     while pid > 1:
         try:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
         except OSError:
             break
         if name in _SCRIPTS:
             return name
-        pid = int(rest.split()[1])
+        pid = int(fields.split()[1])
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SCRIPTS:
         fail(f"shell {name or 'unknown'} is not supported; there are {', '.join(_SCRIPTS)}", RUNTIME_ERROR)

@@ -60,14 +60,20 @@ def _file(path: Path | None) -> Iterator[LintAdvice]:
 
 
 def _exposure(config: Config) -> Iterator[LintAdvice]:
-    open_ones = [name for name in ("grpc", "http", "lanes") if exposed(getattr(config.listen, name))]
-    if config.insecure and open_ones and not (config.tls.certificate and config.tenants):
-        lacking = " and ".join(
-            what for what, there in (("no TLS", config.tls.certificate), ("no tenants", config.tenants)) if not there
+    exposed_listeners = [name for name in ("grpc", "http", "lanes") if exposed(getattr(config.listen, name))]
+    if config.insecure and exposed_listeners and not (config.tls.certificate and config.tenants):
+        missing = " and ".join(
+            text
+            for text, configured in (("no TLS", config.tls.certificate), ("no tenants", config.tenants))
+            if not configured
         )
-        yield LintAdvice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
+        yield LintAdvice(
+            "insecure", f"listen.{', listen.'.join(exposed_listeners)}: other hosts reach it, with {missing}"
+        )
     elif config.insecure:
-        yield LintAdvice("insecure", "is true, and nothing needs it; remove it, so that a later mistake is an error")
+        yield LintAdvice(
+            "insecure", "is true, although it is not needed; remove it, so that a later mistake is an error"
+        )
 
 
 def _logins(config: Config) -> Iterator[LintAdvice]:
@@ -111,18 +117,18 @@ def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
     processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))
-    asked = config.connections.asked
-    budget = descriptors.budget(limit, descriptors.USED, processes, asked)
+    requested = config.connections.requested
+    budget = descriptors.budget(limit, descriptors.USED, processes, requested)
     if not budget.is_too_low:
         return
-    left = f"leaves {budget.shares['grpc']} connections to gRPC and {budget.shares['call']} to the call socket"
-    if asked and budget.needed > descriptors.MOST:
-        setting = "max" if asked == config.connections.max else "max_strangers"
-        yield LintAdvice(f"connections.{setting}", f"the daemon opens at most {descriptors.MOST} files, which {left}")
+    effect = f"leaves {budget.shares['grpc']} connections to gRPC and {budget.shares['call']} to the call socket"
+    if requested and budget.needed > descriptors.MOST:
+        setting = "max" if requested == config.connections.max else "max_strangers"
+        yield LintAdvice(f"connections.{setting}", f"the daemon opens at most {descriptors.MOST} files, which {effect}")
     else:
         yield LintAdvice(
             "connections",
-            f"this shell's limit on open files is {hard}, which {left}; raise it to {budget.needed} or more "
+            f"this shell's limit on open files is {hard}, which {effect}; raise it to {budget.needed} or more "
             "(ulimit -n, LimitNOFILE in the unit)",
         )
 
@@ -150,11 +156,11 @@ def _backend(config: Config) -> Iterator[LintAdvice]:
             f"daemon uses what this kernel offers ({support()})",
         )
     for tenant in config.tenants:
-        strangers = [] if tenant.devices == "all" else [each for each in tenant.devices if each >= len(devices)]
-        if strangers:
+        unknown = [] if tenant.devices == "all" else [ordinal for ordinal in tenant.devices if ordinal >= len(devices)]
+        if unknown:
             yield LintAdvice(
                 f"tenants.{tenant.name}.devices",
-                f"{strangers} do not exist: this host has devices 0 to {len(devices) - 1}",
+                f"{unknown} do not exist: this host has devices 0 to {len(devices) - 1}",
             )
 
 
@@ -164,7 +170,7 @@ def _tls(config: Config, now: float) -> Iterator[LintAdvice]:
     unreadable = [
         LintAdvice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not checked")
         for name, path in files.items()
-        if path and not os.access(path, os.R_OK) and _hidden(Path(path))
+        if path and not os.access(path, os.R_OK) and _may_exist(Path(path))
     ]
     yield from unreadable
     if not tls.certificate or unreadable:
@@ -194,7 +200,7 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
         yield LintAdvice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it remains in force until it is")
 
 
-def _hidden(path: Path) -> bool:
+def _may_exist(path: Path) -> bool:
     """True if a file that cannot be read may exist."""
     try:
         return path.exists()
@@ -205,7 +211,7 @@ def _hidden(path: Path) -> bool:
 def _dates(certificate: Path, now: float) -> Iterator[LintAdvice]:
     from cryptography import x509
 
-    until = min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(certificate.read_bytes()))
+    until = min(cert.not_valid_after_utc for cert in x509.load_pem_x509_certificates(certificate.read_bytes()))
     if until.timestamp() - now < SOON_S:
         yield LintAdvice(
             "tls.certificate", f"{certificate} expires {until:%Y-%m-%d %H:%M} UTC; renew its files in place"
@@ -239,5 +245,5 @@ def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
         )
 
 
-def _day(when: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
+def _day(timestamp: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))

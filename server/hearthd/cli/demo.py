@@ -91,8 +91,8 @@ class DemoSteps:
 
     def copy(self) -> str:
         """Uploads an array of `ELEMENTS` floats, downloads it, and compares both."""
-        back = self._gpu.asarray(self._x).get()
-        return _check(back, self._x, f"{self._x.nbytes / 2**20:.0f} MiB up and down")
+        downloaded = self._gpu.asarray(self._x).get()
+        return _check(downloaded, self._x, f"{self._x.nbytes / 2**20:.0f} MiB up and down")
 
     def saxpy(self) -> str:
         """Computes ``2 * x + y`` on the device, and measures the device time with a profile."""
@@ -125,11 +125,11 @@ class DemoSteps:
         import hearth
 
         devices = self._node.devices
-        parts = [device.asarray(self._x * (rank + 1)) for rank, device in enumerate(devices)]
-        hearth.Group(devices).all_reduce(parts, op="mean")
-        for part in parts:
-            said = _check(part.get(), self._x * ((len(parts) + 1) / 2), f"mean over {len(parts)} devices")
-        return said
+        arrays = [device.asarray(self._x * (rank + 1)) for rank, device in enumerate(devices)]
+        hearth.Group(devices).all_reduce(arrays, op="mean")
+        for array in arrays:
+            result = _check(array.get(), self._x * ((len(arrays) + 1) / 2), f"mean over {len(arrays)} devices")
+        return result
 
     def compile_error(self) -> str:
         """Compiles a source with an error, and returns the first line of the expected `CompileError`."""
@@ -183,9 +183,9 @@ def _devices(node: hearth.Node) -> Table:
     return table
 
 
-def _check(got: object, expected: object, what: str) -> str:
-    np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-4, atol=1e-3)
-    return f"equal to NumPy: {what}"
+def _check(actual: object, expected: object, description: str) -> str:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-4, atol=1e-3)
+    return f"equal to NumPy: {description}"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the example, or the list. Raises `SystemExit` if there is no such example."""
     name: str | None = arguments.name
     if name is None:
-        print(listed())
+        print(format_list())
     elif name in EXAMPLES:
         print(deploy_file(EXAMPLES[name].path).read_text(), end="")
     else:
@@ -58,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def listed() -> str:
+def format_list() -> str:
     """Returns the list of the examples as text."""
-    wide = max(map(len, EXAMPLES))
-    lines = [f"{name.ljust(wide)}  {example.summary}" for name, example in EXAMPLES.items()]
+    width = max(map(len, EXAMPLES))
+    lines = [f"{name.ljust(width)}  {example.summary}" for name, example in EXAMPLES.items()]
     return "\n".join([*lines, "", "Print one: hearthd example-config NAME > hearth.toml"])
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
-_SHORTEST_S = 0.01
+_MIN_TIMEOUT_S = 0.01
 
-_UNREACHABLE = (
+_CONNECT_ERRORS = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
     ("refused", "no daemon listens there. Fix: start hearthd, or name its configuration with --config"),
     ("denied", "this user may not use the socket. Fix: run the check as the daemon's user"),
 )
-"""What gRPC says of an address that cannot be reached, and what is said of it here."""
+"""Parts of gRPC's errors for an unreachable address, and the text that the command prints for each."""
 
 
 def add_to(commands: Any) -> None:
@@ -60,7 +60,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be asked."""
+    """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be queried."""
     from hearthd.front.config.loader import ConfigError, load
 
     try:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(check(config, arguments.service, arguments.timeout, live=arguments.live))
     except Unhealthy as error:
         fail(str(error), RUNTIME_ERROR)
-    except (NothingToAsk, ConfigError) as error:
+    except (NoListener, ConfigError) as error:
         fail(str(error), USAGE_ERROR)
     return 0
 
@@ -78,8 +78,8 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not value >= _SHORTEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S:g}")
+    if not value >= _MIN_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_MIN_TIMEOUT_S:g}")
     return value
 
 
@@ -87,7 +87,7 @@ class Unhealthy(Exception):
     """The state of the daemon is not the requested one; the exception's text is one line with the reason."""
 
 
-class NothingToAsk(Exception):
+class NoListener(Exception):
     """The configuration has no listener that can be queried from this host.
 
     The exception's text is one line with advice.
@@ -98,18 +98,18 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
     """Returns the answer about `service`, "SERVING".
 
     With `live`, any answer is returned, because it shows that the daemon's event loop runs. Raises `Unhealthy` and
-    `NothingToAsk`.
+    `NoListener`.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    channel, where = _channel(config)
+    channel, target = _channel(config)
     with channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
         except grpc.RpcError as error:
-            _explain(error, where, service, timeout)
+            _explain(error, target, service, timeout)
     status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     if status != _SERVING and not live:
         raise Unhealthy(f"{service or 'the node'} is {status}: it is starting or draining, or no device serves")
@@ -124,29 +124,29 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
     # Uses neither a proxy of the environment nor a connection of another check.
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
     if config.unix_path:
-        where = f"unix:{config.unix_path}"
-        return grpc.insecure_channel(where, options), where
+        target = f"unix:{config.unix_path}"
+        return grpc.insecure_channel(target, options), target
     address = parse_address(config.listen.grpc) if config.listen.grpc else None
     if address is None or not address.port or config.tls.require_client_certificate:
-        raise NothingToAsk(
+        raise NoListener(
             "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks "
             "for a "
             "client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz"
         )
-    where = str(_reached(address))
+    target = str(_reachable(address))
     if not config.tls.certificate:
-        return grpc.insecure_channel(where, options), where
+        return grpc.insecure_channel(target, options), target
     try:
         pem = Path(config.tls.certificate).read_bytes()
         name = _name(pem)
     except (OSError, ValueError) as error:
-        raise NothingToAsk(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
+        raise NoListener(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
     # Exactly this certificate is trusted, whatever its issuer and the names that it contains.
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
-    return grpc.secure_channel(where, credentials, (*options, ("grpc.ssl_target_name_override", name))), where
+    return grpc.secure_channel(target, credentials, (*options, ("grpc.ssl_target_name_override", name))), target
 
 
-def _reached(address: Address) -> Address:
+def _reachable(address: Address) -> Address:
     """Returns the address under which this host reaches a listener on all interfaces.
 
     Other addresses are returned unchanged.
@@ -173,15 +173,15 @@ def _name(pem: bytes) -> str:
     raise ValueError("it names no host (subjectAltName)")
 
 
-def _explain(error: Exception, where: str, service: str, timeout: float) -> NoReturn:
+def _explain(error: Exception, target: str, service: str, timeout: float) -> NoReturn:
     import grpc
 
     code, details = error.code(), error.details()  # type: ignore[attr-defined]
     if code == grpc.StatusCode.NOT_FOUND:
-        raise Unhealthy(f"{where} knows no service {service!r}; there are '', 'device/0', ...") from None
+        raise Unhealthy(f"{target} knows no service {service!r}; there are '', 'device/0', ...") from None
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise Unhealthy(f"{where} did not answer within {timeout:g} s") from None
+        raise Unhealthy(f"{target} did not answer within {timeout:g} s") from None
     reason = details or code.name
     if code == grpc.StatusCode.UNAVAILABLE:
-        reason = next((said for part, said in _UNREACHABLE if part in reason), reason)
-    raise Unhealthy(f"{where} cannot be asked: {reason}") from None
+        reason = next((text for pattern, text in _CONNECT_ERRORS if pattern in reason), reason)
+    raise Unhealthy(f"{target} cannot be queried: {reason}") from None

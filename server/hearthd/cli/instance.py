@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _HTTP = "-http"
-"""End of the name of the socket for HTTP, which stands beside that for gRPC (`Config.http_path`)."""
+"""End of the name of the socket for HTTP, which is in the directory of that for gRPC (`Config.http_path`)."""
 
 
-def overrides(config: Config, name: str, given: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+def overrides(config: Config, name: str, flags: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
     """Returns the settings that give an instance its free ports and its sockets.
 
     Hosts stay as configured, and a listener that is off stays off.
@@ -25,7 +25,7 @@ def overrides(config: Config, name: str, given: Mapping[tuple[str, ...], Any]) -
     Args:
         config: The configuration without these settings.
         name: Name of the instance.
-        given: The flags of the command line, by path; a flag whose value is not None has precedence.
+        flags: The flags of the command line, by path; a flag whose value is not None has precedence.
 
     Raises:
         ValueError: The name is invalid.
@@ -36,21 +36,21 @@ def overrides(config: Config, name: str, given: Mapping[tuple[str, ...], Any]) -
             f'hyphens, without "{_HTTP}" at the end'
         )
     listen = config.listen
-    found: dict[tuple[str, ...], Any] = {("lanes", "path"): "auto"}
+    settings: dict[tuple[str, ...], Any] = {("lanes", "path"): "auto"}
     for key in ("grpc", "http", "lanes"):
         value = getattr(listen, key)
         if value:
-            found["listen", key] = str(parse_address(value)._replace(port=0))
+            settings["listen", key] = str(parse_address(value)._replace(port=0))
     if config.unix_path:
         path = Path(config.unix_path)
-        found["listen", "unix"] = str(path.with_name(f"{path.stem}.{name}{path.suffix}"))
+        settings["listen", "unix"] = str(path.with_name(f"{path.stem}.{name}{path.suffix}"))
         if listen.http_unix:
-            found["listen", "http_unix"] = "auto"
+            settings["listen", "http_unix"] = "auto"
     peers = config.collectives.listen
     if peers and parse_address(peers).port:
-        found["collectives", "listen"] = str(parse_address(peers)._replace(port=0))
-        found["collectives", "advertise"] = ()  # names the fixed port
-    return {key: value for key, value in found.items() if given.get(key) is None}
+        settings["collectives", "listen"] = str(parse_address(peers)._replace(port=0))
+        settings["collectives", "advertise"] = ()  # names the fixed port
+    return {key: value for key, value in settings.items() if flags.get(key) is None}
 
 
 def announcement(config: Config, name: str) -> str:

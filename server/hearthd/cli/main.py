@@ -73,19 +73,19 @@ def main() -> None:
     try:
         status = _run()
         sys.stdout.flush()
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] in ("hearthd", "hearth_proto"):
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("hearthd", "hearth_proto"):
             raise
-        _not_served()
+        _abandon_forkserver()
         fail(
-            f"the Python package {missing.name!r} is not installed; the client alone does without it, the daemon does "
-            "not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            f"the Python package {error.name!r} is not installed; the daemon needs it, although the client alone "
+            "does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
             "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
             RUNTIME_ERROR,
         )
-    except SystemExit as over:
-        if over.code == USAGE_ERROR:
-            _not_served()  # an invalid flag, or an invalid configuration
+    except SystemExit as system_exit:
+        if system_exit.code == USAGE_ERROR:
+            _abandon_forkserver()  # an invalid flag, or an invalid configuration
         raise
     except KeyboardInterrupt:
         fail("interrupted", _INTERRUPTED)
@@ -115,7 +115,7 @@ def _run() -> int:
     return status
 
 
-def _not_served() -> None:
+def _abandon_forkserver() -> None:
     """Ends the forkserver that `main` started, because nothing will be served."""
     if "hearthd.front.supervisor.forkserver" in sys.modules:
         from hearthd.front.supervisor import forkserver

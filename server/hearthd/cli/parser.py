@@ -27,7 +27,7 @@ class _Help(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Parser of a command, or of a group of commands."""
 
-    _within = False
+    _is_intermixed = False
     """True while `parse_known_intermixed_args` calls `parse_known_args`."""
 
     def __init__(self, **options: Any) -> None:
@@ -36,20 +36,20 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses the arguments. An unknown argument is a usage error, so the second value is an empty list."""
-        if self._within:
+        if self._is_intermixed:
             return super().parse_known_args(args, namespace)
-        self._within = True
+        self._is_intermixed = True
         try:
             if self.commands() is not None:
-                found, unknown = super().parse_known_args(args, namespace)
+                parsed, unknown = super().parse_known_args(args, namespace)
             else:
                 # argparse alone treats an optional argument as omitted if an option precedes it
-                found, unknown = self.parse_known_intermixed_args(args, namespace)
+                parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         finally:
-            self._within = False
+            self._is_intermixed = False
         if unknown:
             self._refuse(unknown)
-        return found, unknown
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Prints a usage error in one line, and exits with status 2."""
@@ -57,11 +57,11 @@ class Parser(argparse.ArgumentParser):
 
     def commands(self) -> argparse._SubParsersAction[Parser] | None:
         """Returns the commands of a group; None for a command."""
-        return next((each for each in self._actions if isinstance(each, argparse._SubParsersAction)), None)
+        return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
 
     def options(self) -> dict[str, argparse.Action]:
         """Returns the options by each of their names."""
-        return {name: each for each in self._actions for name in each.option_strings}
+        return {name: action for action in self._actions for name in action.option_strings}
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
-        name = next((each.partition("=")[0] for each in unknown if each.startswith("-")), None)
+        name = next((argument.partition("=")[0] for argument in unknown if argument.startswith("-")), None)
         if name is None:
             self.error(f"unexpected argument {unknown[0]!r}")
         self.error(f"there is no option {name}{_question(name, self.options())}")
@@ -80,9 +80,9 @@ class Parser(argparse.ArgumentParser):
         return USAGE_ERROR
 
 
-def _question(name: str, known: Iterable[str]) -> str:
+def _question(name: str, names: Iterable[str]) -> str:
     """Returns the question with the closest known name; an empty string if no name is similar."""
-    close = difflib.get_close_matches(name, list(known), 1)
+    close = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -93,7 +93,7 @@ def epilog(statuses: dict[int, str], examples: Sequence[str] = ()) -> str:
         statuses: The exit statuses of the command, and what each means.
         examples: Command lines, shown with two spaces before them.
     """
-    lines = ["examples:", *(f"  {each}" for each in examples), ""] if examples else []
+    lines = ["examples:", *(f"  {example}" for example in examples), ""] if examples else []
     lines += ["exit status:", *(f"  {status:<3}  {text}" for status, text in sorted(statuses.items()))]
     return "\n".join(lines)
 
@@ -117,9 +117,9 @@ def add_command(
         statuses: Exit statuses that it has besides 0 and 2, or texts that replace the usual ones of these.
         examples: Command lines for its help.
     """
-    known = {0: "success", 2: "usage error: invalid arguments or configuration"} | (statuses or {})
+    all_statuses = {0: "success", 2: "usage error: invalid arguments or configuration"} | (statuses or {})
     parser: Parser = commands.add_parser(
-        name, help=summary, description=description, epilog=epilog(known, examples)
+        name, help=summary, description=description, epilog=epilog(all_statuses, examples)
     )  # fmt: skip
     return parser
 

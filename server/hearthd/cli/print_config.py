@@ -48,16 +48,16 @@ def as_toml(config: Config, origins: Origins) -> str:
     lines: list[str] = []
     values = config.model_dump(mode="json")
     section = ""
-    for where in sorted(settings(), key=len):
-        if where == ("tenants",):
+    for path in sorted(settings(), key=len):
+        if path == ("tenants",):
             continue
-        if len(where) == 2 and where[0] != section:
-            section = where[0]
+        if len(path) == 2 and path[0] != section:
+            section = path[0]
             lines.append(f"\n[{section}]")
-        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
-        stands_for = resolved(config, where)
-        note = f", which is {stands_for}" if stands_for else ""
-        lines.append(f"{where[-1]} = {json.dumps(value)}  # {origins.get(where, DEFAULT)}{note}")
+        value = values[path[0]] if len(path) == 1 else values[path[0]][path[1]]
+        resolved_path = resolved(config, path)
+        note = f", which is {resolved_path}" if resolved_path else ""
+        lines.append(f"{path[-1]} = {json.dumps(value)}  # {origins.get(path, DEFAULT)}{note}")
     for tenant in values["tenants"]:
         lines.append(f"\n[[tenants]]  # {origins['tenants',]}")
         lines += [f"{key} = {inline(value)}" for key, value in tenant.items()]
@@ -69,16 +69,16 @@ def as_json(config: Config, origins: Origins) -> str:
     from hearthd.front.config.loader import settings
 
     values = config.model_dump(mode="json")
-    listed: list[dict[str, Any]] = []
-    for where in settings():
-        value = values[where[0]] if len(where) == 1 else values[where[0]][where[1]]
-        entry = {"setting": ".".join(where), "value": value, "origin": origins.get(where, DEFAULT)}
-        stands_for = resolved(config, where)
-        listed.append({**entry, "resolved": stands_for} if stands_for else entry)
-    return json.dumps(listed, indent=2)
+    entries: list[dict[str, Any]] = []
+    for path in settings():
+        value = values[path[0]] if len(path) == 1 else values[path[0]][path[1]]
+        entry = {"setting": ".".join(path), "value": value, "origin": origins.get(path, DEFAULT)}
+        resolved_path = resolved(config, path)
+        entries.append({**entry, "resolved": resolved_path} if resolved_path else entry)
+    return json.dumps(entries, indent=2)
 
 
-def resolved(config: Config, where: tuple[str, ...]) -> str:
+def resolved(config: Config, path: tuple[str, ...]) -> str:
     """Returns the path that the value "auto" of a setting stands for; empty for other values."""
     paths: dict[tuple[str, ...], tuple[str, str]] = {
         ("listen", "unix"): (config.listen.unix, config.unix_path),
@@ -87,8 +87,8 @@ def resolved(config: Config, where: tuple[str, ...]) -> str:
         ("audit", "key"): (config.audit.key, config.audit.key_path),
         ("audit", "anchor"): (config.audit.anchor, config.audit.anchor_path if config.audit.path else ""),
     }
-    written, meant = paths.get(where, ("", ""))
-    return meant if written == "auto" else ""
+    value, resolved_path = paths.get(path, ("", ""))
+    return resolved_path if value == "auto" else ""
 
 
 def inline(value: Any) -> str:

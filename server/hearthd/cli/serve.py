@@ -40,29 +40,29 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves, and returns the exit status. `arguments.hangup` is the state of SIGHUP since the start of the process."""
     path: Path | None = arguments.config
-    given = flags.settings(arguments)
-    config, _ = flags.load(path, given)
+    flag_values = flags.settings(arguments)
+    config, _ = flags.load(path, flag_values)
     if arguments.instance:
-        config, given = _as_instance(config, path, given, arguments.instance)
+        config, flag_values = _as_instance(config, path, flag_values, arguments.instance)
     from hearthd.front.config.loader import load
     from hearthd.shared import log
 
     log.configure(config.log.level, config.log.format)
     from hearthd.front.daemon.main import serve
 
-    return serve(config, read=lambda: load(path, flags=given)[0], hangup=arguments.hangup)
+    return serve(config, read=lambda: load(path, flags=flag_values)[0], hangup=arguments.hangup)
 
 
 def _as_instance(
-    config: Any, path: Path | None, given: dict[tuple[str, ...], Any], name: str
+    config: Any, path: Path | None, flag_values: dict[tuple[str, ...], Any], name: str
 ) -> tuple[Any, dict[tuple[str, ...], Any]]:
     """Returns the configuration and the flags with the ports and sockets of an instance, and prints its target."""
     from hearthd.cli import instance
 
     try:
-        given = {**given, **instance.overrides(config, name, given)}
+        flag_values = {**flag_values, **instance.overrides(config, name, flag_values)}
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
-    config, _ = flags.load(path, given)
+    config, _ = flags.load(path, flag_values)
     print(instance.announcement(config, name), flush=True)
-    return config, given
+    return config, flag_values

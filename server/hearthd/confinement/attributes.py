@@ -58,8 +58,8 @@ def drop_capabilities() -> None:
         _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
     libc = ctypes.CDLL(None, use_errno=True)
-    nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low and high half
-    if libc.capset(ctypes.byref(Header(_CAPABILITY_VERSION_3, 0)), nothing):
+    empty_sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low and high half
+    if libc.capset(ctypes.byref(Header(_CAPABILITY_VERSION_3, 0)), empty_sets):
         number = ctypes.get_errno()
         raise OSError(number, f"capabilities cannot be dropped: {os.strerror(number)}")
 
@@ -72,10 +72,10 @@ def _capabilities() -> int:
     return 0
 
 
-def keep_descriptors(kept: Collection[int]) -> None:
-    """Closes every descriptor except `kept` and those of standard input, output and error."""
-    wanted = {0, 1, 2, *kept}
+def keep_descriptors(descriptors: Collection[int]) -> None:
+    """Closes every descriptor except `descriptors` and those of standard input, output and error."""
+    remaining = {0, 1, 2, *descriptors}
     for entry in list(Path("/proc/self/fd").iterdir()):
-        if int(entry.name) not in wanted:
+        if int(entry.name) not in remaining:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(entry.name))

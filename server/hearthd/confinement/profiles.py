@@ -52,7 +52,7 @@ def cpu(pid: int) -> list[Rule]:
     It can use its existing sockets and start threads. It cannot start a process, open a socket, signal other processes,
     or change anything of files except their content.
     """
-    own, own_or_none = (pid,), (0, pid)
+    own_pid, own_pid_or_zero = (pid,), (0, pid)
     always = (*_OTHER_PROCESSES, *_SYSTEM, *_PROGRAMS, *_SOCKETS, *_ATTRIBUTES, *_IDENTITY, *_NAMED_IPC, "tkill")
     return [
         # A closed TCP socket can be connected again by sending the first bytes with MSG_FASTOPEN.
@@ -68,13 +68,16 @@ def cpu(pid: int) -> list[Rule]:
         Rule("clone3", error=errno.ENOSYS),
         # Datagrams can be sent to any address, even from one end of a pair.
         Rule("socketpair", only=(Argument(0, (_AF_UNIX,)), Argument(1, (_SOCK_STREAM,), _SOCK_TYPE))),
-        *(Rule(name, only=(Argument(0, own),)) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")),
         *(
-            Rule(name, only=(Argument(0, own_or_none),))
+            Rule(name, only=(Argument(0, own_pid),))
+            for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+        ),
+        *(
+            Rule(name, only=(Argument(0, own_pid_or_zero),))
             for name in ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
         ),
-        Rule("setpriority", only=(Argument(0, (0,)), Argument(1, own_or_none))),
-        Rule("ioprio_set", only=(Argument(0, (1,)), Argument(1, own_or_none))),
+        Rule("setpriority", only=(Argument(0, (0,)), Argument(1, own_pid_or_zero))),
+        Rule("ioprio_set", only=(Argument(0, (1,)), Argument(1, own_pid_or_zero))),
         *(Rule(name) for name in always),
     ]
 
@@ -85,8 +88,16 @@ def gpu() -> list[Rule]:
     They deny calls that neither CUDA nor NCCL makes, and that an attacker would. Programs may be started (the driver
     starts `nvidia-modprobe`) and sockets opened (NCCL).
     """
-    return [Rule(name) for name in (*_OTHER_PROCESSES, *_SYSTEM) if name not in _OF_CUDA]
+    return [Rule(name) for name in (*_OTHER_PROCESSES, *_SYSTEM) if name not in _USED_BY_CUDA]
 
 
-_OF_CUDA = ("migrate_pages", "move_pages", "pidfd_getfd", "pidfd_open", "perf_event_open", "statmount", "listmount")
+_USED_BY_CUDA = (
+    "migrate_pages",
+    "move_pages",
+    "pidfd_getfd",
+    "pidfd_open",
+    "perf_event_open",
+    "statmount",
+    "listmount",
+)
 """Calls that CUDA uses: NUMA placement, exports of memory between processes, and profilers."""

@@ -57,7 +57,7 @@ class Rule:
     error: int = field(default=errno.EPERM)
 
     @property
-    def looks(self) -> bool:
+    def has_conditions(self) -> bool:
         """True if the rule depends on arguments."""
         return bool(self.only or self.never or self.clear or self.set)
 
@@ -74,7 +74,7 @@ def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
         _code(_RET, _ERRNO | errno.ENOSYS),
     ]
     # Rules on arguments come first, because their calls are checked each time (the result is not cached).
-    for rule in sorted(rules, key=lambda rule: not rule.looks):
+    for rule in sorted(rules, key=lambda rule: not rule.has_conditions):
         number = syscalls.number(rule.name, machine)
         if number is None:
             continue
@@ -109,27 +109,30 @@ def install(program: bytes) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(program, len(program))
-    described = Program(len(program) // _INSTRUCTION.size, ctypes.addressof(buffer))
+    filter_program = Program(len(program) // _INSTRUCTION.size, ctypes.addressof(buffer))
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise _failed("no-new-privs")
+        raise _last_error("no-new-privs")
     number = ctypes.c_long(syscalls.SECCOMP[platform.machine()])
     for flags in (_FLAG_TSYNC | _FLAG_SPEC_ALLOW, _FLAG_TSYNC):
-        if libc.syscall(number, ctypes.c_uint(_SET_MODE_FILTER), ctypes.c_uint(flags), ctypes.byref(described)) == 0:
+        if (
+            libc.syscall(number, ctypes.c_uint(_SET_MODE_FILTER), ctypes.c_uint(flags), ctypes.byref(filter_program))
+            == 0
+        ):
             return
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(described), 0, 0):
-        raise _failed("a seccomp filter")
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(filter_program), 0, 0):
+        raise _last_error("a seccomp filter")
 
 
 def _body(rule: Rule) -> list[bytes]:
     """Returns the instructions for one call, whose number has matched; each path through them ends with a return."""
     fails = _code(_RET, _ERRNO | rule.error)
-    if not rule.looks:
+    if not rule.has_conditions:
         return [fails]
     body: list[bytes] = []
     for argument in rule.only:
         loads = _load(argument)
         tests = [
-            _code(_JEQ, value, len(argument.values) - at, 0) for at, value in enumerate(argument.values)
+            _code(_JEQ, value, len(argument.values) - index, 0) for index, value in enumerate(argument.values)
         ]  # jump past the failure
         body += [*loads, *tests, fails]
     for argument in rule.never:
@@ -152,6 +155,6 @@ def _code(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> by
     return _INSTRUCTION.pack(operation, if_true, if_false, value)
 
 
-def _failed(what: str) -> OSError:
+def _last_error(subject: str) -> OSError:
     number = ctypes.get_errno()
-    return OSError(number, f"{what} cannot be set: {os.strerror(number)}")
+    return OSError(number, f"{subject} cannot be set: {os.strerror(number)}")

@@ -21,15 +21,17 @@ class Support:
     @property
     def lacking(self) -> str:
         """Names of the missing features, as text for people; empty: no feature is missing."""
-        missing = [
-            name for name, there in (("Landlock", self.landlock), ("seccomp filters", self.seccomp)) if not there
+        names = [
+            name
+            for name, available in (("Landlock", self.landlock), ("seccomp filters", self.seccomp))
+            if not available
         ]
-        return " and ".join(missing)
+        return " and ".join(names)
 
     def __str__(self) -> str:
         """Formats the features as device processes report them: "landlock 7, seccomp"."""
-        parts = [f"landlock {self.landlock}" if self.landlock else "", "seccomp" if self.seccomp else ""]
-        return ", ".join(filter(None, parts)) or "nothing"
+        features = [f"landlock {self.landlock}" if self.landlock else "", "seccomp" if self.seccomp else ""]
+        return ", ".join(filter(None, features)) or "nothing"
 
 
 @functools.cache

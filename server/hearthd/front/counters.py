@@ -32,9 +32,9 @@ class HistogramCounts:
     sum_ns: int
 
     @staticmethod
-    def up_to(seconds: tuple[float, ...]) -> HistogramCounts:
+    def up_to(bounds_s: tuple[float, ...]) -> HistogramCounts:
         """Returns an empty histogram with these upper bounds."""
-        return HistogramCounts(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
+        return HistogramCounts(tuple(int(bound * 1e9) for bound in bounds_s), [0] * (len(bounds_s) + 1), 0)
 
     def observe(self, seconds: float) -> None:
         """Adds one duration, in seconds. A negative duration counts as 0."""
@@ -72,58 +72,58 @@ class Counts:
             _sum(self.counters, other.counters),
             _sum(self.operations, other.operations),
             _sum(self.errors, other.errors),
-            _join(self.histograms, other.histograms),
+            _merge_histograms(self.histograms, other.histograms),
             _sum(self.reasons, other.reasons),
             _sum(self.quotas, other.quotas),
         )
 
 
-EVERYBODY = "default"
+SHARED_TENANT = "default"
 """The tenant to which a process's counts are attributed if the process serves no particular tenant."""
-_REMEMBERED = 64
+_MAX_ENDED = 64
 
 
 class DeviceTotals:
     """Totals of one device over all its processes, of which several may run at a time."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Counts] = {}
-        self._last: dict[int, Counts] = {}
+        self._ended: dict[str, Counts] = {}
+        self._reported: dict[int, Counts] = {}
         self._tenants: dict[int, str] = {}
-        self._over: deque[int] = deque(maxlen=_REMEMBERED)
+        self._ended_generations: deque[int] = deque(maxlen=_MAX_ENDED)
 
     def set_tenant(self, generation: int, tenant: str) -> None:
         """Attributes the counts of this generation's process to the tenant."""
-        self._tenants[generation] = tenant or EVERYBODY
+        self._tenants[generation] = tenant or SHARED_TENANT
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
         """Notes the counts that this generation's process has reported.
 
         Late reports of a process that has ended are ignored.
         """
-        if generation not in self._over:
-            self._last[generation] = Counts.of(snapshot)
+        if generation not in self._ended_generations:
+            self._reported[generation] = Counts.of(snapshot)
 
     def add_final(self, generation: int) -> None:
         """Adds the last counts of a process that has ended to the totals."""
-        self._over.append(generation)
-        tenant = self._tenants.pop(generation, EVERYBODY)
-        last = self._last.pop(generation, None)
+        self._ended_generations.append(generation)
+        tenant = self._tenants.pop(generation, SHARED_TENANT)
+        last = self._reported.pop(generation, None)
         if last is not None:
-            self._before[tenant] = self._before.get(tenant, Counts()).merged(last)
+            self._ended[tenant] = self._ended.get(tenant, Counts()).merged(last)
 
     def by_tenant(self) -> dict[str, Counts]:
         """Returns the totals of each tenant, with the last known counts of running processes."""
-        found = dict(self._before)
-        for generation, last in sorted(self._last.items()):
-            tenant = self._tenants.get(generation, EVERYBODY)
-            found[tenant] = found.get(tenant, Counts()).merged(last)
-        return found
+        totals = dict(self._ended)
+        for generation, counts in sorted(self._reported.items()):
+            tenant = self._tenants.get(generation, SHARED_TENANT)
+            totals[tenant] = totals.get(tenant, Counts()).merged(counts)
+        return totals
 
     def sums(self, names: Iterable[str]) -> dict[str, Number]:
         """Returns the totals of some counters over all tenants. Faster than `counts`."""
-        every = [*self._before.values(), *self._last.values()]
-        return {name: sum(counts.counters.get(name, 0) for counts in every) for name in names}
+        all_counts = [*self._ended.values(), *self._reported.values()]
+        return {name: sum(counts.counters.get(name, 0) for counts in all_counts) for name in names}
 
     def counts(self) -> Counts:
         """Returns the totals of all tenants together."""
@@ -147,25 +147,27 @@ def _histograms(values: object) -> Iterator[tuple[str, HistogramCounts]]:
         bounds, counts, total = value.get("bounds_ns"), value.get("counts"), value.get("sum_ns")
         if not (isinstance(bounds, list) and isinstance(counts, list) and isinstance(total, int)):
             continue
-        if len(counts) != len(bounds) + 1 or not all(isinstance(each, int) for each in (*bounds, *counts)):
+        if len(counts) != len(bounds) + 1 or not all(isinstance(number, int) for number in (*bounds, *counts)):
             continue
         yield str(name), HistogramCounts(tuple(bounds), list(counts), total)
 
 
-def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
-    total = dict(one)
-    for name, value in other.items():
+def _sum(first: Mapping[str, Number], second: Mapping[str, Number]) -> dict[str, Number]:
+    total = dict(first)
+    for name, value in second.items():
         total[name] = total.get(name, 0) + value
     return total
 
 
-def _join(one: Mapping[str, HistogramCounts], other: Mapping[str, HistogramCounts]) -> dict[str, HistogramCounts]:
-    joined = dict(one)
-    for name, more in other.items():
-        known = joined.get(name)
-        if known is None or known.bounds_ns != more.bounds_ns:
-            joined[name] = more
+def _merge_histograms(
+    first: Mapping[str, HistogramCounts], second: Mapping[str, HistogramCounts]
+) -> dict[str, HistogramCounts]:
+    merged = dict(first)
+    for name, histogram in second.items():
+        existing = merged.get(name)
+        if existing is None or existing.bounds_ns != histogram.bounds_ns:
+            merged[name] = histogram
         else:
-            counts = [a + b for a, b in zip(known.counts, more.counts, strict=True)]
-            joined[name] = HistogramCounts(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
-    return joined
+            counts = [a + b for a, b in zip(existing.counts, histogram.counts, strict=True)]
+            merged[name] = HistogramCounts(existing.bounds_ns, counts, existing.sum_ns + histogram.sum_ns)
+    return merged

@@ -21,7 +21,7 @@ MAX_DETAILS = 3072
 """Limits, in bytes, of a status in trailing metadata, because gRPC peers drop calls whose trailing metadata exceed 8
 KiB (text is percent-encoded, details are base64-encoded). The message includes the reason and the fix. A longer status,
 for instance with a compiler's log, is truncated. On the Execute stream a status is a message, and is sent whole."""
-_AROUND_MESSAGE = 64
+_EXPLANATION_CHARS = 64
 """Maximum number of characters that `explained` adds to a message and its fix: the reason and punctuation."""
 
 
@@ -58,46 +58,46 @@ def fitted(status: status_pb2.Status) -> status_pb2.Status:
         return status
     refusal = from_status(status)
     failures = stream_failures(status)
-    refusal.fix = _cut(refusal.fix, MAX_MESSAGE // 2)
-    refusal.message = _cut(refusal.message, MAX_MESSAGE - len(refusal.fix) - _AROUND_MESSAGE)
-    room = max(256, MAX_DETAILS // (4 if failures else 1))
-    while sum(len(key) + len(value) for key, value in refusal.details.items()) + len(refusal.fix) > room:
-        if len(refusal.fix) > room // 2:
-            refusal.fix = _cut(refusal.fix, room // 2)
+    refusal.fix = _truncated(refusal.fix, MAX_MESSAGE // 2)
+    refusal.message = _truncated(refusal.message, MAX_MESSAGE - len(refusal.fix) - _EXPLANATION_CHARS)
+    max_bytes = max(256, MAX_DETAILS // (4 if failures else 1))
+    while sum(len(key) + len(value) for key, value in refusal.details.items()) + len(refusal.fix) > max_bytes:
+        if len(refusal.fix) > max_bytes // 2:
+            refusal.fix = _truncated(refusal.fix, max_bytes // 2)
             continue
         longest = max(refusal.details, key=lambda key: len(refusal.details[key]))
         value = refusal.details[longest]
         if len(value) <= 16:
             refusal.details.clear()
         else:
-            refusal.details[longest] = _cut(value, len(value) // 2)
+            refusal.details[longest] = _truncated(value, len(value) // 2)
     for failure in failures:
         failure.status.CopyFrom(fitted_message(failure.status))
-    cut = refusal.to_status(failures)
-    while (failures or refusal.fields) and not _fits(cut):
+    shortened = refusal.to_status(failures)
+    while (failures or refusal.fields) and not _fits(shortened):
         if refusal.fields:
             refusal.fields = ()
         else:
             failures.pop()
-        cut = refusal.to_status(failures)
-    cut.code = status.code
-    return cut
+        shortened = refusal.to_status(failures)
+    shortened.code = status.code
+    return shortened
 
 
 def _fits(status: status_pb2.Status) -> bool:
     """Returns whether `status` fits the trailing metadata, with the reason and the fix in its message."""
-    whole = explained(status)
-    return len(whole.message) <= MAX_MESSAGE and whole.ByteSize() <= MAX_MESSAGE + MAX_DETAILS
+    complete = explained(status)
+    return len(complete.message) <= MAX_MESSAGE and complete.ByteSize() <= MAX_MESSAGE + MAX_DETAILS
 
 
 def fitted_message(status: status_pb2.Status) -> status_pb2.Status:
     """Returns `status` with its message truncated, and without long details."""
-    small = status_pb2.Status(code=status.code, message=_cut(status.message, 256))
-    small.details.extend(detail for detail in status.details if len(detail.value) <= 512)
-    return small
+    shortened = status_pb2.Status(code=status.code, message=_truncated(status.message, 256))
+    shortened.details.extend(detail for detail in status.details if len(detail.value) <= 512)
+    return shortened
 
 
-def _cut(text: str, length: int) -> str:
+def _truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: max(0, length - 8)] + " ... cut"
 
 
@@ -105,7 +105,7 @@ def session_expired() -> Refusal:
     """Returns the refusal of a session token that belongs to no open session."""
     return Refusal(
         Reason.SESSION_EXPIRED,
-        "The session token names no live session: unknown or expired session.",
+        "The session token belongs to no open session: unknown or expired session.",
         fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or is disconnected "
         "for longer than its lease.",
     )
@@ -126,25 +126,25 @@ def session_not_found(session_id: str) -> Refusal:
 
 def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
     """Returns the refusal of an unknown device. `ordinals`: the devices that the message lists."""
-    known = ", ".join(map(str, ordinals)) or "none"
+    available = ", ".join(map(str, ordinals)) or "none"
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"Device {ordinal} was requested; this node has devices: {known}.",
+        f"Device {ordinal} was requested; this node has devices: {available}.",
         fix="Use an ordinal that NodeService.Describe lists.",
-        details={"requested": ordinal, "allowed": known},
+        details={"requested": ordinal, "allowed": available},
     )
 
 
-def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
-    """Returns the refusal of `what`, which has `size` bytes of at most `most`.
+def too_large(subject: str, size: int, limit: int, setting: str) -> Refusal:
+    """Returns the refusal of a message of `size` bytes, of which at most `limit` are allowed.
 
-    `setting`: the name of the limit in `OpenSessionResponse.limits`.
+    `subject`: the message's name in the error text. `setting`: the name of the limit in `OpenSessionResponse.limits`.
     """
     return Refusal(
         Reason.MESSAGE_TOO_LARGE,
-        f"{what} has {size} bytes; the maximum is {most}.",
+        f"{subject} has {size} bytes; the maximum is {limit}.",
         fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} is the maximum size.",
-        details={"requested": size, "allowed": most, "limit": setting},
+        details={"requested": size, "allowed": limit, "limit": setting},
     )
 
 

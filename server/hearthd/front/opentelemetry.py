@@ -32,7 +32,7 @@ log = structlog.get_logger("hearthd.spans")
 
 _FLUSH_S = 2.0
 """Maximum time, in seconds, that the end of the daemon waits until the last spans have been sent."""
-_ASKED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_ENABLING_VARIABLES = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _FAILED = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
 """Status codes that OpenTelemetry's conventions count as failures of the server."""
@@ -41,10 +41,10 @@ _GROUP = "opentelemetry_traces_exporter"
 
 
 class _TracingUnavailable(Exception):
-    """The reason why there are no traces, and the remedy."""
+    """Traces cannot be exported. The text is the reason; `fix` is the remedy."""
 
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason)
         self.fix = fix
 
 
@@ -53,12 +53,12 @@ class _TracingUnavailable(Exception):
 
 def exporters(environ: Mapping[str, str]) -> list[str]:
     """Returns the names of the span exporters that the environment asks for. Empty: no traces."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ASKED_BY)):
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ENABLING_VARIABLES)):
         return []
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
     otlp = _PROTOCOLS.get(protocol.strip() or "http/protobuf", f"otlp with the protocol {protocol}")
-    asked = [each.strip() for each in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]
-    return [otlp if each == "otlp" else each for each in asked if each not in ("", "none")]
+    names = [name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]
+    return [otlp if name == "otlp" else name for name in names if name not in ("", "none")]
 
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
@@ -68,30 +68,30 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
     daemon serves without traces.
     """
     try:
-        provider = _configured()
-        own_provider = provider is None
+        provider = _existing_provider()
+        owns_provider = provider is None
         if provider is None:
             names = exporters(environ)
             if not names:
                 return
-            provider = _provider(names)
-        _Tracing.on = _Tracing(provider, own_provider=own_provider)
-    except _TracingUnavailable as wanting:
-        log.warning("no_traces", why=str(wanting), fix=wanting.fix)
+            provider = _create_provider(names)
+        _Tracing.active = _Tracing(provider, owns_provider=owns_provider)
+    except _TracingUnavailable as error:
+        log.warning("no_traces", why=str(error), fix=error.fix)
     except Exception as error:  # for example an invalid number
         log.warning("no_traces", why=f"{type(error).__name__}: {error}", fix="see the OTEL_ variables")
 
 
 def switch_off() -> None:
     """Sends the remaining spans, and waits for that up to `_FLUSH_S` seconds."""
-    tracing, _Tracing.on = _Tracing.on, None
-    if tracing is not None and tracing.own_provider:
-        sending = threading.Thread(target=tracing.provider.shutdown, name="traces-end", daemon=True)
-        sending.start()
-        sending.join(_FLUSH_S)
+    tracing, _Tracing.active = _Tracing.active, None
+    if tracing is not None and tracing.owns_provider:
+        shutdown = threading.Thread(target=tracing.provider.shutdown, name="traces-end", daemon=True)
+        shutdown.start()
+        shutdown.join(_FLUSH_S)
 
 
-def _configured() -> Any:
+def _existing_provider() -> Any:
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -99,7 +99,7 @@ def _configured() -> Any:
     return None if isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider)) else provider
 
 
-def _provider(names: list[str]) -> Any:
+def _create_provider(names: list[str]) -> Any:
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -109,54 +109,54 @@ def _provider(names: list[str]) -> Any:
             f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
             "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), or set OTEL_SDK_DISABLED=true",
         ) from None
-    asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
+    detected = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
     attributes = {"service.name": "hearthd", "service.version": VERSION, "host.name": socket.gethostname()}
-    provider = TracerProvider(resource=Resource.create({**attributes, **asked}), shutdown_on_exit=False)
+    provider = TracerProvider(resource=Resource.create({**attributes, **detected}), shutdown_on_exit=False)
     for name in names:
-        provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
+        provider.add_span_processor(BatchSpanProcessor(_create_exporter(name)))
     return provider
 
 
-def _exporter(name: str) -> Any:
+def _create_exporter(name: str) -> Any:
     from importlib.metadata import entry_points
 
-    found = list(entry_points(group=_GROUP, name=name))
-    if not found:
-        there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
+    matches = list(entry_points(group=_GROUP, name=name))
+    if not matches:
+        installed = ", ".join(sorted({entry_point.name for entry_point in entry_points(group=_GROUP)})) or "none"
         raise _TracingUnavailable(
-            f"no exporter {name!r} for traces is installed; there are: {there}",
+            f"no exporter {name!r} for traces is installed; there are: {installed}",
             "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), which has otlp over "
             "http/protobuf, or name another in OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
         )
-    return found[0].load()()
+    return matches[0].load()()
 
 
 class _Tracing:
     """Tracing with a provider."""
 
-    on: _Tracing | None = None
+    active: _Tracing | None = None
     """The tracing of this process; None: it is off."""
 
-    def __init__(self, provider: Any, *, own_provider: bool) -> None:
+    def __init__(self, provider: Any, *, owns_provider: bool) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.provider = provider
-        self.own_provider = own_provider
+        self.owns_provider = owns_provider
         self.api: Any = trace
         self.tracer: Any = provider.get_tracer("hearthd", VERSION)
-        self.w3c = TraceContextTextMapPropagator()
+        self.propagator = TraceContextTextMapPropagator()
 
 
 # ---- calls ----
 
 
-_serving: ContextVar[CallSpan | None] = ContextVar("hearthd_call_span", default=None)
+_current_span: ContextVar[CallSpan | None] = ContextVar("hearthd_call_span", default=None)
 
 
 def begin(service: str, method: str, context: Context) -> CallSpan | None:
     """Starts the span of a call, whose parent is the span of the caller. None: tracing is off."""
-    tracing = _Tracing.on
+    tracing = _Tracing.active
     if tracing is None:
         return None
     try:
@@ -182,14 +182,14 @@ class NamedSession(Protocol):
 
 def of_session(session: NamedSession) -> None:
     """Records the session of the current call in its span."""
-    call = _serving.get()
+    call = _current_span.get()
     if call is not None:
         call.set_attributes({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
 
 
 def of_caller(caller: Caller) -> Caller:
     """Records the tenant of the current call's caller in its span, and returns the caller."""
-    call = _serving.get()
+    call = _current_span.get()
     if call is not None:
         call.set_attributes({"hearth.tenant": caller.tenant.name})
     return caller
@@ -203,13 +203,18 @@ class CallSpan:
         self._api = api
         self._span: Any = tracing.tracer.start_span(
             f"{service}/{method}",
-            context=tracing.w3c.extract(_carried(context)),
+            context=tracing.propagator.extract(_text_metadata(context)),
             kind=api.SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, **_peer(context)},
+            attributes={
+                "rpc.system": "grpc",
+                "rpc.service": service,
+                "rpc.method": method,
+                **_peer_attributes(context),
+            },
         )
-        self._call: Token[CallSpan | None] = _serving.set(self)
+        self._token: Token[CallSpan | None] = _current_span.set(self)
         trace_id = api.format_trace_id(self._span.get_span_context().trace_id)
-        self._logged = structlog.contextvars.bind_contextvars(trace_id=trace_id)
+        self._log_context = structlog.contextvars.bind_contextvars(trace_id=trace_id)
 
     def set_attributes(self, attributes: Mapping[str, str]) -> None:
         """Adds attributes. Does nothing after the span has ended."""
@@ -225,51 +230,51 @@ class CallSpan:
             if code in _FAILED:
                 self._span.set_status(self._api.StatusCode.ERROR, reason)
             self._span.end()
-            _serving.reset(self._call)
-            structlog.contextvars.reset_contextvars(**self._logged)
+            _current_span.reset(self._token)
+            structlog.contextvars.reset_contextvars(**self._log_context)
         except Exception:  # may happen if the task does not end by itself, but with the event loop
             log.debug("span_not_ended", exc_info=True)
 
 
-def _carried(context: Context) -> dict[str, str]:
+def _text_metadata(context: Context) -> dict[str, str]:
     """Returns the text entries of the metadata.
 
     The metadata of a framed call (`FramedCall`) are read directly: asking the call for them would identify its caller,
     which is left to the code that needs it.
     """
-    shown: Any = getattr(context, "metadata", None)
-    if shown is None:
-        shown = context.invocation_metadata()
-    return {str(name): value for name, value in shown or () if isinstance(value, str)}
+    metadata: Any = getattr(context, "metadata", None)
+    if metadata is None:
+        metadata = context.invocation_metadata()
+    return {str(name): value for name, value in metadata or () if isinstance(value, str)}
 
 
-def _peer(context: Context) -> dict[str, Any]:
+def _peer_attributes(context: Context) -> dict[str, Any]:
     peer = context.peer()
-    found = _PEER.fullmatch(peer)
-    if found is not None:
-        return {"network.transport": "tcp", "client.address": found[1], "client.port": int(found[2])}
+    match = _PEER.fullmatch(peer)
+    if match is not None:
+        return {"network.transport": "tcp", "client.address": match[1], "client.port": int(match[2])}
     return {"network.transport": "unix"} if peer.startswith("unix:") else {}
 
 
 # ---- devices ----
 
 
-def device_started(device: int, generation: int, since: float) -> None:
-    """Records a span for a device process that is ready. `since`: monotonic time at which its start began."""
-    tracing = _Tracing.on
+def device_started(device: int, generation: int, started_at: float) -> None:
+    """Records a span for a device process that is ready. `started_at`: monotonic time at which its start began."""
+    tracing = _Tracing.active
     if tracing is not None:
-        begun = time.time_ns() - int((time.monotonic() - since) * 1e9)
+        start_ns = time.time_ns() - int((time.monotonic() - started_at) * 1e9)
         attributes = {"hearth.device": device, "hearth.generation": generation}
-        tracing.tracer.start_span("hearth.device_start", _root(), start_time=begun, attributes=attributes).end()
+        tracing.tracer.start_span("hearth.device_start", _root(), start_time=start_ns, attributes=attributes).end()
 
 
-def device_lost(device: int, generation: int, cause: str, why: str) -> None:
+def device_lost(device: int, generation: int, cause: str, message: str) -> None:
     """Records a span for a device process that has ended, or was never ready."""
-    tracing = _Tracing.on
+    tracing = _Tracing.active
     if tracing is not None:
         attributes = {"hearth.device": device, "hearth.generation": generation, "error.type": cause}
         span = tracing.tracer.start_span("hearth.device_lost", _root(), attributes=attributes)
-        span.set_status(tracing.api.StatusCode.ERROR, why)
+        span.set_status(tracing.api.StatusCode.ERROR, message)
         span.end()
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 WINDOW_S = 10.0
 """Time, in seconds, over which a rate is computed. Shorter while fewer samples exist, longer if no sample was taken in
 between."""
-STEP_S = 0.5
+SAMPLE_INTERVAL_S = 0.5
 """Minimum interval between kept samples, in seconds. An earlier sample replaces the last one, which limits their
 number."""
-LATE_S = 3.0
+CURRENT_S = 3.0
 """Age, in seconds, up to which the last sample counts as present. Device processes are asked every two seconds."""
 
 HISTORY_S = 300.0
 """Time, in seconds, for which a history keeps rates."""
-HISTORY_STEP_S = 1.0
+HISTORY_INTERVAL_S = 1.0
 """Minimum interval between two entries of a history, in seconds."""
 
 Number = int | float
@@ -46,7 +46,7 @@ class Rates:
     def sample(self, now: float, counts: Mapping[str, Number]) -> None:
         """Adds the values of the counters at the time `now`, which must not be earlier than the last one."""
         samples = self._samples
-        if len(samples) > 1 and now - samples[-2][0] < STEP_S:
+        if len(samples) > 1 and now - samples[-2][0] < SAMPLE_INTERVAL_S:
             samples.pop()
         samples.append((now, counts))
         while len(samples) > 2 and now - samples[1][0] >= WINDOW_S:
@@ -59,11 +59,11 @@ class Rates:
         """
         if len(self._samples) < 2:
             return {}
-        (since, before), (until, after) = self._samples[0], self._samples[-1]
-        seconds = (until if now - until < LATE_S else now) - since
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        seconds = (end if now - end < CURRENT_S else now) - start
         if seconds <= 0:
             return {}
-        return {name: max(0.0, (value - before.get(name, 0)) / seconds) for name, value in after.items()}
+        return {name: max(0.0, (value - first.get(name, 0)) / seconds) for name, value in last.items()}
 
 
 class RateHistory:
@@ -74,19 +74,19 @@ class RateHistory:
     """
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[float, dict[str, float]]] = deque(maxlen=int(HISTORY_S / HISTORY_STEP_S))
+        self._entries: deque[tuple[float, dict[str, float]]] = deque(maxlen=int(HISTORY_S / HISTORY_INTERVAL_S))
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, now: float, rates: Rates) -> None:
-        """Adds the present rates, unless the last entry is more recent than `HISTORY_STEP_S` or there are no rates."""
-        if self._entries and now - self._entries[-1][0] < HISTORY_STEP_S:
+        """Adds the present rates, if there are any and the last entry is at least `HISTORY_INTERVAL_S` old."""
+        if self._entries and now - self._entries[-1][0] < HISTORY_INTERVAL_S:
             return
-        found = rates.per_second(now)
-        if found:
-            self._entries.append((now, found))
+        current = rates.per_second(now)
+        if current:
+            self._entries.append((now, current))
 
     def since(self, now: float) -> list[tuple[float, dict[str, float]]]:
         """Returns the entries of the last `HISTORY_S` seconds, oldest first, each with its age in seconds."""
-        return [(now - at, found) for at, found in self._entries if now - at <= HISTORY_S]
+        return [(now - time, rates) for time, rates in self._entries if now - time <= HISTORY_S]

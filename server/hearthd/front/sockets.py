@@ -44,7 +44,7 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
 
 
 class UnixSocket:
-    """The claim to the path of a Unix socket, held by a lock file beside the path while the daemon runs."""
+    """Exclusive use of the path of a Unix socket, by a lock file in the same directory while the daemon runs."""
 
     def __init__(self, path: str, *, public: bool = False, setting: str = "listen.unix") -> None:
         """Creates the object.
@@ -57,8 +57,8 @@ class UnixSocket:
         self._directory_mode = 0o755 if public else 0o700
         self._lock_path = Path(f"{path}.lock")
         self._lock = -1
-        self._ours = False
-        self._made: Path | None = None
+        self._claimed = False
+        self._created_directory: Path | None = None
 
     def claim(self) -> None:
         """Claims the path: creates its directory, and removes a socket that a daemon left behind.
@@ -71,10 +71,10 @@ class UnixSocket:
                 with contextlib.suppress(FileExistsError):  # another daemon may create it at the same time
                     directory.mkdir(mode=self._directory_mode, parents=True)
                     directory.chmod(self._directory_mode)  # independent of the umask
-                    self._made = directory
+                    self._created_directory = directory
             self._take_lock()
             self._remove_stale()
-            self._ours = True
+            self._claimed = True
         except OSError as error:
             self.release()
             raise self.unusable(error) from None
@@ -84,18 +84,18 @@ class UnixSocket:
 
     def listen(self, backlog: int) -> socket.socket:
         """Returns a non-blocking socket that listens at the claimed path. Raises `ListenError`."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o111 if self._public else 0o177)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_umask = os.umask(0o111 if self._public else 0o177)
         try:
-            listening.setblocking(False)
-            listening.bind(str(self.path))
-            listening.listen(backlog)
+            listener.setblocking(False)
+            listener.bind(str(self.path))
+            listener.listen(backlog)
         except OSError as error:
-            listening.close()
+            listener.close()
             raise self.unusable(error) from None
         finally:
-            os.umask(before)
-        return listening
+            os.umask(old_umask)
+        return listener
 
     def _take_lock(self) -> None:
         while True:
@@ -105,7 +105,7 @@ class UnixSocket:
             except OSError as error:
                 os.close(lock)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
-                    raise self._taken() from None
+                    raise self._in_use() from None
                 raise
             # The process that released the lock may have removed the file that was opened here; the lock is then
             # worthless.
@@ -130,10 +130,10 @@ class UnixSocket:
                 self.path.unlink(missing_ok=True)
                 return
             except OSError as error:
-                raise self._taken() from error
-        raise self._taken()
+                raise self._in_use() from error
+        raise self._in_use()
 
-    def _taken(self) -> ListenError:
+    def _in_use(self) -> ListenError:
         return ListenError(
             f"{self._setting}: a daemon already serves {self.path}; stop it, or give this one another path with --unix"
         )
@@ -145,13 +145,13 @@ class UnixSocket:
     def release(self) -> None:
         """Removes the socket, and releases the path."""
         if self._lock >= 0:
-            if self._ours:  # after a refused claim, the lock is held, but the socket belongs to another process
+            if self._claimed:  # after a refused claim, the lock is held, but the socket belongs to another process
                 self.path.unlink(missing_ok=True)
-            self._ours = False
+            self._claimed = False
             self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = -1
-        if self._made is not None:
+        if self._created_directory is not None:
             with contextlib.suppress(OSError):  # the directory may contain other files
-                self._made.rmdir()
-            self._made = None
+                self._created_directory.rmdir()
+            self._created_directory = None

@@ -17,10 +17,10 @@ SMALLEST = 64 << 10
 """Smallest chunk in bytes that uses a slot. Smaller chunks go through the socket, because a slot would save less than
 returning it costs."""
 
-MOST = 16
+MAX_SLOTS = 16
 """Largest number of slots: enough for two transfers with all the chunks that they may have in flight."""
 
-MOST_BYTES = 16 << 20
+MAX_RING_BYTES = 16 << 20
 """Limit of all slots together in bytes. All of them are page-locked in one call, so that any slot can be used in one
 copy of the device."""
 
@@ -54,12 +54,12 @@ def layout(chunk_bytes: int) -> Layout:
     if chunk_bytes < SMALLEST:
         return NONE
     size = -(-chunk_bytes // _PAGE) * _PAGE
-    return Layout(min(MOST, MOST_BYTES // size), size)
+    return Layout(min(MAX_SLOTS, MAX_RING_BYTES // size), size)
 
 
-def to_message(what: Layout) -> dict[str, Any]:
+def to_message(ring: Layout) -> dict[str, Any]:
     """Returns the message that is sent together with the ring's file."""
-    return what._asdict()
+    return ring._asdict()
 
 
 def from_message(body: dict[str, Any]) -> Layout:

@@ -89,22 +89,22 @@ def parse(data: bytes) -> CrashRecord:
 
 
 def _slot(data: bytes, number: int) -> RunningKernel | None:
-    taken, running, session, kernel = _SLOT.unpack_from(data, _HEAD_BYTES + number * _SLOT.size)
-    return RunningKernel(_text(kernel), _text(session)) if taken and running else None
+    is_used, is_running, session, kernel = _SLOT.unpack_from(data, _HEAD_BYTES + number * _SLOT.size)
+    return RunningKernel(_text(kernel), _text(session)) if is_used and is_running else None
 
 
 def _crash(data: bytes, slots: list[RunningKernel | None]) -> Crash | None:
-    state, number, code, slot, address, has_address, sender, x, y, z, said_by, _ = _HEAD.unpack_from(data)
+    state, number, code, slot, address, has_address, sender, x, y, z, message_slot, _ = _HEAD.unpack_from(data)
     if state != _WRITTEN or number not in signal.valid_signals():
         return None
     culprit = slots[slot - 1] if 0 < slot <= SLOTS else None
-    said = data[_HEAD.size : _HEAD.size + _MESSAGE_BYTES] if culprit is not None and said_by == slot else b""
+    message = data[_HEAD.size : _HEAD.size + _MESSAGE_BYTES] if culprit is not None and message_slot == slot else b""
     return Crash(
         signal=number,
         culprit=culprit,
         address=address if has_address and code > 0 else None,
         block=(x, y, z),
-        message=_text(said),
+        message=_text(message),
         sender=max(sender, 0),
     )
 

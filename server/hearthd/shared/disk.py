@@ -15,23 +15,25 @@ from hearth_proto.reasons import Reason, Refusal
 RETRY_S = 5.0
 """Seconds after which a client may repeat a refused request: other processes free space, or an operator does."""
 
-_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
-_PHRASES = (*(os.strerror(number).lower() for number in _NUMBERS), "error: nospaceleft")
-_QUOTED = ("#error", "#warning", "static assertion")
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_PHRASES = (*(os.strerror(number).lower() for number in _FULL_ERRNOS), "error: nospaceleft")
+_QUOTING_MARKS = ("#error", "#warning", "static assertion")
 """Marks of lines that quote a source, and may therefore contain any text."""
-_LEAST_BYTES = 1 << 20
+_MIN_FREE_BYTES = 1 << 20
 """Smallest sufficient free space in bytes: with less, a compiler that maps its files crashes."""
 
 
 def is_full(error: BaseException) -> bool:
     """True if the error reports a full disk, or a user's exhausted quota on it."""
-    return isinstance(error, OSError) and error.errno in _NUMBERS
+    return isinstance(error, OSError) and error.errno in _FULL_ERRNOS
 
 
 def says_full(text: str) -> bool:
     """True if a compiler's output reports a full disk: the system's text in the C locale, or zig's name for it."""
     lines = (line.lower() for line in text.splitlines())
-    return any(phrase in line for line in lines if not any(mark in line for mark in _QUOTED) for phrase in _PHRASES)
+    return any(
+        phrase in line for line in lines if not any(mark in line for mark in _QUOTING_MARKS) for phrase in _PHRASES
+    )
 
 
 def without_room(path: str) -> bool:
@@ -40,7 +42,7 @@ def without_room(path: str) -> bool:
         status = os.statvfs(path)
     except OSError:
         return False
-    return status.f_bavail * status.f_frsize < _LEAST_BYTES or (status.f_files > 0 and not status.f_favail)
+    return status.f_bavail * status.f_frsize < _MIN_FREE_BYTES or (status.f_files > 0 and not status.f_favail)
 
 
 def refusal(path: str, purpose: str, setting: str) -> Refusal:
@@ -50,7 +52,7 @@ def refusal(path: str, purpose: str, setting: str) -> Refusal:
     """
     return Refusal(
         Reason.DISK_FULL,
-        f"The disk is full that holds {path}: there is no room for {purpose}.",
+        f"The disk that holds {path} is full: there is no room for {purpose}.",
         fix=f"Free space there, or have {setting} name a directory with free space.",
         details={"path": path, "setting": setting},
         retry_after_s=RETRY_S,

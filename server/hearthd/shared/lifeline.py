@@ -2,8 +2,8 @@
 
 Unlike `PR_SET_PDEATHSIG`, the lifeline depends on a chosen process rather than on the parent's thread, and it can kill
 a whole process group. Like `PR_SET_PDEATHSIG`, it also works for a process that is stopped or stuck. Used for processes
-that would otherwise survive without serving any client: a device process whose front is gone, a compile worker whose
-device process is gone.
+that would otherwise survive without serving any client: a device process whose front has ended, a compile worker whose
+device process has ended.
 """
 
 from __future__ import annotations

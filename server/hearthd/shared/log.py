@@ -18,7 +18,7 @@ _threshold = logging.INFO
 
 THROTTLE_S = 60.0
 """Default interval in seconds between two lines of one kind."""
-_MOST_KINDS = 1024
+_MAX_KINDS = 1024
 """Largest number of kinds whose last lines are remembered."""
 
 
@@ -43,8 +43,8 @@ def configure(level: str = "info", format: str = "auto") -> None:
         renderer = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
-        final = [structlog.processors.format_exc_info, _for_terminals, renderer]
-    _processors[:] = [_from_level_up, *shared, *final]
+        final = [structlog.processors.format_exc_info, _escape_values, renderer]
+    _processors[:] = [_filter_by_level, *shared, *final]
     structlog.configure(
         processors=_processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
@@ -52,7 +52,7 @@ def configure(level: str = "info", format: str = "auto") -> None:
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, _name],
+        foreign_pre_chain=[*shared, _add_logger_name],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -84,13 +84,13 @@ class WithoutErrors(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], self._errors))
 
 
-def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _filter_by_level(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if _LEVELS.get(method, logging.CRITICAL) < _threshold:
         raise structlog.DropEvent
     return event
 
 
-def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _escape_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escapes what a terminal would interpret or hide.
 
     That is control characters, escape sequences, and marks of writing direction. Names and headers come from clients;
@@ -110,11 +110,12 @@ def printable(text: str, also: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in also else each.encode("unicode_escape").decode() for each in text
+        character if character.isprintable() or character in also else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
-def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     record = event.get("_record")
     if record is not None:
         event["logger"] = record.name
@@ -144,6 +145,6 @@ class LogThrottle:
             return 0
         self._last.pop(kind, None)
         self._last[kind] = (now, 0)
-        if len(self._last) > _MOST_KINDS:
+        if len(self._last) > _MAX_KINDS:
             del self._last[next(iter(self._last))]
         return unlogged + 1

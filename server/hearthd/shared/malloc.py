@@ -28,7 +28,7 @@ def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
             mallopt(M_ARENA_MAX, arenas)
 
 
-def give_back() -> None:
+def return_free_memory() -> None:
     """Returns all free memory to the system, including memory that is kept for reuse.
 
     Takes some milliseconds. Has no effect if the C library has no malloc_trim.

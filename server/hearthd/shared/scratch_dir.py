@@ -18,12 +18,12 @@ class Scratch:
 
     def __init__(self, prefix: str) -> None:
         for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            _clear_unless_used(stale)
-        self._path, self._descriptor = self._made(prefix)
-        self._rooms = 0
+            _remove_unless_used(stale)
+        self._path, self._descriptor = self._create(prefix)
+        self._subdirectories = 0
 
     @staticmethod
-    def _made(prefix: str) -> tuple[Path, int]:
+    def _create(prefix: str) -> tuple[Path, int]:
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix))
             try:
@@ -37,8 +37,8 @@ class Scratch:
 
     def room(self) -> Path:
         """Creates a new empty subdirectory that only this user can access, and returns its path."""
-        self._rooms += 1
-        path = self._path / str(self._rooms)
+        self._subdirectories += 1
+        path = self._path / str(self._subdirectories)
         path.mkdir(mode=0o700)
         return path
 
@@ -48,7 +48,7 @@ class Scratch:
         os.close(self._descriptor)
 
 
-def _clear_unless_used(path: Path) -> None:
+def _remove_unless_used(path: Path) -> None:
     with contextlib.suppress(OSError):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
             return

@@ -19,15 +19,15 @@ def ensure(path: str) -> None:
     Several processes may call it at the same time. Raises OSError, also if other users can read the file or it contains
     no key.
     """
-    place = Path(path)
-    if not place.exists():
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".key-") as file:  # has mode 0600
+    key_file = Path(path)
+    if not key_file.exists():
+        key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=key_file.parent, prefix=".key-") as file:  # has mode 0600
             file.write(secrets.token_bytes(SIZE))
             file.flush()
             os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                os.link(file.name, place)
+                os.link(file.name, key_file)
     read(path)
 
 

@@ -15,19 +15,19 @@ class Hangup:
     """State of SIGHUP. Created before anything that takes time; the daemon takes over the signal from it."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         """True if the signal arrived before the daemon could act on it."""
-        self._outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        self._terminal = _has_terminal()
+        self._ignored_at_start = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._had_terminal = _has_terminal()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handler of the signal, until the daemon installs its own. Only records that the signal arrived."""
-        self.asked = True
+        self.requested = True
 
     @property
-    def is_the_end(self) -> bool:
+    def terminal_closed(self) -> bool:
         """True if the signal came because the terminal was closed."""
-        return self._terminal and not self._outlives and not _has_terminal()
+        return self._had_terminal and not self._ignored_at_start and not _has_terminal()
 
 
 def begin() -> Hangup:

@@ -89,7 +89,7 @@ def test_health_over_tls(health: Health, guarded: DaemonProcess) -> None:
             ("--unix", "/nowhere/hearth.sock"),
             {},
             1,
-            "unix:/nowhere/hearth.sock cannot be asked: there is no such socket. Fix: start",
+            "unix:/nowhere/hearth.sock cannot be queried: there is no such socket. Fix: start",
         ),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:1"}, 1, "no daemon listens there. Fix: start"),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": ""}, 2, "set listen.unix"),
@@ -116,4 +116,4 @@ def test_a_daemon_that_drains_is_alive_and_not_ready(start_daemon: StartDaemon) 
     assert (live.returncode, live.stdout) == (0, "NOT_SERVING\n")
     assert daemon.stop() == 0
     gone = hearthd(*arguments, "--live")
-    assert gone.returncode == 1 and "cannot be asked" in gone.stderr
+    assert gone.returncode == 1 and "cannot be queried" in gone.stderr

@@ -55,14 +55,14 @@ def test_exporters_requested_by_the_environment(environ: Mapping[str, str], expe
 def off() -> Iterator[None]:
     yield
     opentelemetry.switch_off()
-    assert opentelemetry._Tracing.on is None
+    assert opentelemetry._Tracing.active is None
 
 
 def told(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns the log entry written by switching traces on."""
     with structlog.testing.capture_logs() as logged:
         opentelemetry.switch_on(environ)
-    assert opentelemetry._Tracing.on is None
+    assert opentelemetry._Tracing.active is None
     (only,) = logged
     return dict(only)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hearthd.front.rates import HISTORY_S, HISTORY_STEP_S, RateHistory, Rates
+from hearthd.front.rates import HISTORY_INTERVAL_S, HISTORY_S, RateHistory, Rates
 
 
 def filled(seconds: int, step: float) -> RateHistory:
@@ -35,12 +35,12 @@ def test_history_spans_its_time_and_is_bounded_at_any_rate_of_reports(step: floa
     seconds = 2 * HISTORY_S if step >= 1 else 20
     history = filled(int(seconds), step)
     entries = history.since(seconds)
-    assert len(history) <= HISTORY_S / HISTORY_STEP_S
+    assert len(history) <= HISTORY_S / HISTORY_INTERVAL_S
     ages = [age for age, _ in entries]
-    assert ages == sorted(ages, reverse=True) and ages[-1] < 2 * HISTORY_STEP_S
-    assert ages[0] == pytest.approx(min(HISTORY_S, seconds), abs=2 * max(step, HISTORY_STEP_S))
+    assert ages == sorted(ages, reverse=True) and ages[-1] < 2 * HISTORY_INTERVAL_S
+    assert ages[0] == pytest.approx(min(HISTORY_S, seconds), abs=2 * max(step, HISTORY_INTERVAL_S))
     assert all(rates["n"] == pytest.approx(10.0) for _, rates in entries)
-    assert all(before - after >= HISTORY_STEP_S - 1e-6 for before, after in itertools.pairwise(ages))
+    assert all(before - after >= HISTORY_INTERVAL_S - 1e-6 for before, after in itertools.pairwise(ages))
 
 
 def test_history_of_a_silent_device_ends() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.shared.deficit_round_robin import LEAST, DeficitRoundRobin, HierarchicalRoundRobin
+from hearthd.shared.deficit_round_robin import GUARANTEED_FRACTION, DeficitRoundRobin, HierarchicalRoundRobin
 
 QUANTUM = 3.0
 
@@ -158,7 +158,7 @@ def test_urgent_classes_run_first_and_leave_a_share_to_each_lower_class(cost: fl
         fair.enter(priority, priority=priority)
     used = serve(fair, [[cost]] * classes, 6000)
     for priority in range(1, classes):
-        assert LEAST * 0.7 <= used[priority] / used[0] <= LEAST * 1.4
+        assert GUARANTEED_FRACTION * 0.7 <= used[priority] / used[0] <= GUARANTEED_FRACTION * 1.4
         assert fair.credit(priority) == 0.0
     fair.leave(0)
     assert fair.turn() != 0

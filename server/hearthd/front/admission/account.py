@@ -24,51 +24,51 @@ _LOG_EVERY = 10.0
 class UnauthenticatedBytes:
     """The bytes held for unauthenticated callers of a daemon."""
 
-    def __init__(self, most: int, registry: CollectorRegistry) -> None:
-        self.most = most
-        self.held = 0
+    def __init__(self, limit: int, registry: CollectorRegistry) -> None:
+        self.limit = limit
+        self.held_bytes = 0
         """Number of bytes held now."""
         self.on_refused: Callable[[str], None] = lambda peer: None
         """Called with gRPC's name of the peer for each refusal."""
-        self._logged = LogThrottle(_LOG_EVERY)
+        self._log_throttle = LogThrottle(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",
             "Bytes of requests held for callers without an accepted credential, at most.",
             registry=registry,
-        ).set_function(lambda: self.held)
+        ).set_function(lambda: self.held_bytes)
         self._refusals = Counter(
             "hearth_admission_refusals", "Requests refused before they were decoded, by limit.", ("limit",),
             registry=registry,
         )  # fmt: skip
 
     def reserve(self, size: int) -> bool:
-        """Takes `size` bytes, which are held until `give`, and returns True.
+        """Takes `size` bytes, which are held until `release`, and returns True.
 
         Returns False if that would exceed the limit.
         """
-        if self.held + size > self.most:
+        if self.held_bytes + size > self.limit:
             return False
-        self.held += size
+        self.held_bytes += size
         return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Releases bytes that are no longer held."""
-        self.held -= size
+        self.held_bytes -= size
 
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:
         """Holds `size` bytes while entered, and yields True; yields False if there is no room."""
-        taken = self.reserve(size)
+        reserved = self.reserve(size)
         try:
-            yield taken
+            yield reserved
         finally:
-            if taken:
-                self.give(size)
+            if reserved:
+                self.release(size)
 
     def refused(self, limit: str, peer: str, method: str, **details: object) -> None:
         """Counts a refusal, and logs it unless one by the same limit was logged recently."""
         self._refusals.labels(limit).inc()
         self.on_refused(peer)
-        times = self._logged.times(limit, time.monotonic())
+        times = self._log_throttle.times(limit, time.monotonic())
         if times:
             log.warning("request_refused", limit=limit, peer=peer, method=method[:128], times=times, **details)

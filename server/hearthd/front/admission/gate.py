@@ -21,10 +21,10 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import opentelemetry
 from hearthd.front.admission import wire
 from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.fair_lock import FairLock
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource, MethodLimit
-from hearthd.front.admission.turns import FairLock
 from hearthd.front.auth.authenticator import Authenticator, host_of
-from hearthd.front.auth.session_binding import showing
+from hearthd.front.auth.session_binding import shown_caller
 from hearthd.front.connections.limits import enter_call
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
@@ -69,7 +69,7 @@ class AdmissionGate:
         self.auth = auth
         self.limits = limits
         self.account = account
-        self.turns = FairLock()
+        self.read_lock = FairLock()
         self.on_credential: Callable[[Caller | None], None] = lambda caller: None
         """Called with the caller to which the running call's credential belongs; None: the call has no valid
         credential."""
@@ -98,12 +98,12 @@ class AdmissionGate:
         `guard` creates a behaviour from a method's name, the coroutine that serves it, and its method gate.
         """
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
-        made = {}
+        methods = {}
         for method, handler in handlers.items():
             method_gate = self.method_gate(name, method, limit=limit)
             guarded = guard(method, _message_server(handler), method_gate)
-            made[method] = _streaming(_with_behaviour(handler, guarded))
-        return GatedService(name, made)
+            methods[method] = _streaming(_with_behaviour(handler, guarded))
+        return GatedService(name, methods)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
         """Decides from the headers of a call. Raises the refusal."""
@@ -114,8 +114,8 @@ class AdmissionGate:
             return Admission(None, limit.max_bytes)
         if limit.credential is CredentialSource.SESSION and not auth.has_credential(context):
             return Admission(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
-        found = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
-        return Admission(found, limit.max_bytes)
+        authenticated = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
+        return Admission(authenticated, limit.max_bytes)
 
 
 class MethodGate:
@@ -149,8 +149,8 @@ class MethodGate:
         except Refusal as refusal:
             self._gate.on_credential(None)
             if refusal.reason == Reason.UNAUTHENTICATED:
-                with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
-                    await self._gate.auth.failed(context.peer(), self.method, refusal, wait=room)
+                with self._gate.account.holding(MAX_STRANGER_BYTES) as reserved:
+                    await self._gate.auth.record_failure(context.peer(), self.method, refusal, wait=reserved)
             raise
         overload = self._gate.overloaded(self.method)
         if overload is not None:
@@ -160,7 +160,7 @@ class MethodGate:
             _caller.set(opentelemetry.of_caller(admitted.caller))
         elif self.limit.credential is CredentialSource.NONE:
             self._gate.on_probe()
-        showing.set(admitted.caller)
+        shown_caller.set(admitted.caller)
         message = await self._read(context, admitted)
         if message is EOF:
             if not self.unary:
@@ -174,7 +174,7 @@ class MethodGate:
         """Reads the first message, without decoding it; `EOF` if there is none."""
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
-                return await self._read_in_turn(context)
+                return await self._read_with_lock(context)
             async with asyncio.timeout(self._seconds if admitted.caller is not None else self._unauthenticated_timeout):
                 return await context.read()
         except TimeoutError:
@@ -191,19 +191,19 @@ class MethodGate:
     def _unauthenticated_timeout(self) -> float:
         return self._gate.limits.settings.request_timeout
 
-    async def _read_in_turn(self, context: Context) -> Any:
+    async def _read_with_lock(self, context: Context) -> Any:
         peer = context.peer()
-        with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
-            if not room:
+        with self._gate.account.holding(MAX_STRANGER_BYTES) as reserved:
+            if not reserved:
                 self._gate.account.refused("unauthenticated_bytes", peer, self._path)
                 raise Refusal(
                     Reason.QUEUE_FULL,
                     "Too many calls without a credential in their metadata are waiting to be read.",
                     fix='Send "authorization" or "hearth-session" in the metadata of the call, or try again later.',
-                    details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.most},
+                    details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.limit},
                     retry_after_s=1.0,
                 )
-            return await self._gate.turns.run(host_of(peer), context.read)
+            return await self._gate.read_lock.run(host_of(peer), context.read)
 
     def _check_and_decode(self, message: Any, context: Context, admitted: Admission) -> Any:
         """Checks the size and the number of fields of the message, and returns it decoded."""

@@ -52,7 +52,7 @@ def options(largest: int) -> Options:
     )
 
 
-def make(
+def create(
     services: Sequence[GatedService],
     account: UnauthenticatedBytes,
     channel_options: Options,
@@ -66,10 +66,10 @@ def make(
     _UNDECODABLE.install()
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
-    known = all(hasattr(core, name) for name in names) and all(
+    has_names = all(hasattr(core, name) for name in names) and all(
         hasattr(_core, name) for name in ("_schedule_rpc_coro", "_ServicerContext")
     )
-    if not known or "method_resolver" not in inspect.signature(_core._handle_rpc).parameters:
+    if not has_names or "method_resolver" not in inspect.signature(_core._handle_rpc).parameters:
         log.warning(
             "grpc_unprotected", version=grpc.__version__, why="its accept loop ends if a path is not valid UTF-8"
         )
@@ -88,14 +88,14 @@ def _server(account: UnauthenticatedBytes, channel_options: Options, admits: Cal
     class Server(base.Server):  # type: ignore[misc]
         def __init__(self) -> None:
             self._loop = _core.get_working_loop()
-            self._server = _accepting()(self._loop, None, (), (), tuple(channel_options), None)
+            self._server = _accepting_core()(self._loop, None, (), (), tuple(channel_options), None)
             self._server.unknown = partial(_unknown, account)
             self._server.admits = admits
 
     return Server()
 
 
-def _accepting() -> Any:
+def _accepting_core() -> Any:
     """Returns the class of the server's core, which is defined late because it needs gRPC's internal names."""
 
     class Accepting(_core.AioServer):  # type: ignore[misc]

@@ -11,9 +11,9 @@ from hearthd.front.config.loader import Config
 MAX_STRANGER_BYTES = 64 << 10
 """Maximum size, in bytes, of a message from a caller whose headers show no credential. Also the number of bytes that
 gRPC reads of a call before its message is requested (`grpc.http2.lookahead_bytes`)."""
-_HEADROOM = 1 << 20
+_HEADROOM_BYTES = 1 << 20
 """Bytes that a message may have in addition to its bulk data."""
-_SMALL = 64 << 10
+_SMALL_BYTES = 64 << 10
 
 NODE = "hearth.v1.NodeService"
 DEVICE = "hearth.v1.DeviceService"
@@ -37,11 +37,11 @@ class MethodLimit:
     """The limits of one method."""
 
     credential: CredentialSource = CredentialSource.HEADERS
-    max_bytes: int = _SMALL
+    max_bytes: int = _SMALL_BYTES
     """Maximum size, in bytes, of a message from a caller whose credential was accepted."""
 
 
-_IN_BODY = frozenset(
+_SESSION_IN_MESSAGE = frozenset(
     {"RenewSession", "CloseSession", "CreateGroup", "JoinGroup", "LeaveGroup", "DescribeGroups"}
 )  # fmt: skip
 _BULK = frozenset({"Execute", "Upload", "Write", "LoadModule", "Dispatch", "Prepare", "UpdateGraph"})
@@ -61,17 +61,17 @@ class AdmissionLimits:
         """Returns the table of a configuration. Its longest message has the largest bulk limit plus 1 MiB."""
         limits = config.limits
         bulk = max(limits.max_batch_bytes, limits.max_code_bytes, limits.max_chunk_bytes, limits.max_inline_bytes)
-        return cls(config.admission, bulk + _HEADROOM)
+        return cls(config.admission, bulk + _HEADROOM_BYTES)
 
     def find(self, service: str, method: str) -> MethodLimit:
         """Returns the limit of a method; for an unknown method, the strictest limit."""
         if service == DEVICE:
-            most = self.largest if method in _BULK else self.settings.max_request_bytes
-            return MethodLimit(CredentialSource.SESSION, most)
+            max_bytes = self.largest if method in _BULK else self.settings.max_request_bytes
+            return MethodLimit(CredentialSource.SESSION, max_bytes)
         if service == NODE:
             if method == "OpenSession":
                 return MethodLimit(CredentialSource.LOGIN)
-            return MethodLimit(CredentialSource.SESSION if method in _IN_BODY else CredentialSource.HEADERS)
+            return MethodLimit(CredentialSource.SESSION if method in _SESSION_IN_MESSAGE else CredentialSource.HEADERS)
         return MethodLimit()
 
     def seconds(self, limit: MethodLimit) -> float:

@@ -13,33 +13,33 @@ from typing import Any
 from hearth_proto.chunks import read_varint
 
 _VARINT, _FIXED64, _BYTES, _START, _END, _FIXED32 = range(6)
-_DEEPEST = 64
+_MAX_DEPTH = 64
 """Maximum depth of nested messages that are examined; protobuf itself refuses more than 100."""
 
 
-def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
-    """Returns True if a message of type `descriptor` has more than `most` fields, including those of nested messages.
+def exceeds(data: bytes, descriptor: Any, limit: int) -> bool:
+    """Returns True if a message of type `descriptor` has more than `limit` fields, including those of nested messages.
 
     Bytes that are not a valid message are left to the decoder.
     """
-    if len(data) <= 2 * most:  # the shortest field has two bytes
+    if len(data) <= 2 * limit:  # the shortest field has two bytes
         return False
     try:
-        return _count(data, 0, len(data), descriptor, most, 0) < 0
+        return _count(data, 0, len(data), descriptor, limit, 0) < 0
     except ValueError:  # the data ends inside a number, where the decoder stops as well
         return False
 
 
-def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
+def _count(data: bytes, position: int, end: int, descriptor: Any, remaining: int, depth: int) -> int:
     """Returns the number of fields that are left of the limit after those between `position` and `end`.
 
     Negative: too many. Raises ValueError if the data ends inside a number.
     """
-    nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
+    nested = _nested(descriptor) if descriptor is not None and depth < _MAX_DEPTH else {}
     while position < end:
-        left -= 1
-        if left < 0:
-            return left
+        remaining -= 1
+        if remaining < 0:
+            return remaining
         tag, position = read_varint(data, position)
         kind = tag & 7
         if kind == _VARINT:
@@ -47,20 +47,20 @@ def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, dep
         elif kind == _BYTES:
             length, position = read_varint(data, position)
             if length > end - position:
-                return left  # truncated; the decoder reports it
+                return remaining  # truncated; the decoder reports it
             inner = nested.get(tag >> 3)
             if inner is not None and length:
-                left = _count(data, position, position + length, inner, left, depth + 1)
-                if left < 0:
-                    return left
+                remaining = _count(data, position, position + length, inner, remaining, depth + 1)
+                if remaining < 0:
+                    return remaining
             position += length
         elif kind == _FIXED64:
             position += 8
         elif kind == _FIXED32:
             position += 4
         elif kind not in (_START, _END):
-            return left
-    return left
+            return remaining
+    return remaining
 
 
 @cache

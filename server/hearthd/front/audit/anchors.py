@@ -49,10 +49,10 @@ class Anchor(NamedTuple):
         """The anchor as one word of text, in which `read` finds it."""
         return "hearth-anchor:" + base64.b64encode(self.raw).decode()
 
-    def signed(self, keys: Keyring) -> bool:
+    def is_signed_by(self, keys: Keyring) -> bool:
         """Returns True if one of `keys` signed the anchor."""
         key = keys.find(self.key)
-        return key is not None and key.sealed(self.raw)
+        return key is not None and key.is_sealed(self.raw)
 
 
 def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
@@ -67,9 +67,9 @@ def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
 def read(lines: Iterable[bytes]) -> Iterator[Anchor]:
     """Yields the anchors in any text: a file of anchors, a journal, or a log."""
     for line in lines:
-        for found in _WORD.finditer(line):
+        for match in _WORD.finditer(line):
             try:
-                raw = base64.b64decode(found[1], validate=True)
+                raw = base64.b64decode(match[1], validate=True)
                 body = json.loads(raw)
                 yield Anchor(
                     int(body["seq"]), str(body["head"]), str(body["time"]), str(body["log"]), str(body["key"]), raw
@@ -81,45 +81,45 @@ def read(lines: Iterable[bytes]) -> Iterator[Anchor]:
 class Anchors:
     """The anchors of one log. Used by one thread at a time."""
 
-    def __init__(self, place: str, path: str, interval: float) -> None:
-        self.place = place
+    def __init__(self, destination: str, path: str, interval: float) -> None:
+        self.destination = destination
         """`LOG`, `SYSLOG` or the path of a file. Empty: the log is not anchored."""
         self.anchored = 0
         """The number of the last anchored entry."""
         self.failed = 0
         self._path = path
         self._interval = interval
-        self._last = -interval
+        self._last_set_at = -interval
 
     def __bool__(self) -> bool:
-        return bool(self.place)
+        return bool(self.destination)
 
     @property
     def due_in(self) -> float:
         """Seconds until the next anchor may be set."""
-        return max(0.0, self._last + self._interval - time.monotonic())
+        return max(0.0, self._last_set_at + self._interval - time.monotonic())
 
     def newest(self) -> Anchor | None:
         """Returns the newest anchor of this log in the anchor file; None: none is known."""
-        if self.place in ("", LOG, SYSLOG):
+        if self.destination in ("", LOG, SYSLOG):
             return None
         try:
-            with Path(self.place).open("rb") as file:
+            with Path(self.destination).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - (64 << 10)))
-                found = [anchor for anchor in read(file) if anchor.log == self._path]
+                anchors = [anchor for anchor in read(file) if anchor.log == self._path]
         except OSError:
             return None
-        return found[-1] if found else None
+        return anchors[-1] if anchors else None
 
     def set(self, sequence: int, head: str, key: AuditKey | None) -> None:
         """Sets an anchor. Never raises: an error is logged, and the next entry tries again."""
-        if not self.place or not sequence or sequence == self.anchored:
+        if not self.destination or not sequence or sequence == self.anchored:
             return
         anchor = make(self._path, sequence, head, key)
-        self._last = time.monotonic()
-        if self.place == LOG:
+        self._last_set_at = time.monotonic()
+        if self.destination == LOG:
             log.info("audit_anchor", entry=sequence, anchor=anchor.word)
-        elif self.place == SYSLOG:
+        elif self.destination == SYSLOG:
             syslog.openlog("hearthd-audit", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
             syslog.syslog(syslog.LOG_NOTICE, f"entry={sequence} {anchor.word}")
         else:
@@ -128,13 +128,13 @@ class Anchors:
             except OSError as error:
                 self.failed += 1
                 if self.failed == 1:
-                    log.error("audit_anchor_failed", path=self.place, why=error.strerror or str(error))
+                    log.error("audit_anchor_failed", path=self.destination, why=error.strerror or str(error))
                 return
         self.failed = 0
         self.anchored = sequence
 
     def _append(self, anchor: Anchor) -> None:
-        path = Path(self.place)
+        path = Path(self.destination)
         if not path.parent.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = f"{anchor.word}\n".encode()
@@ -142,24 +142,24 @@ class Anchors:
             if path.stat().st_size > TRIM:
                 self._replace(path, data)
                 return
-        _write(self.place, os.O_APPEND, data)
+        _write(self.destination, os.O_APPEND, data)
 
     def _replace(self, path: Path, data: bytes) -> None:
         """Replaces the file.
 
         Raises `OSError` for a file to which data can only be appended (`chattr +a`). Such a file then grows.
         """
-        beside = f"{path}.{os.getpid()}"
-        _write(beside, os.O_TRUNC, data)
+        temporary = f"{path}.{os.getpid()}"
+        _write(temporary, os.O_TRUNC, data)
         try:
-            os.replace(beside, path)  # noqa: PTH105
+            os.replace(temporary, path)  # noqa: PTH105
         except OSError:
-            Path(beside).unlink()
+            Path(temporary).unlink()
             raise
 
 
-def _write(path: str, how: int, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+def _write(path: str, flags: int, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
     try:
         os.write(handle, data)
         os.fsync(handle)

@@ -38,12 +38,12 @@ class AuditKey(NamedTuple):
         """Returns a JSON object with its message authentication code added as the last member."""
         return text[:-1] + b',"mac":"' + self.mac(text).encode() + b'"}'
 
-    def sealed(self, raw: bytes) -> bool:
+    def is_sealed(self, raw: bytes) -> bool:
         """Returns True if `raw` was made by `seal` with this key."""
-        found = _SEAL.search(raw)
-        if found is None:
+        match = _SEAL.search(raw)
+        if match is None:
             return False
-        return hmac.compare_digest(self.mac(raw[: found.start()] + b"}"), found[1].decode())
+        return hmac.compare_digest(self.mac(raw[: match.start()] + b"}"), match[1].decode())
 
 
 class Keyring:
@@ -82,10 +82,10 @@ def load(path: str) -> Keyring:
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise KeyFileError(f"users other than its owner may read or write {path}; chmod 600 {path}")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    found = [_LINE.fullmatch(line) for line in lines]
-    if not lines or not all(found):
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if not lines or not all(matches):
         raise KeyFileError(f"{path} contains no audit log keys; remove it, and the daemon creates a new key")
-    return Keyring([AuditKey(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
+    return Keyring([AuditKey(match[1], bytes.fromhex(match[2])) for match in matches if match is not None])
 
 
 def load_or_create(path: str) -> tuple[Keyring, bool]:
@@ -109,11 +109,11 @@ def rotate(path: str) -> AuditKey:
     Earlier keys stay, to verify what they signed. Raises `KeyFileError`.
     """
     load(path)
-    key = _make()
+    key = _generate()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            os.write(handle, _line(key))
+            os.write(handle, _format(key))
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -124,25 +124,25 @@ def rotate(path: str) -> AuditKey:
 
 def _create(path: str) -> bool:
     """Creates the key file atomically. Returns False if another process has created the file, which is then used."""
-    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.write(handle, f"{_HEADER}\n".encode() + _line(_make()))
+        os.write(handle, f"{_HEADER}\n".encode() + _format(_generate()))
         os.fsync(handle)
-        os.link(beside, path)
+        os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
         os.close(handle)
         with contextlib.suppress(OSError):
-            os.unlink(beside)  # noqa: PTH108
+            os.unlink(temporary)  # noqa: PTH108
     return True
 
 
-def _make() -> AuditKey:
+def _generate() -> AuditKey:
     secret = secrets.token_bytes(32)
     return AuditKey(hashlib.sha256(secret).hexdigest()[:8], secret)
 
 
-def _line(key: AuditKey) -> bytes:
+def _format(key: AuditKey) -> bytes:
     return f"hearth-audit-key-v1 {key.id} {key.secret.hex()}\n".encode()

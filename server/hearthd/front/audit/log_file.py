@@ -37,7 +37,7 @@ class LogFile:
     """The file and the head of its hash chain. Used by one thread at a time."""
 
     def __init__(self, settings: AuditSettings) -> None:
-        self.why = ""
+        self.last_error = ""
         """The reason of the last failed write."""
         self.anchors = Anchors(settings.anchor_path, settings.path, settings.anchor_interval)
         self._settings = settings
@@ -73,7 +73,7 @@ class LogFile:
             with contextlib.suppress(ValueError, AttributeError):
                 entry = json.loads(line)
                 self._sequence, self._signer = int(entry.get("seq", 0)), str(entry.get("key", ""))
-        self._compare()
+        self._check_anchor()
 
     def _open_keys(self) -> None:
         path = self._settings.key_path
@@ -92,10 +92,10 @@ class LogFile:
                 "audit_key_made", path=path, key=self._keys.current.id, fix="keep a copy of the key file elsewhere"
             )
 
-    def _compare(self) -> None:
+    def _check_anchor(self) -> None:
         """Checks that the entry that was anchored last is still in the file."""
         newest = self.anchors.newest()
-        if newest is None or (self._keys is not None and not newest.signed(self._keys)):
+        if newest is None or (self._keys is not None and not newest.is_signed_by(self._keys)):
             return
         if not self._sequence and self._head == GENESIS:  # the file was renamed while no daemon was running
             self._head, self._sequence, self._signer = newest.head, newest.sequence, newest.key
@@ -118,7 +118,7 @@ class LogFile:
 
     def reopen(self) -> None:
         """Continues in the file that now has the path, and reads the keys again."""
-        if self._moved():
+        if self._is_renamed():
             self.append([{"time": time.time(), "event": ROTATED}])
         self.close()
         try:
@@ -131,7 +131,7 @@ class LogFile:
             except KeyFileError as error:
                 log.error("audit_key", why=str(error), action="the previous keys remain in use")
 
-    def _moved(self) -> bool:
+    def _is_renamed(self) -> bool:
         """Returns True if the path now belongs to another file, or to none."""
         if self._handle < 0:
             return False
@@ -147,7 +147,7 @@ class LogFile:
             try:
                 self._append(entry)
             except OSError as error:
-                self.why = error.strerror or str(error)
+                self.last_error = error.strerror or str(error)
                 self._missing += 1
                 failed += 1
         with contextlib.suppress(OSError):
@@ -160,10 +160,10 @@ class LogFile:
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._keys is not None and self._signer not in ("", self._keys.current.id):
-            old = self._keys.find(self._signer)
-            if old is not None:  # signed by the old key, so that only its holder can introduce a new key
-                now = {"time": entry["time"], "event": "audit_key", "next": self._keys.current.id}
-                self._write(now, old)
+            previous = self._keys.find(self._signer)
+            if previous is not None:  # signed by the old key, so that only its holder can introduce a new key
+                key_entry = {"time": entry["time"], "event": "audit_key", "next": self._keys.current.id}
+                self._write(key_entry, previous)
         self._write(entry, self._keys.current if self._keys is not None else None)
 
     def _write(self, entry: dict[str, Any], key: Any) -> None:
@@ -186,9 +186,9 @@ class LogFile:
         written = os.write(self._handle, data)
         # If the disk is full in the middle of a line, the next line is chained to the part that was written.
         if written < len(data):
-            part = data[:written].lstrip(b"\n")
-            if part:
-                self._head = hashlib.sha256(part).hexdigest()
+            fragment = data[:written].lstrip(b"\n")
+            if fragment:
+                self._head = hashlib.sha256(fragment).hexdigest()
                 self._torn = True
             raise OSError(28, "No space left on device")
         self._head = hashlib.sha256(text).hexdigest()
@@ -209,10 +209,10 @@ def _last_lines(path: str) -> tuple[list[bytes], bool]:
         end = file.seek(0, os.SEEK_END)
         tail = b""
         while end and tail.count(b"\n") < 3:
-            step = min(end, 64 << 10)
-            end -= step
+            size = min(end, 64 << 10)
+            end -= size
             file.seek(end)
-            tail = file.read(step) + tail
+            tail = file.read(size) + tail
     torn = bool(tail) and not tail.endswith(b"\n")
     lines = [line for line in tail.split(b"\n") if line]
     return lines[-2:], torn

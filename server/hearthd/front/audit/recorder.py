@@ -25,10 +25,10 @@ __all__ = ["GENESIS", "Audit", "AuditError", "AuditSubject"]
 
 log = structlog.get_logger("hearthd.audit")
 
-_MOST_PENDING = 10_000
-_REMEMBERED_REFUSALS = 4096
-_REPEATED = 60.0
-_LONGEST = 1024
+_MAX_PENDING = 10_000
+_MAX_REFUSALS = 4096
+_REPEAT_S = 60.0
+_MAX_VALUE_CHARS = 1024
 """Maximum length of one value in characters. Longer values, which clients may send, are truncated."""
 
 
@@ -55,7 +55,7 @@ class Audit:
         self.lost = 0
         """Number of events that could not be written."""
         self._pending: deque[dict[str, Any]] = deque()
-        self._refused: dict[tuple[str, str, str, str], float] = {}
+        self._recent_refusals: dict[tuple[str, str, str, str], float] = {}
         self._writer: asyncio.Task[None] | None = None
         self._anchoring: asyncio.TimerHandle | None = None
         self._anchor_due = False
@@ -80,42 +80,42 @@ class Audit:
         """
         if self._file is None:
             return
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             self.lost += 1
             return
         entry: dict[str, Any] = {"time": time.time(), "event": event}
         caller = caller if caller is not None or subject is None else subject.caller
         if caller is not None:
-            known = {"tenant": caller.tenant.name, "credential": caller.credential, "peer": caller.peer}
-            entry.update({key: value for key, value in known.items() if value})
+            identity = {"tenant": caller.tenant.name, "credential": caller.credential, "peer": caller.peer}
+            entry.update({key: value for key, value in identity.items() if value})
             if caller.uid is not None:
                 entry["uid"] = caller.uid
         if subject is not None:
             entry["session"] = subject.id
-        entry.update({key: _cut(value) for key, value in fields.items()})
+        entry.update({key: _truncated(value) for key, value in fields.items()})
         self._pending.append(entry)
-        self._begin()
+        self._start_writer()
 
-    def _begin(self) -> None:
+    def _start_writer(self) -> None:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
 
-    def refused(self, who: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
+    def refused(self, source: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
         """Records an operation that a session or a caller was not allowed to do.
 
         Repetitions within a minute are not recorded.
         """
         if self._file is None:
             return
-        caller, subject = (who, None) if isinstance(who, Caller) else (who.caller, who)
+        caller, subject = (source, None) if isinstance(source, Caller) else (source.caller, source)
         key = (caller.tenant.name, caller.credential, subject.id if subject is not None else "", operation)
         now = time.monotonic()
-        if now - self._refused.get(key, -_REPEATED) < _REPEATED:
+        if now - self._recent_refusals.get(key, -_REPEAT_S) < _REPEAT_S:
             return
-        self._refused.pop(key, None)
-        self._refused[key] = now
-        if len(self._refused) > _REMEMBERED_REFUSALS:
-            self._refused.pop(next(iter(self._refused)))
+        self._recent_refusals.pop(key, None)
+        self._recent_refusals[key] = now
+        if len(self._recent_refusals) > _MAX_REFUSALS:
+            self._recent_refusals.pop(next(iter(self._recent_refusals)))
         self.record(
             "refused", subject, caller, operation=operation, reason=str(refusal.reason), why=refusal.message,
             **{key: value for key, value in refusal.details.items() if key in ("right", "quota")},
@@ -131,7 +131,7 @@ class Audit:
                 # The daemon continues: a full disk must not end the work of all sessions. The next line that can be
                 # written contains the number of missing entries.
                 self.lost += failed
-                log.error("audit_lost", path=self.path, events=failed, why=self._file.why)
+                log.error("audit_lost", path=self.path, events=failed, why=self._file.last_error)
         anchors = self._file.anchors
         if anchors and self._anchoring is None:
             if self._anchor_due or not anchors.due_in:
@@ -145,7 +145,7 @@ class Audit:
     def _anchor(self) -> None:
         """Sets an anchor now, at the end of the interval since the last one."""
         self._anchoring, self._anchor_due = None, True
-        self._begin()
+        self._start_writer()
 
     async def reopen(self) -> None:
         """Continues in a new file after the old one was renamed.
@@ -174,7 +174,7 @@ class Audit:
             await asyncio.gather(self._writer, return_exceptions=True)
 
 
-def _cut(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _LONGEST:
-        return value[:_LONGEST] + "..."
+def _truncated(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _MAX_VALUE_CHARS:
+        return value[:_MAX_VALUE_CHARS] + "..."
     return value

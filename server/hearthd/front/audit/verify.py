@@ -80,12 +80,12 @@ class _Check:
         self._keys = keys
         self._strict = strict
         self._verdict = Verification()
-        self._youngest = -1
+        self._newest_key = -1
         """Index of the newest key that was seen, in the order of `keys`. Older keys may not sign further lines."""
-        self._first = 0
+        self._first_number = 0
         self._anchors: dict[int, list[Anchor]] = {}
         for anchor in anchors:
-            if keys is not None and not anchor.signed(keys):
+            if keys is not None and not anchor.is_signed_by(keys):
                 if strict:
                     self._verdict.problems.append(
                         f"the anchor of entry {anchor.sequence} is not signed by any of the given keys"
@@ -123,21 +123,21 @@ class _Check:
                     f"{entry['gap']}"
                 )
             verdict.begins = verdict.begins or prev
-            self._first = self._first or number
+            self._first_number = self._first_number or number
             verdict.missing += int(entry.get("missing", 0))
             head, sequence, broken = hashlib.sha256(raw).hexdigest(), number, 0
             verdict.continues = entry.get("event") == ROTATED
-            self._signature(count, raw, entry)
-            self._anchor(number, head)
+            self._check_signature(count, raw, entry)
+            self._check_anchor(number, head)
         if broken:
             problems.append(f"line {broken}, the last one, is incomplete")
         verdict.head, verdict.entries = head, sequence
-        if self._first == 1 and verdict.begins != GENESIS:
+        if self._first_number == 1 and verdict.begins != GENESIS:
             problems.append("line 1 has number 1, but is not the first entry of a log")
-        self._end(sequence)
+        self._check_end(sequence)
         return verdict
 
-    def _signature(self, count: int, raw: bytes, entry: dict[str, Any]) -> None:
+    def _check_signature(self, count: int, raw: bytes, entry: dict[str, Any]) -> None:
         verdict, keys = self._verdict, self._keys
         signer = str(entry.get("key", "")) if "mac" in entry else ""
         if signer and (keys is None or (keys.find(signer) is None and not self._strict)):
@@ -152,27 +152,27 @@ class _Check:
                 verdict.problems.append(f"line {count} is not signed, and lines before it are")
         elif key is None:
             verdict.problems.append(f"line {count} is signed by key {signer}, which is not among the given keys")
-        elif not key.sealed(raw):
+        elif not key.is_sealed(raw):
             verdict.problems.append(f"line {count} was not signed by key {signer}: it was changed or forged")
-        elif keys.age(signer) < self._youngest:
+        elif keys.age(signer) < self._newest_key:
             verdict.problems.append(f"line {count} is signed by key {signer}, which a newer key had replaced")
         else:
-            self._youngest = keys.age(signer)
+            self._newest_key = keys.age(signer)
             verdict.signed += 1
 
-    def _anchor(self, number: int, head: str) -> None:
+    def _check_anchor(self, number: int, head: str) -> None:
         for anchor in self._anchors.pop(number, ()):
             if anchor.head == head:
                 self._verdict.anchored = number
             else:
                 self._verdict.problems.append(f"entry {number} is not the one that was anchored on {anchor.time}")
 
-    def _end(self, last: int) -> None:
+    def _check_end(self, last: int) -> None:
         """Reports anchors whose entries are not in the log."""
         verdict = self._verdict
-        beyond = [anchor for found in self._anchors.values() for anchor in found if anchor.sequence > last]
-        if beyond and not verdict.continues:
-            newest = max(beyond, key=lambda anchor: anchor.sequence)
+        missing = [anchor for anchors in self._anchors.values() for anchor in anchors if anchor.sequence > last]
+        if missing and not verdict.continues:
+            newest = max(missing, key=lambda anchor: anchor.sequence)
             verdict.problems.append(
                 f"the log ends with entry {last}, and entry {newest.sequence} was anchored on {newest.time}: its end "
                 "is missing"

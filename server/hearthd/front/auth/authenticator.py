@@ -31,11 +31,11 @@ log = structlog.get_logger("hearthd.auth")
 AUTHORIZATION = "authorization"
 TICKET = "hearth-ticket"
 SESSION = "hearth-session"
-_SHOWN = frozenset((AUTHORIZATION, TICKET, SESSION))
+_CREDENTIAL_KEYS = frozenset((AUTHORIZATION, TICKET, SESSION))
 
-_WINDOW = 60.0
-_MOST_PEERS = 1024
-_MOST_LATE = 64
+_WINDOW_S = 60.0
+_MAX_PEERS = 1024
+_MAX_DELAYED = 64
 """Maximum number of responses that are delayed at once. Further ones are sent at once, which costs the daemon less."""
 
 
@@ -53,8 +53,8 @@ class AuthFailures:
     Pure. Bounded: the least recent peers are forgotten.
     """
 
-    def __init__(self, most: int, window: float = _WINDOW) -> None:
-        self.most = most
+    def __init__(self, limit: int, window: float = _WINDOW_S) -> None:
+        self.limit = limit
         self._window = window
         self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
@@ -64,11 +64,11 @@ class AuthFailures:
 
     def add(self, peer: str, now: float) -> int:
         """Adds a failure and returns the peer's number of failures."""
-        begin, count = self._peers.pop(peer, (now, 0))
-        if now - begin >= self._window:
-            begin, count = now, 0
-        self._peers[peer] = (begin, count + 1)
-        if len(self._peers) > _MOST_PEERS:
+        window_start, count = self._peers.pop(peer, (now, 0))
+        if now - window_start >= self._window:
+            window_start, count = now, 0
+        self._peers[peer] = (window_start, count + 1)
+        if len(self._peers) > _MAX_PEERS:
             self._peers.popitem(last=False)
         return count + 1
 
@@ -93,8 +93,8 @@ class Authenticator:
         self.redeem: Callable[[str], User | None] = lambda ticket: None
         """Returns the user of a ticket; see `unix_identity.IdentitySocket`."""
         self.certificates = ClientCertificates()
-        self.bound = Binding()
-        sessions.check_use = lambda session: self.bound.check_call(session.caller)
+        self.binding = Binding()
+        sessions.check_use = lambda session: self.binding.check_call(session.caller)
         self._sessions = sessions
         self._audit = audit
         self._observer = observer
@@ -104,7 +104,7 @@ class Authenticator:
 
     def change(self, max_failures: int, failure_delay: float) -> None:
         """Changes the limits. Failures that were counted before remain."""
-        self._failures.most, self._delay = max_failures, failure_delay
+        self._failures.limit, self._delay = max_failures, failure_delay
 
     def untenanted_caller(self, peer: str) -> Caller:
         """Returns the caller of a daemon without tenants."""
@@ -112,7 +112,7 @@ class Authenticator:
 
     def has_credential(self, context: Context) -> bool:
         """Returns True if the headers of a call, or its connection, show any credential."""
-        if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
+        if any(key in _CREDENTIAL_KEYS for key, _ in context.invocation_metadata() or ()):
             return True
         return bool(certificate_names(context.auth_context()))
 
@@ -121,10 +121,10 @@ class Authenticator:
 
         Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that does not exist.
         """
-        shown = {str(key): value for key, value in context.invocation_metadata() or ()}
-        return self._identify(shown, context.peer(), context.auth_context, by_session)
+        metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
+        return self._identify(metadata, context.peer(), context.auth_context, by_session)
 
-    async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
+    async def identify_request(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
         """Returns the caller of an HTTP request.
 
         It is identified by the Authorization header, otherwise by the user at the other end of the Unix socket. Raises
@@ -138,25 +138,25 @@ class Authenticator:
             tenant, name = self.directory.user(user)
             return Caller(tenant, name, peer, uid=user.uid, proof=user)
         except Refusal as refusal:
-            await self.failed(peer, page, refusal)
+            await self.record_failure(peer, page, refusal)
             raise
 
     def _identify(
-        self, shown: Mapping[str, Any], peer: str, auth_context: Callable[[], Mapping[str, Any]], by_session: bool
+        self, metadata: Mapping[str, Any], peer: str, auth_context: Callable[[], Mapping[str, Any]], by_session: bool
     ) -> Caller:
-        if AUTHORIZATION in shown:
-            return self._token(_text(shown[AUTHORIZATION]), peer)
-        if TICKET in shown:
-            return self._user(_text(shown[TICKET]), peer)
-        if SESSION in shown and by_session:
-            session = self._sessions.owner(_text(shown[SESSION]))
-            if self.bound.on and isinstance(session.caller.proof, tuple):
-                self.bound.check(session.caller, self._certificate(auth_context(), peer))
+        if AUTHORIZATION in metadata:
+            return self._token(_text(metadata[AUTHORIZATION]), peer)
+        if TICKET in metadata:
+            return self._user(_text(metadata[TICKET]), peer)
+        if SESSION in metadata and by_session:
+            session = self._sessions.owner(_text(metadata[SESSION]))
+            if self.binding.enabled and isinstance(session.caller.proof, tuple):
+                self.binding.check(session.caller, self._certificate(auth_context(), peer))
             return session.caller
-        found = self._certificate(auth_context(), peer)
-        if found is None:
+        caller = self._certificate(auth_context(), peer)
+        if caller is None:
             raise self._no_credential()
-        return found
+        return caller
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
         """Returns the caller that a certificate identifies; None: the connection shows no certificate.
@@ -167,13 +167,13 @@ class Authenticator:
         if not names:
             return None
         tenant, name = self.directory.certificate(names)
-        shown = self.certificates.identity(auth_context)
-        if self.certificates.revokes(shown):
+        certificate = self.certificates.identity(auth_context)
+        if self.certificates.revokes(certificate):
             raise unauthenticated(
                 f"The client certificate (for {name}) was revoked by its authority.",
                 "Ask the daemon's operator for another certificate.",
             )
-        return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=shown)
+        return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=certificate)
 
     def _token(self, header: str, peer: str) -> Caller:
         scheme, _, token = header.strip().partition(" ")
@@ -201,22 +201,22 @@ class Authenticator:
             '"authorization: Bearer <token>" in the metadata of the call.',
         )
 
-    async def failed(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
+    async def record_failure(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
         """Counts a failure of a peer. If there were many, returns with a delay, unless `wait` is False."""
         self._observer.authentication_failed()
         host = host_of(peer)
         count = self._failures.add(host, time.monotonic())
-        if count <= self._failures.most:
+        if count <= self._failures.limit:
             log.warning("authentication_failed", peer=peer, method=method, why=refusal.message)
             self._audit.record("authentication_failed", peer=peer, method=method, why=refusal.message)
             return
-        if count == self._failures.most + 1:
+        if count == self._failures.limit + 1:
             log.warning(
                 "authentication_failures", peer=host, count=count, action="answered with a delay, not logged again"
             )
             self._audit.record("authentication_failures", peer=host, count=count)
         refusal.retry_after_s = self._delay
-        if wait and self._delayed < _MOST_LATE:
+        if wait and self._delayed < _MAX_DELAYED:
             self._delayed += 1
             try:
                 await asyncio.sleep(self._delay)

@@ -18,9 +18,9 @@ from hearthd.front.tenancy.revocations import CertificateIdentity, Revocations, 
 if TYPE_CHECKING:
     from hearthd.front.tenancy.tenants import Caller
 
-_MOST_KNOWN = 1024
+_MAX_IDENTITIES = 1024
 
-showing: ContextVar[Caller | None] = ContextVar("showing", default=None)
+shown_caller: ContextVar[Caller | None] = ContextVar("shown_caller", default=None)
 """The caller that the headers of the present call show. None: they show no credential."""
 
 
@@ -30,7 +30,7 @@ class ClientCertificates:
     def __init__(self) -> None:
         self.revocations: Revocations | None = None
         """The revocation lists. None: none is configured."""
-        self._known: dict[bytes, CertificateIdentity | None] = {}
+        self._identities: dict[bytes, CertificateIdentity | None] = {}
 
     def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
         """Returns the identity of a connection's certificate.
@@ -40,14 +40,14 @@ class ClientCertificates:
         if self.revocations is None:
             return None
         pem = next(iter(auth_context.get("x509_pem_cert") or ()), b"")
-        if pem not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
+        if pem not in self._identities:
+            if len(self._identities) >= _MAX_IDENTITIES:
+                del self._identities[next(iter(self._identities))]
             try:
-                self._known[pem] = identity(pem)
+                self._identities[pem] = identity(pem)
             except ValueError:
-                self._known[pem] = None
-        return self._known[pem]
+                self._identities[pem] = None
+        return self._identities[pem]
 
     def revokes(self, certificate: CertificateIdentity | None) -> bool:
         """Returns True if a revocation list is configured and the certificate is on it, or could not be parsed."""
@@ -60,15 +60,15 @@ class ClientCertificates:
 class Binding:
     """The setting `sessions.bind`, and its check."""
 
-    on = False
+    enabled = False
 
     def check_call(self, owner: Caller) -> None:
         """Raises `UNAUTHENTICATED` if the present call shows another credential than the session's owner.
 
         Also raises it if the call shows none and the owner's credential is a certificate.
         """
-        if self.on:
-            self.check(owner, showing.get())
+        if self.enabled:
+            self.check(owner, shown_caller.get())
 
     def check(self, owner: Caller, shown: Caller | None) -> None:
         """Checks the credential `shown`, in the same way as `check_call`."""

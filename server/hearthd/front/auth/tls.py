@@ -41,13 +41,13 @@ class ServerCertificates:
         self._client_ca = Path(client_ca) if client_ca else None
         self._lock = threading.Lock()
         self._checked_at = time.monotonic()
-        self._stamp = self._stamped()
+        self._stamp = self._file_stamp()
         self.expires = 0.0
         """Unix time after which clients refuse the certificate."""
         self.names: tuple[str, ...] = ()
         """Host names for which the certificate is valid."""
         self._context = self._check()
-        self._configuration = self._published = self._read()
+        self._configuration = self._returned = self._read()
 
     # ---- interface for listeners ----
 
@@ -57,7 +57,7 @@ class ServerCertificates:
         Clients have to show a certificate if `client_ca` is set.
         """
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration, self._renewed, require_client_authentication=self._client_ca is not None
+            self._configuration, self._renewed_configuration, require_client_authentication=self._client_ca is not None
         )
 
     def http(self) -> ssl.SSLContext:
@@ -78,15 +78,15 @@ class ServerCertificates:
 
     # ---- renewal ----
 
-    def _renewed(self) -> Configuration:
+    def _renewed_configuration(self) -> Configuration:
         """Called by gRPC before each handshake.
 
         Returns the new configuration, or None if it is unchanged. Another call of `refresh` may have noticed the
         change, so the comparison is with the configuration that was returned last.
         """
         self.refresh()
-        given, self._published = self._published, self._configuration
-        return None if given is self._configuration else self._configuration
+        previous, self._returned = self._returned, self._configuration
+        return None if previous is self._configuration else self._configuration
 
     def refresh(self) -> bool:
         """Reads the files again if they have changed. Returns True if they had changed and can be used."""
@@ -96,7 +96,7 @@ class ServerCertificates:
                 return False
             self._checked_at = now
             try:
-                stamp = self._stamped()
+                stamp = self._file_stamp()
                 if stamp == self._stamp:
                     return False
                 self._check()
@@ -109,7 +109,7 @@ class ServerCertificates:
             log.info("certificate_renewed", certificate=str(self._certificate))
             return True
 
-    def _stamped(self) -> Stamp:
+    def _file_stamp(self) -> Stamp:
         stamp: list[int] = []
         for path in self._files:
             try:
@@ -138,19 +138,21 @@ class ServerCertificates:
         try:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except ssl.SSLError as error:
-            raise TlsError(f"tls: {self._certificate} and {self._key}: {_explained(error)}") from None
+            raise TlsError(f"tls: {self._certificate} and {self._key}: {_error_text(error)}") from None
         except OSError as error:
             raise TlsError(f"tls: {error.filename or self._key} cannot be read: {error.strerror or error}") from None
         if self._client_ca is not None:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self._client_ca)
             except (ssl.SSLError, OSError) as error:
-                raise TlsError(f"tls.client_ca: {self._client_ca} holds no certificates: {_explained(error)}") from None
-        self.expires, self.names = _shown(context, self._certificate)
+                raise TlsError(
+                    f"tls.client_ca: {self._client_ca} holds no certificates: {_error_text(error)}"
+                ) from None
+        self.expires, self.names = _verify(context, self._certificate)
         return context
 
 
-def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
+def _verify(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
     """Returns the end of the certificate's validity (Unix time), and the host names for which it is valid.
 
     Until that time a client that trusts this certificate accepts it. Performs a handshake in memory, which makes all
@@ -162,12 +164,12 @@ def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str,
     client.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (server.wrap_bio(to_server, to_client, server_side=True), client.wrap_bio(to_client, to_server))
-    done = [False, False]
+    completed = [False, False]
     for _ in range(8):
         for index in (1, 0):
             try:
                 ends[index].do_handshake()
-                done[index] = True
+                completed[index] = True
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLCertVerificationError as error:
@@ -175,13 +177,13 @@ def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str,
                     f"tls.certificate: {certificate} is refused by clients: {error.verify_message}"
                 ) from None
             except ssl.SSLError as error:
-                raise TlsError(f"tls.certificate: {certificate} cannot be used: {_explained(error)}") from None
-        if all(done):
+                raise TlsError(f"tls.certificate: {certificate} cannot be used: {_error_text(error)}") from None
+        if all(completed):
             break
-    shown: dict[str, Any] = dict(ends[1].getpeercert() or {})
-    until = shown.get("notAfter")
-    names = tuple(str(name) for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
-    return float(ssl.cert_time_to_seconds(str(until))) if until else math.inf, names
+    certificate_fields: dict[str, Any] = dict(ends[1].getpeercert() or {})
+    expires = certificate_fields.get("notAfter")
+    names = tuple(str(name) for kind, name in certificate_fields.get("subjectAltName", ()) if kind == "DNS")
+    return float(ssl.cert_time_to_seconds(str(expires))) if expires else math.inf, names
 
 
 def _first_der(pem: bytes) -> bytes:
@@ -198,7 +200,7 @@ def _no_password() -> str:
     )
 
 
-def _explained(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate"

@@ -1,10 +1,10 @@
 """Identity of peers on the Unix socket.
 
 gRPC does not report the process at the other end of a connection, but the kernel does. On a second socket,
-`hearth-identity.sock` beside `hearth.sock`, each client that connects is sent a ticket: one line of text that stands
-for the user and groups that the kernel reports (SO_PEERCRED, SO_PEERGROUPS). The client shows the ticket in the
-metadata of one call (`hearth-ticket`), which redeems it. A ticket is valid for some seconds. Nothing is read from the
-client.
+`hearth-identity.sock` in the directory of `hearth.sock`, the daemon sends a ticket to each client that connects: one
+line of text that stands for the user and groups that the kernel reports (SO_PEERCRED, SO_PEERGROUPS). The client shows
+the ticket in the metadata of one call (`hearth-ticket`), which redeems it. A ticket is valid for some seconds. The
+daemon reads nothing from the client.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = structlog.get_logger("hearthd.identity")
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
-_SEND_WAIT = 2.0
+_SEND_TIMEOUT_S = 2.0
 """Time limit, in seconds, for sending a ticket."""
-_MOST_TICKETS = 256
+_MAX_TICKETS = 256
 """Maximum number of tickets of one user that are not redeemed. A further ticket replaces the oldest, so that many
 tickets of one user do not affect other users."""
 
 
 def identity_path(path: str) -> str:
-    """Returns the path of the identity socket, beside that of gRPC. Clients derive it by the same rule."""
-    beside = Path(path)
-    return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
+    """Returns the path of the identity socket for that of gRPC's socket. Clients derive it by the same rule."""
+    grpc_socket = Path(path)
+    return str(grpc_socket.with_name(f"{grpc_socket.stem}-identity{grpc_socket.suffix}"))
 
 
 class IdentityTickets:
@@ -54,32 +54,32 @@ class IdentityTickets:
 
     def issue(self, user: User) -> str:
         """Returns a new ticket for a user, and forgets expired tickets."""
-        self._forget()
+        self._forget_expired()
         ticket = secrets.token_urlsafe(24)
         tickets = self._users.setdefault(user.uid, {})
-        if len(tickets) >= _MOST_TICKETS:
+        if len(tickets) >= _MAX_TICKETS:
             del tickets[next(iter(tickets))]
-        tickets[_key(ticket)] = (self._clock() + self.lifetime, user)
+        tickets[_ticket_hash(ticket)] = (self._clock() + self.lifetime, user)
         return ticket
 
     def redeem(self, ticket: str) -> User | None:
         """Redeems a ticket, once, and returns its user; None if the ticket is unknown, was used or has expired."""
-        key = _key(ticket)
+        key = _ticket_hash(ticket)
         for tickets in self._users.values():
-            found = tickets.pop(key, None)
-            if found is not None:
-                until, user = found
-                return user if until > self._clock() else None
+            issued = tickets.pop(key, None)
+            if issued is not None:
+                expires, user = issued
+                return user if expires > self._clock() else None
         return None
 
     def __len__(self) -> int:
         return sum(map(len, self._users.values()))
 
-    def _forget(self) -> None:
+    def _forget_expired(self) -> None:
         now = self._clock()
         for uid, tickets in list(self._users.items()):
-            for key, (until, _) in list(tickets.items()):
-                if until > now:
+            for key, (expires, _) in list(tickets.items()):
+                if expires > now:
                     break
                 del tickets[key]
             if not tickets:
@@ -101,7 +101,7 @@ class IdentitySocket:
         if len(os.fsencode(path)) > 107:
             raise ListenError(f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes")
         self._socket.claim()
-        before = os.umask(0o111)  # every user may ask for a ticket
+        old_umask = os.umask(0o111)  # every user may ask for a ticket
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
                 lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
@@ -110,7 +110,7 @@ class IdentitySocket:
             self._socket.release()
             raise ListenError(f"listen.unix: {path} cannot be listened on: {error.strerror or error}") from None
         finally:
-            os.umask(before)
+            os.umask(old_umask)
 
     async def stop(self) -> None:
         """Stops listening, and removes the socket. Tickets that were issued before remain valid."""
@@ -141,7 +141,7 @@ class _TicketSender(asyncio.Protocol):
             if self._slot is None:
                 transport.close()
                 return
-            self._slot.expect(_SEND_WAIT)
+            self._slot.expect(_SEND_TIMEOUT_S)
         transport.write(f"{self._tickets.issue(user)}\n".encode())
         transport.close()
 
@@ -164,5 +164,5 @@ def user_of(connection: socket.socket) -> User:
     return User(uid, frozenset((gid, *groups)), pid)
 
 
-def _key(ticket: str) -> bytes:
+def _ticket_hash(ticket: str) -> bytes:
     return hashlib.sha256(ticket.encode("utf-8", "surrogatepass")).digest()

@@ -46,7 +46,7 @@ class AuditSettings(Section):
 
     @field_validator("path", "key")
     @classmethod
-    def _absolute(cls, value: str) -> str:
+    def _check_path(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
             raise ValueError(f"{value!r} is not an absolute path")
         return value

@@ -34,14 +34,14 @@ class CollectiveSettings(Section):
 
     @field_validator("listen")
     @classmethod
-    def _address(cls, value: str) -> str:
+    def _check_listen(cls, value: str) -> str:
         if value:
             parse_address(value)
         return value
 
     @field_validator("advertise", "peers", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _parse_list(cls, value: Any) -> Any:
         if isinstance(value, str):  # a value from the environment
             return tuple(part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip())
         return value

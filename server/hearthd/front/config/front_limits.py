@@ -29,14 +29,14 @@ class ConnectionSettings(Section):
     """Maximum that a stranger may send over gRPC on TCP."""
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Number of connections of a listener that the configuration explicitly asks for.
 
-        0: as many as fit. Half of a listener's connections may be strangers.
+        0: it asks for no number, so that as many as fit are allowed. Half of a listener's connections may be strangers.
         """
-        given = self.model_fields_set
-        most = self.max if "max" in given else 0
-        return max(most, min(self.max, 2 * self.max_strangers) if "max_strangers" in given else 0)
+        set_fields = self.model_fields_set
+        connections = self.max if "max" in set_fields else 0
+        return max(connections, min(self.max, 2 * self.max_strangers) if "max_strangers" in set_fields else 0)
 
 
 class AdmissionSettings(Section):
@@ -90,7 +90,7 @@ class OverloadSettings(Section):
     """Critical fraction."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> OverloadSettings:
+    def _check_order(self) -> OverloadSettings:
         for name in ("loop_lag", "memory", "group_memory", "descriptors"):
             first, second = getattr(self, name), getattr(self, f"{name}_critical")
             if second and first > second:

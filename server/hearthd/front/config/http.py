@@ -34,12 +34,12 @@ class HttpSettings(Section):
 
     @field_validator("hosts", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _parse_list(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("hosts")
     @classmethod
-    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         names = tuple(name.lower().rstrip(".") for name in value)
         for name in names:
             if not _HOST.fullmatch(name):

@@ -105,19 +105,19 @@ def load(
         ("the environment", _environment_layer(environ)),
         ("the command line", {key: value for key, value in (flags or {}).items() if value is not None}),
     ):
-        for where, value in layer.items():
+        for setting, value in layer.items():
             target = values
-            for part in where[:-1]:
-                target = target.setdefault(part, {})
-            target[where[-1]] = value
-            origins[where] = _variable(where) if source == "the environment" else source
+            for key in setting[:-1]:
+                target = target.setdefault(key, {})
+            target[setting[-1]] = value
+            origins[setting] = _variable(setting) if source == "the environment" else source
     try:
         return Config.model_validate(values), origins
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
 
 
-GONE = {
+REMOVED = {
     ("auth", "http_on_loopback"): "was removed: with tenants, HTTP asks for a token on loopback, too: otherwise "
     "every user of this host could read the data of all tenants. Give Prometheus the token of a tenant with "
     'rights = ["observe"], or '
@@ -128,8 +128,8 @@ GONE = {
 
 def config_path(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
     """Returns the file to read: the given one, otherwise that of `HEARTH_CONFIG`. None: there is no file."""
-    named = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
-    return Path(named) if named else None
+    name = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
+    return Path(name) if name else None
 
 
 def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any]]:
@@ -142,35 +142,35 @@ def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
-    known = set(settings())
+    valid = set(settings())
     layer: dict[tuple[str, ...], Any] = {}
     for name, value in table.items():
-        section = {where[1]: where for where in known if len(where) == 2 and where[0] == name}
+        section = {setting[1]: setting for setting in valid if len(setting) == 2 and setting[0] == name}
         if section and isinstance(value, dict):
             for key, inner in value.items():
-                if (name, key) in GONE:
-                    raise ConfigError(f"{path}: {name}.{key} {GONE[name, key]}")
+                if (name, key) in REMOVED:
+                    raise ConfigError(f"{path}: {name}.{key} {REMOVED[name, key]}")
                 if key not in section:
-                    raise ConfigError(f"{path}: {name}.{key} is not a setting;{_nearest((name, key), known)}")
+                    raise ConfigError(f"{path}: {name}.{key} is not a setting;{_nearest((name, key), valid)}")
                 layer[section[key]] = inner
         elif section:
             raise ConfigError(f"{path}: {name} is a section: write [{name}]")
-        elif (name,) in known:
+        elif (name,) in valid:
             layer[(name,)] = value
         else:
-            raise ConfigError(f"{path}: {name} is not a setting;{_nearest((name,), known)}")
+            raise ConfigError(f"{path}: {name} is not a setting;{_nearest((name,), valid)}")
     return str(path), layer
 
 
 def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    names = {_variable(where): where for where in settings()}
+    names = {_variable(setting): setting for setting in settings()}
     layer: dict[tuple[str, ...], str] = {}
     for name, value in environ.items():
         if not name.startswith(_PREFIX) or name in FOREIGN_VARIABLES | DEBUG_VARIABLES or name == FILE_VARIABLE:
             continue
-        gone = {_variable(where): text for where, text in GONE.items()}
-        if name in gone:
-            raise ConfigError(f"environment: {name} {gone[name]}")
+        removed = {_variable(setting): text for setting, text in REMOVED.items()}
+        if name in removed:
+            raise ConfigError(f"environment: {name} {removed[name]}")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
             raise ConfigError(f"environment: {name} is not a setting; the nearest is {close[0]}")
@@ -178,22 +178,22 @@ def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]
     return layer
 
 
-def _variable(where: tuple[str, ...]) -> str:
-    return _PREFIX + "_".join(where).upper()
+def _variable(setting: tuple[str, ...]) -> str:
+    return _PREFIX + "_".join(setting).upper()
 
 
-def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
+def _nearest(setting: tuple[str, ...], valid: set[tuple[str, ...]]) -> str:
     """Returns the hint of a message that names the valid setting nearest to a wrong one. Empty: there is none.
 
     A setting with the same key is preferred, which finds the right section; otherwise the whole path is compared.
     """
-    wrong = ".".join(where)
-    sections = {path[0] for path in known}
-    candidates = {".".join(path): ".".join(path) for path in known} | {name: f"[{name}]" for name in sections}
-    by_key = {path[-1]: ".".join(path) for path in sorted(known)}
-    if where[-1] in by_key:
-        return f" the nearest is {by_key[where[-1]]}"
-    close = difflib.get_close_matches(wrong, candidates, n=1, cutoff=0.0)
+    name = ".".join(setting)
+    sections = {path[0] for path in valid}
+    candidates = {".".join(path): ".".join(path) for path in valid} | {name: f"[{name}]" for name in sections}
+    by_key = {path[-1]: ".".join(path) for path in sorted(valid)}
+    if setting[-1] in by_key:
+        return f" the nearest is {by_key[setting[-1]]}"
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)
     return f" the nearest is {candidates[close[0]]}" if close else ""
 
 
@@ -204,13 +204,13 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
             problems.append(_explain_tenant(cast(dict[str, Any], item), origins.get(("tenants",), "")))
             continue
         location = [str(part) for part in item["loc"]]
-        where = tuple(location[:2]) if tuple(location[:2]) in origins else tuple(location[:1])
+        setting = tuple(location[:2]) if tuple(location[:2]) in origins else tuple(location[:1])
         message = item["msg"].removeprefix("Value error, ")
-        name = ".".join(location[:2]) if len(where) == 2 else ".".join(where)
+        name = ".".join(location[:2]) if len(setting) == 2 else ".".join(setting)
         text = f"{name}: {message}" if name else message
         if item["type"] != "value_error" and location:
             text += f", not {item['input']!r}"
-        origin = origins.get(where, "")
+        origin = origins.get(setting, "")
         text = f"{origin}: {text}" if origin else text
         if text not in problems:
             problems.append(text)
@@ -228,8 +228,8 @@ def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
     if item["type"] == "extra_forbidden":
         table = str(location[2]) if len(location) > 3 else ""
         models: dict[str, type[BaseModel]] = {"tokens": TokenSettings, "quotas": QuotaSettings}
-        known = models.get(table, TenantSettings).model_fields
-        close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
+        valid = models.get(table, TenantSettings).model_fields
+        close = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.0)
         message = f"is not a setting; the nearest is {close[0]}" if close else "is not a setting"
         return f"{origin}: {name} {message}" if origin else f"{name} {message}"
     return f"{origin}: {name}: {message}" if origin else f"{name}: {message}"

@@ -39,14 +39,14 @@ class ListenSettings(Section):
 
     @field_validator("grpc", "http", "lanes")
     @classmethod
-    def _address(cls, value: str) -> str:
+    def _check_address(cls, value: str) -> str:
         if value:
             parse_address(value)
         return value
 
     @field_validator("unix", "http_unix")
     @classmethod
-    def _path(cls, value: str) -> str:
+    def _check_path(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
             raise ValueError(f"{value!r} is not an absolute path")
         if len(os.fsencode(value)) > 107:
@@ -100,7 +100,7 @@ class DeviceSettings(Section):
 
     @field_validator("visible", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _parse_list(cls, value: Any) -> Any:
         if isinstance(value, str) and value != "all":
             try:
                 return tuple(int(part) for part in value.strip("[] ").split(",") if part.strip())
@@ -110,7 +110,7 @@ class DeviceSettings(Section):
 
     @field_validator("visible")
     @classmethod
-    def _distinct(cls, value: Any) -> Any:
+    def _check_distinct(cls, value: Any) -> Any:
         if value != "all":
             if not value:
                 raise ValueError("names no device; remove the setting or name one")
@@ -149,7 +149,7 @@ class LaneSettings(Section):
 
     @field_validator("path")
     @classmethod
-    def _absolute(cls, value: str) -> str:
+    def _check_path(cls, value: str) -> str:
         if value != "auto" and not Path(value).is_absolute():
             raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
         return value
@@ -178,7 +178,7 @@ class CacheSettings(Section):
 
     @field_validator("key")
     @classmethod
-    def _named(cls, value: str) -> str:
+    def _check_key(cls, value: str) -> str:
         if value != "auto" and not Path(value).is_absolute():
             raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
         return value
@@ -249,7 +249,7 @@ class TlsSettings(Section):
     """PEM or DER file: revoked certificates of the authorities in `client_ca`; "": none."""
 
     @model_validator(mode="after")
-    def _complete(self) -> TlsSettings:
+    def _check_complete(self) -> TlsSettings:
         if bool(self.certificate) != bool(self.key):
             raise ValueError(
                 f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
@@ -325,13 +325,13 @@ class Config(Section):
 
     @field_validator("tenants", mode="before")
     @classmethod
-    def _tables(cls, value: Any) -> Any:
+    def _check_tables(cls, value: Any) -> Any:
         if isinstance(value, str) or not isinstance(value, list | tuple):
             raise ValueError("tenants are tables of the file: write [[tenants]] and their settings below it")
         return value
 
     @model_validator(mode="after")
-    def _identities(self) -> Config:
+    def _check_identities(self) -> Config:
         check_distinct(self.tenants)
         for tenant in self.tenants:
             if tenant.certificates and not self.tls.client_ca:
@@ -345,7 +345,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _exposure(self) -> Config:
+    def _check_exposure(self) -> Config:
         for name in ("grpc", "http", "lanes"):
             value = getattr(self.listen, name)
             address = parse_address(value) if value else None
@@ -355,12 +355,16 @@ class Config(Section):
         return self
 
     def _refuse_exposed(self, name: str, address: Address) -> None:
-        lacking = [what for what, there in (("TLS", self.tls.certificate), ("tenants", self.tenants)) if not there]
-        if lacking and not self.insecure:
+        missing = [
+            requirement
+            for requirement, configured in (("TLS", self.tls.certificate), ("tenants", self.tenants))
+            if not configured
+        ]
+        if missing and not self.insecure:
             raise ValueError(
                 f"listen.{name} = {str(address)!r} is reachable from other hosts, and every client may run "
                 f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
-                f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
+                f"and there is no {' and no '.join(missing)}; set them, listen on 127.0.0.1, or set insecure = true on "
                 "a network that only trusted users can reach"
             )
         if self.devices.backend == "cpu":
@@ -376,8 +380,8 @@ class Config(Section):
         """The path of the Unix socket for HTTP. Empty: there is none."""
         if self.listen.http_unix != "auto":
             return self.listen.http_unix
-        beside = Path(self.unix_path)
-        return str(beside.with_name(f"{beside.stem}-http{beside.suffix}")) if self.unix_path else ""
+        grpc_socket = Path(self.unix_path)
+        return str(grpc_socket.with_name(f"{grpc_socket.stem}-http{grpc_socket.suffix}")) if self.unix_path else ""
 
     @property
     def lane_path(self) -> str:

@@ -36,20 +36,20 @@ def _quota(parse: Callable[[object], float]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _whole(value: object) -> float:
+def _parse_integer(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f'{value!r} is not a whole number, "none" or "auto"')
     return value
 
 
-def _shown(value: float) -> Any:
+def _serialize(value: float) -> Any:
     return {AUTO: "auto", NONE: "none"}.get(int(value), value) if value <= 0 else value
 
 
-_SHOWN = PlainSerializer(_shown, when_used="json")
-Bytes = Annotated[int, _quota(parse_bytes), _SHOWN]
-Count = Annotated[int, _quota(_whole), _SHOWN]
-Seconds = Annotated[float, _quota(parse_seconds), _SHOWN]
+_SERIALIZER = PlainSerializer(_serialize, when_used="json")
+Bytes = Annotated[int, _quota(parse_bytes), _SERIALIZER]
+Count = Annotated[int, _quota(_parse_integer), _SERIALIZER]
+Seconds = Annotated[float, _quota(parse_seconds), _SERIALIZER]
 
 
 class QuotaSettings(Section):
@@ -100,7 +100,7 @@ def resolve(settings: QuotaSettings, capacity: HostCapacity) -> dict[str, Any]:
         "handles": HANDLES,
         "published": PUBLISHED,
     }
-    found = {name: auto.get(name, NONE) if value == AUTO else value for name, value in iter(settings)}
+    quotas = {name: auto.get(name, NONE) if value == AUTO else value for name, value in iter(settings)}
     if settings.device_bytes == AUTO and capacity.several:
-        found["device_share"] = DEVICE_SHARE
-    return found
+        quotas["device_share"] = DEVICE_SHARE
+    return quotas

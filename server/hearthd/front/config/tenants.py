@@ -24,7 +24,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NEVER = "never"
 
 
-def _expiry(value: Any) -> Any:
+def _parse_expiry(value: Any) -> Any:
     """Returns the Unix time of a date or a time.
 
     A date is valid until the end of that day, UTC. A time is in UTC unless it has a time zone.
@@ -49,12 +49,12 @@ class TokenSettings(Section):
     """"sha256:" and the token's hash in hexadecimal digits; `hearthd token` prints it."""
     name: str = Field(default="", max_length=64)
     """Name in the audit log; empty: the first digits of the hash."""
-    expires: Annotated[float | Literal["never"], BeforeValidator(_expiry)] = "never"
+    expires: Annotated[float | Literal["never"], BeforeValidator(_parse_expiry)] = "never"
     """Last day (UTC), or time, at which the token is valid; "never"."""
 
     @field_validator("hash")
     @classmethod
-    def _form(cls, value: str) -> str:
+    def _check_hash(cls, value: str) -> str:
         if tokens.is_placeholder(value):
             raise ValueError(
                 "this is a placeholder of the sample configuration, not a token's hash; run `hearthd token` and "
@@ -105,14 +105,14 @@ class TenantSettings(Section):
 
     @field_validator("name")
     @classmethod
-    def _named(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         if _NAME.fullmatch(value) is None:
             raise ValueError(f"{value!r} is not a valid name; use letters, digits, '.', '_' and '-', 63 at most")
         return value
 
     @field_validator("tokens", mode="before")
     @classmethod
-    def _short_form(cls, value: Any) -> Any:
+    def _expand_hashes(cls, value: Any) -> Any:
         """Converts a plain hash to a token without a name and an expiry."""
         if isinstance(value, list | tuple):
             return [{"hash": item} if isinstance(item, str) else item for item in value]
@@ -120,25 +120,25 @@ class TenantSettings(Section):
 
     @field_validator("users", "groups", mode="before")
     @classmethod
-    def _names_or_numbers(cls, value: Any) -> Any:
+    def _check_members(cls, value: Any) -> Any:
         for item in value if isinstance(value, list | tuple) else (None,):
-            named = isinstance(item, str) and item
-            if not named and (isinstance(item, bool) or not isinstance(item, int) or item < 0):
+            is_name = isinstance(item, str) and item
+            if not is_name and (isinstance(item, bool) or not isinstance(item, int) or item < 0):
                 raise ValueError('a list of names and numbers, e.g. ["alice", 1000]')
         return value
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _distinct(cls, value: Any) -> Any:
+    def _check_devices(cls, value: Any) -> Any:
         ordinals = value if isinstance(value, list | tuple) else []
-        wrong = any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ordinals)
-        if value != "all" and (not ordinals or wrong or len(set(ordinals)) != len(ordinals)):
+        has_invalid = any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ordinals)
+        if value != "all" and (not ordinals or has_invalid or len(set(ordinals)) != len(ordinals)):
             raise ValueError('"all" or a list of ordinals as clients count them, from 0, each once')
         return value
 
     @field_validator("rights", mode="before")
     @classmethod
-    def _all_or_some(cls, value: Any) -> Any:
+    def _expand_all(cls, value: Any) -> Any:
         return tuple(Right) if value == "all" else value
 
     @model_validator(mode="after")
@@ -172,9 +172,9 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
         claims += [("user", user) for user in tenant.users] + [("group", group) for group in tenant.groups]
         for claim in claims:
             if claim in owners:
-                what = f"{claim[0]} {str(claim[1])[:15]!r}"
-                both = "is given twice" if claim[0] == "name" else f"belongs to {owners[claim]!r} as well"
-                raise ValueError(f"tenant {tenant.name!r}: {what} {both}")
+                description = f"{claim[0]} {str(claim[1])[:15]!r}"
+                problem = "is given twice" if claim[0] == "name" else f"belongs to {owners[claim]!r} as well"
+                raise ValueError(f"tenant {tenant.name!r}: {description} {problem}")
             owners[claim] = tenant.name
 
 
@@ -185,33 +185,33 @@ def directory(tenants: Iterable[TenantSettings], capacity: HostCapacity | None =
     """
     tenants = list(tenants)
     capacity = replace(capacity or HostCapacity(), several=len(tenants) > 1)
-    made: list[Tenant] = []
+    created: list[Tenant] = []
     tokens: dict[Credential, Tenant] = {}
     certificates: dict[str, Tenant] = {}
     users: dict[int, Tenant] = {}
     groups: dict[int, Tenant] = {}
     for settings in tenants:
         tenant = settings.tenant(capacity)
-        made.append(tenant)
+        created.append(tenant)
         tokens.update((token.credential(), tenant) for token in settings.tokens)
         certificates.update((name, tenant) for name in settings.certificates)
-        for kind, names, into, find in (
+        for kind, names, members, look_up in (
             ("user", settings.users, users, lambda name: pwd.getpwnam(name).pw_uid),
             ("group", settings.groups, groups, lambda name: grp.getgrnam(name).gr_gid),
         ):
             for name in names:
-                number = _number(kind, name, tenant.name, find)
-                if into.setdefault(number, tenant) is not tenant:
+                number = _number(kind, name, tenant.name, look_up)
+                if members.setdefault(number, tenant) is not tenant:
                     raise ValueError(
-                        f"tenant {tenant.name!r}: {kind} {name!r} is that of {into[number].name!r} as well"
+                        f"tenant {tenant.name!r}: {kind} {name!r} is that of {members[number].name!r} as well"
                     )
-    return Directory(made, tokens, certificates, users, groups)
+    return Directory(created, tokens, certificates, users, groups)
 
 
-def _number(kind: str, name: str | int, tenant: str, find: Callable[[str], int]) -> int:
+def _number(kind: str, name: str | int, tenant: str, look_up: Callable[[str], int]) -> int:
     if isinstance(name, int):
         return name
     try:
-        return find(name)
+        return look_up(name)
     except KeyError:
         raise ValueError(f"tenant {tenant!r}: this host has no {kind} {name!r}") from None

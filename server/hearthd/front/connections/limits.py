@@ -120,7 +120,7 @@ class ConnectionLimits:
         number of device processes.
         """
         limit = descriptors.raise_limit()
-        self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
+        self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.requested)
         for limiter in self._limiters.values():
             self._clamp(limiter)
         self.max_grpc_connections = min(self.settings.max, self.share("grpc"))

@@ -59,14 +59,14 @@ class Access:
         self.connections: ConnectionLimits | None = None
         """The connection limits of the daemon, which give the limits of the identity socket. None: no limits."""
         sessions.accounts.change(self.auth.directory.tenants)
-        self.auth.bound.on = config.sessions.bind
+        self.auth.binding.enabled = config.sessions.bind
         self.certificates: ServerCertificates | None = None
         """The daemon's certificates. None: no TLS."""
         self._config = config
         self._sessions = sessions
         self._tickets = IdentityTickets(config.auth.ticket_lifetime)
         self.auth.redeem = self._tickets.redeem
-        self._revocations_seen = 0
+        self._revocation_changes = 0
         self._identity: IdentitySocket | None = None
         self.http_server: HttpServer | None = None
         """The HTTP server that `http` created last. Changes of the configuration apply to it."""
@@ -76,12 +76,12 @@ class Access:
     def change(self, config: Config) -> None:
         """Applies the settings that can be changed while the daemon listens."""
         self._config = config
-        self.auth.bound.on = config.sessions.bind
+        self.auth.binding.enabled = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
         self.auth.change(config.auth.max_failures, config.auth.failure_delay)
         if self.http_server is not None:
             self.http_server.guarded = not self.auth.directory.open
-            self.http_server.open_metrics = self._opens_metrics(self._http_address)
+            self.http_server.open_metrics = self._is_metrics_open(self._http_address)
             self.http_server.hosts = config.http.hosts
 
     def open(self) -> None:
@@ -108,15 +108,15 @@ class Access:
         self.certificates.refresh()
         return self.certificates.expires
 
-    def revoked(self) -> list[Session]:
+    def revoked_sessions(self) -> list[Session]:
         """Returns the sessions that were opened with a certificate that has been revoked since."""
         revocations = self.auth.certificates.revocations
         if revocations is None:
             return []
         revocations.refresh()
-        if revocations.changes == self._revocations_seen:
+        if revocations.changes == self._revocation_changes:
             return []
-        self._revocations_seen = revocations.changes
+        self._revocation_changes = revocations.changes
         return [session for session in self._sessions if revocations.revokes(session.caller.certificate)]
 
     @property
@@ -159,12 +159,12 @@ class Access:
         address = self._http_address = address or self._http_address
         self.http_server = HttpServer(
             supervisor, sessions, metrics, self.auth, status, limiter, guarded=not self.auth.directory.open,
-            open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,
+            open_metrics=self._is_metrics_open(address), certificates=None if address.loopback else self.certificates,
             settings=self._config.http, refusals=self._refusals,
         )  # fmt: skip
         return self.http_server
 
-    def _opens_metrics(self, address: Address) -> bool:
+    def _is_metrics_open(self, address: Address) -> bool:
         """Returns True if /metrics needs no token at this address."""
         return address.loopback and self._config.http.metrics_on_loopback
 
@@ -185,8 +185,8 @@ class Access:
         """
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
-    async def listen_beside(self, path: str) -> None:
-        """Opens the identity socket beside gRPC's Unix socket, if tenants are identified by user or group.
+    async def listen_identity(self, path: str) -> None:
+        """Opens the identity socket in the directory of gRPC's Unix socket, if tenants are identified by user or group.
 
         Raises `ListenError`.
         """
@@ -201,9 +201,9 @@ class Access:
 
     async def watch(self, link: DeviceLink) -> None:
         """Registers for the refusals that a device process sends to sessions, and writes them to the audit log."""
-        link.listen(Kind.DENIED, partial(self._denied, link))
+        link.listen(Kind.DENIED, partial(self._on_denied, link))
 
-    def _denied(self, link: DeviceLink, frame: Frame) -> None:
+    def _on_denied(self, link: DeviceLink, frame: Frame) -> None:
         channel = link.channels.get(frame.channel)
         session = self._sessions.accounts.session(channel.session_id) if channel is not None else None
         if session is not None:
@@ -211,10 +211,10 @@ class Access:
             refusal = rights.permission_denied(body["operation"], [body["right"]], session.tenant.name)
             self.audit.refused(session, body["operation"], refusal)
 
-    def device_lost(self, link: DeviceLink, why: str) -> None:
+    def device_lost(self, link: DeviceLink, reason: str) -> None:
         """Records a device process that has ended in the audit log, with the sessions that used it."""
         sessions = sorted({channel.session_id for channel in link.channels.values()})
-        self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=why, sessions=sessions)
+        self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=reason, sessions=sessions)
 
     async def close(self) -> None:
         """Closes the identity socket, records the stop, and closes the audit log. Called after the listeners closed."""

@@ -33,9 +33,9 @@ from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 
 _FIX = "Open a new session with a valid credential from the daemon's operator"
-_TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
+_SENT_FIELDS = ("log_level", "log_format", "launch_timeout", "load_timeout")
 """Fields of a specification that are sent to a running device process."""
-_PATIENCE = 2.0
+_CLOSE_WAIT_S = 2.0
 """Time, in seconds, that a reload waits until what it ended has been freed. The rest is freed after the reload."""
 
 
@@ -60,7 +60,7 @@ class ConfigChanges:
         self._specify = specify
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def make(self, plan: ReloadPlan, directory: Directory) -> int:
+    async def apply(self, plan: ReloadPlan, directory: Directory) -> int:
         """Applies all changes of a plan.
 
         Returns the number of sessions that were closed. Does not wait for the work of sessions that continue.
@@ -76,28 +76,28 @@ class ConfigChanges:
             device.policy = policy
         if changed & {"log.level", "log.format", "launch.timeout", "launch.load_timeout"}:
             log.configure(config.log.level, config.log.format)
-            self._tell_processes(config)
+            self._send_changes(config)
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
-    def _tell_processes(self, config: Config) -> None:
+    def _send_changes(self, config: Config) -> None:
         """Sends the changed fields of their specification to running device processes.
 
         Later processes start with them.
         """
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
-            news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
-            device.spec = dataclasses.replace(device.spec, **news)
+            changes: dict[str, Any] = {name: getattr(spec, name) for name in _SENT_FIELDS}
+            device.spec = dataclasses.replace(device.spec, **changes)
             for worker in device.running:
                 if worker.link is not None:
-                    worker.link.send(Kind.CHANGE, json.dumps(news).encode())
+                    worker.link.send(Kind.CHANGE, json.dumps(changes).encode())
 
     # ---- tenants ----
 
     async def _change_tenants(self, directory: Directory) -> int:
         self._access.auth.directory = directory
         self._sessions.accounts.change(directory.tenants)
-        closes: list[Coroutine[Any, Any, Any]] = []
+        closings: list[Coroutine[Any, Any, Any]] = []
         ended = 0
         for session in self._sessions:
             try:
@@ -105,15 +105,15 @@ class ConfigChanges:
             except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=SessionEnd.CREDENTIAL))
+                closings.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=SessionEnd.CREDENTIAL))
             else:
-                closes += self._change_session(session, caller)
-        tasks = [asyncio.create_task(close) for close in closes]
+                closings += self._change_session(session, caller)
+        tasks = [asyncio.create_task(close) for close in closings]
         self._closing.update(tasks)
         for task in tasks:
             task.add_done_callback(self._closing.discard)
         if tasks:
-            await asyncio.wait(tasks, timeout=_PATIENCE)
+            await asyncio.wait(tasks, timeout=_CLOSE_WAIT_S)
         for device in self._supervisor:
             device.change_quotas({name: tenant.quotas for name, tenant in directory.tenants.items()})
         return ended
@@ -123,7 +123,7 @@ class ConfigChanges:
 
         Yields coroutines that close its channels on devices that the tenant no longer has.
         """
-        before = session.tenant
+        previous = session.tenant
         self._sessions.renew(session, caller)
         for ordinal in [*session.channels, *session.ended]:
             if session.tenant.sees(ordinal):
@@ -133,7 +133,7 @@ class ConfigChanges:
             if channel is not None:
                 visible = (device.ordinal for device in self._supervisor.visible(session.tenant))
                 yield channel.close(errors.device_not_found(ordinal, visible))
-        if session.tenant != before:
+        if session.tenant != previous:
             for channel in session.channels.values():
                 if channel.alive:
                     payload = json.dumps(session.open_payload(channel.link.device_memory)).encode()
@@ -147,19 +147,19 @@ class _AccessRevoked(Exception):
 def _reidentify(directory: Directory, caller: Caller) -> Caller:
     """Returns the caller as the new configuration defines it. Raises `_AccessRevoked`."""
     try:
-        now = directory.reidentify(caller, time.time())
+        renewed = directory.reidentify(caller, time.time())
     except Refusal as refusal:
         raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is no longer "
             f"valid: "
             f"{refusal.message.rstrip('.')}"
         ) from None
-    if now.tenant.name != caller.tenant.name:
+    if renewed.tenant.name != caller.tenant.name:
         raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) now belongs to "
-            f"tenant {now.tenant.name!r}"
+            f"tenant {renewed.tenant.name!r}"
         )
-    return now
+    return renewed
 
 
 def reloaded_policy(policy: IsolationPolicy, config: Config) -> IsolationPolicy:

@@ -25,14 +25,14 @@ from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
-from hearthd.shared.malloc import give_back
+from hearthd.shared.malloc import return_free_memory
 from hearthd.shared.sighup import Hangup
 
 log = structlog.get_logger("hearthd")
 
-_SAME_SIGNAL = 0.2
+_REPEAT_WINDOW_S = 0.2
 """Time, in seconds, within which a second signal counts as the first one, sent both to the process and to its group."""
-_WORD = 5.0
+_NOTIFY_INTERVAL_S = 5.0
 """Interval, in seconds, between messages of a starting daemon to the service manager. Each message extends the time
 limit by several intervals."""
 _CLOSE_TIMEOUT = 0.5
@@ -65,11 +65,11 @@ class Daemon:
         self._hangup = hangup or Hangup()
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
-        self._signalled = 0.0
+        self._last_signal_at = 0.0
         self._running = False
         self._stopped = False
-        self._asked_to_stop = asyncio.Event()
-        self._asked_again = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._second_signal = asyncio.Event()
 
     # ---- start ----
 
@@ -103,13 +103,13 @@ class Daemon:
         ]
         self._warn_of_exposure()
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
-        settled = asyncio.create_task(self.supervisor.wait_until_started())
+        started = asyncio.create_task(self.supervisor.wait_until_started())
         try:
-            while not settled.done():  # each device has its own time limit (devices.start_timeout)
+            while not started.done():  # each device has its own time limit (devices.start_timeout)
                 self._notifier.starting(f"Starting: {summary(self.supervisor, self.sessions)}")
-                await asyncio.wait({settled}, timeout=_WORD)
+                await asyncio.wait({started}, timeout=_NOTIFY_INTERVAL_S)
         finally:
-            settled.cancel()
+            started.cancel()
 
     def _warn_of_exposure(self) -> None:
         listening = self.addresses.grpc or self.addresses.unix
@@ -125,13 +125,12 @@ class Daemon:
     # ---- service ----
 
     def healthy(self) -> bool:
-        """Returns True if the watchdog may be notified.
-
-        That is the case if every serving or stalled device has answered a ping recently enough.
-        """
-        most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
+        """Returns True if the watchdog may be notified: every serving or stalled device has answered a recent ping."""
+        max_silence = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
-        return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
+        return all(
+            now - device.last_pong < max_silence for device in self.supervisor if device.state in (SERVING, STALLED)
+        )
 
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out or whose certificate was revoked.
@@ -147,28 +146,28 @@ class Daemon:
                 )
                 closing.add(task)
                 task.add_done_callback(closing.discard)
-            for session in self.access.revoked():
+            for session in self.access.revoked_sessions():
                 self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
-                why = "its certificate was revoked by its authority"
+                reason = "its certificate was revoked by its authority"
                 fix = "Open a new session with a valid credential"
-                close = self.sessions.close(session, why, revoked=fix, cause=SessionEnd.CREDENTIAL)
+                close = self.sessions.close(session, reason, revoked=fix, cause=SessionEnd.CREDENTIAL)
                 task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
-            if heap_trimming.due(len(self.sessions), own_memory(), time.monotonic()):
+            if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
                 gc.collect()
-                await asyncio.to_thread(give_back)
-                heap_trimming.done(own_memory(), time.monotonic())
-            self._tell_status()
+                await asyncio.to_thread(return_free_memory)
+                heap_trimming.record_trim(own_memory(), time.monotonic())
+            self._send_status()
             await asyncio.sleep(min(1.0, self.sessions.lease / 4))
 
-    def _tell_status(self) -> None:
+    def _send_status(self) -> None:
         if self._running:
             self._notifier.status(self.status_line())
 
     def status_line(self) -> str:
         """Returns the line that the service manager shows: devices, sessions, overload, and a refused reload."""
-        refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
+        refused = f". The last reload was refused: {self.reloader.refusal}" if self.reloader.refusal else ""
         overload = self.parts.overload.description
         loaded = f". Overloaded: {overload}" if overload else ""
         return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
@@ -179,22 +178,22 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        if self._hangup.asked:
+        if self._hangup.requested:
             self._on_hangup()
         try:
             starting = asyncio.create_task(self.start())
-            asked = asyncio.create_task(self._asked_to_stop.wait())
-            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            stop_requested = asyncio.create_task(self._stop_requested.wait())
+            await asyncio.wait({starting, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
                 self._announce_ready()
-                await asked
+                await stop_requested
                 await self.drain()
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            asked.cancel()
+            stop_requested.cancel()
         finally:
-            await self.stop(at_once=self._asked_again.is_set())
+            await self.stop(at_once=self._second_signal.is_set())
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             loop.remove_signal_handler(signal.SIGHUP)
@@ -205,32 +204,32 @@ class Daemon:
         log.info("ready", version=VERSION, devices=len(self.supervisor.devices), pid=os.getpid())
         print(f"hearthd ready {self.addresses}", flush=True)
         self._running = True
-        self.supervisor.watch(self._tell_status)
-        self.parts.overload.listeners.append(self._tell_status)
+        self.supervisor.watch(self._send_status)
+        self.parts.overload.listeners.append(self._send_status)
         self._notifier.ready(self.status_line())
-        self.reloader.open()
+        self.reloader.daemon_ready()
         gc.collect()
-        give_back()  # memory that only the start needed
+        return_free_memory()  # memory that only the start needed
         # Objects that exist now stay alive: visiting them again would stop all sessions for a tenth of a second.
         gc.freeze()
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
-        if self._signals and now - self._signalled < _SAME_SIGNAL:
+        if self._signals and now - self._last_signal_at < _REPEAT_WINDOW_S:
             return
-        self._signals, self._signalled = self._signals + 1, now
+        self._signals, self._last_signal_at = self._signals + 1, now
         log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop immediately")
-        self._asked_to_stop.set()
+        self._stop_requested.set()
         if self._signals > 1:
-            self._asked_again.set()
+            self._second_signal.set()
             self._drain.end_wait()
 
     def _on_hangup(self) -> None:
-        if self._hangup.is_the_end:
+        if self._hangup.terminal_closed:
             self._on_signal(signal.SIGHUP)
         else:
             log.info("signal", name="SIGHUP", action="reload")
-            self.reloader.ask()
+            self.reloader.request()
 
     # ---- end ----
 
@@ -254,7 +253,7 @@ class Daemon:
             return
         self._stopped = True
         self._notifier.stopping("Stopping")
-        self._drain.shut()
+        self._drain.stop_admission()
         await self.reloader.stop()
         for task in self._tasks:
             task.cancel()
@@ -273,9 +272,9 @@ class Daemon:
 
     async def _stop_devices(self, at_once: bool) -> None:
         stopping = asyncio.create_task(self.supervisor.stop(at_once))
-        again = asyncio.create_task(self._asked_again.wait())
-        await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
-        again.cancel()
+        second_signal = asyncio.create_task(self._second_signal.wait())
+        await asyncio.wait({stopping, second_signal}, return_when=asyncio.FIRST_COMPLETED)
+        second_signal.cancel()
         if not stopping.done():
             await asyncio.gather(*(device.stop(at_once=True) for device in self.supervisor))
         await stopping

@@ -20,7 +20,7 @@ from hearthd.front.sessions.session_table import SessionTable
 
 log = structlog.get_logger("hearthd")
 
-_TICK = 1.0
+_NOTIFY_INTERVAL_S = 1.0
 """Interval, in seconds, between messages to the service manager. Each message extends the time limit by several
 intervals."""
 
@@ -56,18 +56,18 @@ class Drain:
         if self._sessions.draining:
             return
         log.info("drain", sessions=len(self._sessions))
-        self.shut()
+        self.stop_admission()
         self._clients.greeting = self._event
         self._clients.announce(self._event())
 
-    def shut(self) -> None:
-        """Starts the drain like `begin`, but does not send events to clients."""
+    def stop_admission(self) -> None:
+        """Accepts no new sessions from now on, and reports not ready, without an event to clients."""
         self._sessions.draining = True
-        self._sessions.drain_left = self.left
+        self._sessions.drain_left = self.seconds_left
         self._not_ready()
 
-    def left(self) -> float:
-        """Returns the time that sessions have left, in seconds. 0: there is no limit yet."""
+    def seconds_left(self) -> float:
+        """Returns the time until running sessions are closed, in seconds. 0: there is no limit yet."""
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def end_wait(self) -> None:
@@ -83,12 +83,16 @@ class Drain:
         emptied = asyncio.create_task(self._sessions.emptied.wait())
         wait_ended = asyncio.create_task(self._wait_ended.wait())
         try:
-            while not emptied.done() and not wait_ended.done() and (left := self.left()) > 0:
-                self._notifier.stopping(f"Draining {len(self._sessions)} sessions, {left:.0f} s left")
-                await asyncio.wait({emptied, wait_ended}, timeout=min(left, _TICK), return_when=asyncio.FIRST_COMPLETED)
+            while not emptied.done() and not wait_ended.done() and (remaining := self.seconds_left()) > 0:
+                self._notifier.stopping(f"Draining {len(self._sessions)} sessions, {remaining:.0f} s left")
+                await asyncio.wait(
+                    {emptied, wait_ended},
+                    timeout=min(remaining, _NOTIFY_INTERVAL_S),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
         finally:
             emptied.cancel()
             wait_ended.cancel()
 
     def _event(self) -> device_pb2.Event:
-        return device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(self.left() * 1e9)))
+        return device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(self.seconds_left() * 1e9)))

@@ -103,10 +103,10 @@ class Listeners:
         self._overload.listeners.append(self._health.refresh)
         self._metrics.registry.register(self._health.watchers)
         open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
-        listed = (node_service.NAME, device_service.NAME, health.NAME)
-        reflection = Reflection(listed, self._gate, self._metrics).handlers()
+        service_names = (node_service.NAME, device_service.NAME, health.NAME)
+        reflection = Reflection(service_names, self._gate, self._metrics).handlers()
         options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
-        server = grpc_server.make(
+        server = grpc_server.create(
             (*services, open_service, *reflection), self._gate.account, options, self._connections.guard.admits
         )
         self._server = server
@@ -116,15 +116,15 @@ class Listeners:
         unix = self._config.unix_path
         if unix:
             self._listen_unix(server, unix)
-            await self._access.listen_beside(unix)
+            await self._access.listen_identity(unix)
             self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
             await self._calls.open(socket_path(unix), public=self._access.public_socket)
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.public_socket)
         lanes = ""
         if self._config.lane_address and (config.grpc or unix):  # tickets for this port are issued over gRPC
-            beside = parse_address(config.grpc).host if config.grpc else ""
-            lanes = str(self._stripes.open(parse_address(self._config.lane_address), beside))
+            grpc_host = parse_address(config.grpc).host if config.grpc else ""
+            lanes = str(self._stripes.open(parse_address(self._config.lane_address), grpc_host))
         await server.start()
         ports = [parse_address(grpc_address).port] if grpc_address else []
         self._connections.guard.start(ports, [unix] if unix else [])
@@ -162,15 +162,15 @@ class Listeners:
     def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
         self._unix = sockets.UnixSocket(path, public=self._access.public_socket)
         self._unix.claim()
-        before = os.umask(0o111 if self._access.public_socket else 0o177)
+        old_umask = os.umask(0o111 if self._access.public_socket else 0o177)
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
             raise sockets.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
         finally:
-            os.umask(before)
+            os.umask(old_umask)
 
-    def not_ready(self) -> None:
+    def report_not_ready(self) -> None:
         """Reports not ready in the health service from now on."""
         if self._health is not None:
             self._health.drain()

@@ -60,13 +60,13 @@ def serve(
 
     from hearthd.front import opentelemetry
     from hearthd.front.daemon.daemon import Daemon
-    from hearthd.front.daemon.orphans import adopted
+    from hearthd.front.daemon.orphans import reaping_orphans
     from hearthd.front.sockets import ListenError
 
     opentelemetry.switch_on()
 
     async def main() -> None:
-        with adopted(launcher.pids):
+        with reaping_orphans(launcher.pids):
             await Daemon(config, backend, devices, launcher, read, hangup).run()
 
     try:

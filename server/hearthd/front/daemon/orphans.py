@@ -37,27 +37,27 @@ def reap(excluded: Collection[int]) -> None:
 
 
 @contextlib.contextmanager
-def adopted(
-    excluded: Callable[[], Collection[int]], *, first: bool | None = None, tick: float = _TICK
+def reaping_orphans(
+    excluded: Callable[[], Collection[int]], *, inherits_orphans: bool | None = None, tick: float = _TICK
 ) -> Iterator[None]:
     """Reaps orphans while the block runs. Must be used inside the event loop.
 
-    `first`: whether this process inherits orphans already; None: makes it inherit orphans from now on. `excluded`
+    `inherits_orphans`: True if this process inherits orphans already. None: it inherits orphans from now on. `excluded`
     returns the processes for which other code waits.
     """
-    if first is None:
+    if inherits_orphans is None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    elif not first:
+    elif not inherits_orphans:
         yield
         return
 
-    async def look() -> None:
+    async def poll() -> None:
         while True:
             await asyncio.sleep(tick)
             reap(excluded())
 
-    looking = asyncio.create_task(look(), name="orphans")
+    polling = asyncio.create_task(poll(), name="orphans")
     try:
         yield
     finally:
-        looking.cancel()
+        polling.cancel()

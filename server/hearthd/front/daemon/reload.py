@@ -33,27 +33,27 @@ class Reloader:
         """Creates the object. `read` is None if there is nothing from which the configuration could be read again."""
         self.config = config
         """The configuration in force."""
-        self.refused = ""
+        self.refusal = ""
         """The reason why the last reload changed nothing. Empty: it was applied."""
         self._read = read
         self._apply = apply
         self._audit = audit
         self._notifier = notifier
-        self._asked = False
-        self._open = False
+        self._requested = False
+        self._is_ready = False
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Starts a reload: at once, after the reload that is under way, or when the daemon is ready."""
-        self._asked = True
-        if self._open and self._task is None:
+        self._requested = True
+        if self._is_ready and self._task is None:
             self._task = asyncio.create_task(self._run(), name="reload")
 
-    def open(self) -> None:
+    def daemon_ready(self) -> None:
         """Notes that the daemon is ready, and starts a reload that was requested before."""
-        self._open = True
-        if self._asked:
-            self.ask()
+        self._is_ready = True
+        if self._requested:
+            self.request()
 
     async def wait_until_idle(self) -> None:
         """Returns when no requested reload is left to be done."""
@@ -62,20 +62,20 @@ class Reloader:
 
     async def stop(self) -> None:
         """Cancels the reload that is under way, and waits for its task. Later requests start none."""
-        self._open = False
+        self._is_ready = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         try:
-            while self._asked:
-                self._asked = False
+            while self._requested:
+                self._requested = False
                 self._notifier.reloading()
                 try:
                     await self._reload()
                 except Exception:
-                    self.refused = "an error inside the daemon; its log has the traceback"
+                    self.refusal = "an error inside the daemon; its log has the traceback"
                     log.exception("reload_failed")
                 finally:
                     self._notifier.reloaded()
@@ -83,37 +83,37 @@ class Reloader:
             self._task = None
 
     async def _reload(self) -> None:
-        began = time.monotonic()
+        started_at = time.monotonic()
         await self._audit.reopen()
         if self._read is None:
             log.info("reloaded", changed="nothing: the daemon was started without a configuration to reload")
             return
         try:
-            wanted, directory = await asyncio.to_thread(self._look)
-            planned = plan(self.config, wanted)
-            if planned.config.tenants != wanted.tenants:  # some changed tenants are not applied
+            new, directory = await asyncio.to_thread(self._read_files)
+            planned = plan(self.config, new)
+            if planned.config.tenants != new.tenants:  # some changed tenants are not applied
                 directory = await asyncio.to_thread(tenants, planned.config)
         except (ConfigError, ReloadError) as error:
-            self.refused = str(error)
-            log.error("reload_refused", why=self.refused, action="the configuration is unchanged")
-            self._audit.record("reload_refused", why=self.refused)
+            self.refusal = str(error)
+            log.error("reload_refused", why=self.refusal, action="the configuration is unchanged")
+            self._audit.record("reload_refused", why=self.refusal)
             return
-        self.refused = ""
+        self.refusal = ""
         self.config = planned.config
-        ended = await self._apply(planned, directory)
-        told: dict[str, Any] = {"changed": ", ".join(planned.changed) or "nothing"}
-        told |= {"tenants": str(planned.tenants)} if str(planned.tenants) else {}
-        told |= {"needs_restart": ", ".join(planned.kept)} if planned.kept else {}
-        told["sessions_ended"] = ended
-        write = log.warning if planned.kept else log.info
-        write("reloaded", **told, seconds=round(time.monotonic() - began, 3))
-        self._audit.record("reload", **told)
+        closed_sessions = await self._apply(planned, directory)
+        summary: dict[str, Any] = {"changed": ", ".join(planned.changed) or "nothing"}
+        summary |= {"tenants": str(planned.tenants)} if str(planned.tenants) else {}
+        summary |= {"needs_restart": ", ".join(planned.deferred)} if planned.deferred else {}
+        summary["sessions_ended"] = closed_sessions
+        write = log.warning if planned.deferred else log.info
+        write("reloaded", **summary, seconds=round(time.monotonic() - started_at, 3))
+        self._audit.record("reload", **summary)
 
-    def _look(self) -> tuple[Config, Directory]:
+    def _read_files(self) -> tuple[Config, Directory]:
         """Reads configuration and tenants.
 
         Runs in a thread, because files and the user databases of some hosts may be slow.
         """
         assert self._read is not None
-        wanted = self._read()
-        return wanted, tenants(wanted)
+        new = self._read()
+        return new, tenants(new)

@@ -47,47 +47,48 @@ RELOADABLE: dict[str, str] = {
 """The time at which a change of each setting takes effect. The file of the audit log is opened again at every reload,
 so that it can be renamed before."""
 
-_MADE = "it is created when the daemon starts"
-_TOLD = "clients received the value when they connected"
-_PROCESSES = "device processes are started with it"
+_AT_START = "it is created when the daemon starts"
+_SENT_TO_CLIENTS = "clients received the value when they connected"
+_AT_SPAWN = "device processes are started with it"
 
 NEEDS_A_RESTART: dict[str, str] = {
-    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes"), _MADE),
-    **dict.fromkeys(("listen.unix", "listen.unix_access", "listen.http_unix"), _MADE),
-    **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _MADE),
-    **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout", "http.metrics_max_age"), _MADE),
-    **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _MADE),
-    **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
-    **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),
+    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes"), _AT_START),
+    **dict.fromkeys(("listen.unix", "listen.unix_access", "listen.http_unix"), _AT_START),
+    **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _AT_START),
+    **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout"), _AT_START),
+    "http.metrics_max_age": _AT_START,
+    **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _AT_START),
+    **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _AT_START),
+    **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _AT_START),
     "tls.crl": "the daemon was started with its authorities; the file itself is read again when it changes",
     "audit.path": "the audit log's chain would be broken silently; the contents of the files of [tls] are reloaded "
     "automatically",
     **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
     "insecure": "it decides which addresses the daemon may listen on",
     "devices.cpu_on_network": "it decides which addresses the daemon may listen on",
-    **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _MADE),
-    **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _MADE),
+    **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _AT_START),
+    **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _AT_START),
     **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "the record of past losses depends on it"),
-    **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _PROCESSES),
-    "devices.linger": _PROCESSES,
+    **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _AT_SPAWN),
+    "devices.linger": _AT_SPAWN,
     **dict.fromkeys(
         ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
-         "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _MADE,
+         "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _AT_START,
     ),
     **dict.fromkeys(
         ("connections.max", "connections.max_strangers", "connections.max_strangers_per_address",
-         "connections.handshake_timeout", "connections.stranger_bytes"), _MADE,
+         "connections.handshake_timeout", "connections.stranger_bytes"), _AT_START,
     ),
-    **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _PROCESSES),
-    **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
-    **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
-    "limits.max_handles": _PROCESSES,
+    **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _AT_SPAWN),
+    **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _AT_SPAWN),
+    **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _AT_SPAWN),
+    "limits.max_handles": _AT_SPAWN,
     "sessions.durable_bytes": "the durable buffers in memory may exceed the new limit",
-    **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
-    "lanes.chunk_bytes": _TOLD,
+    **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _AT_START),
+    "lanes.chunk_bytes": _SENT_TO_CLIENTS,
     **dict.fromkeys(
         ("limits.max_inline_bytes", "limits.max_chunk_bytes", "limits.max_batch_bytes", "limits.max_batches_in_flight",
-         "limits.max_unacked_bytes", "limits.max_code_bytes"), _TOLD,
+         "limits.max_unacked_bytes", "limits.max_code_bytes"), _SENT_TO_CLIENTS,
     ),
 }  # fmt: skip
 """The reason why a change of each setting needs a restart."""
@@ -112,7 +113,7 @@ class ReloadPlan:
     """The configuration in force after the reload."""
     changed: tuple[str, ...]
     """The settings that the reload changes."""
-    kept: tuple[str, ...]
+    deferred: tuple[str, ...]
     """The settings that keep their values until the next start, with the words of the log."""
     tenants: TenantChanges
 
@@ -133,26 +134,26 @@ class TenantChanges:
         return " ".join(parts)
 
 
-def plan(running: Config, wanted: Config) -> ReloadPlan:
+def plan(running: Config, new: Config) -> ReloadPlan:
     """Returns the plan. Raises `ReloadError`."""
-    differing = [path for path in paths() if value(running, path) != value(wanted, path)]
+    differing = [path for path in paths() if value(running, path) != value(new, path)]
     changed = [path for path in differing if ".".join(path) in RELOADABLE]
-    kept = [".".join(path) for path in differing if path not in changed]
+    deferred = [".".join(path) for path in differing if path not in changed]
     if ("tenants",) in changed:
-        if bool(running.tenants) != bool(wanted.tenants):
+        if bool(running.tenants) != bool(new.tenants):
             changed.remove(("tenants",))
-            kept.append(FIRST_TENANT if wanted.tenants else LAST_TENANT)
-        elif _by_user(wanted.tenants) and not _by_user(running.tenants):
-            kept.append(FIRST_USER)
+            deferred.append(FIRST_TENANT if new.tenants else LAST_TENANT)
+        elif _has_users(new.tenants) and not _has_users(running.tenants):
+            deferred.append(FIRST_USER)
     try:
-        config = _merged(running, wanted, changed)
+        config = _merged(running, new, changed)
     except ValidationError as error:
-        why = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise ReloadError(f"{why} (unchanged until a restart: {', '.join(kept)})") from None
+        errors = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise ReloadError(f"{errors} (unchanged until a restart: {', '.join(deferred)})") from None
     return ReloadPlan(
         config,
         tuple(".".join(path) for path in changed),
-        tuple(kept),
+        tuple(deferred),
         tenant_changes(running.tenants, config.tenants),
     )
 
@@ -184,22 +185,22 @@ def paths() -> Iterator[Path]:
 
 def value(config: Config, path: Path) -> Any:
     """Returns the value of the setting with this path."""
-    found: Any = config
-    for part in path:
-        found = getattr(found, part)
-    return found
+    result: Any = config
+    for key in path:
+        result = getattr(result, key)
+    return result
 
 
-def _by_user(tenants: tuple[TenantSettings, ...]) -> bool:
+def _has_users(tenants: tuple[TenantSettings, ...]) -> bool:
     return any(tenant.users or tenant.groups for tenant in tenants)
 
 
-def _merged(running: Config, wanted: Config, changed: list[Path]) -> Config:
-    """Returns `running` with the given settings of `wanted`, validated as a whole. Raises `ValidationError`."""
+def _merged(running: Config, new: Config, changed: list[Path]) -> Config:
+    """Returns `running` with the settings `changed` of `new`, validated as a whole. Raises `ValidationError`."""
     values = running.model_dump()
     for path in changed:
         target = values
-        for part in path[:-1]:
-            target = target[part]
-        target[path[-1]] = wanted.model_dump()[path[0]] if len(path) == 1 else value(wanted, path)
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = new.model_dump()[path[0]] if len(path) == 1 else value(new, path)
     return Config.model_validate(values)

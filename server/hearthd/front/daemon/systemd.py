@@ -33,18 +33,18 @@ class Notifier:
 
         self._last_status = ""
         self._ready = False
-        self._over = False
+        self._is_stopping = False
 
-    def tell(self, state: str) -> None:
+    def notify(self, state: str) -> None:
         """Sends a message of the sd_notify protocol to systemd. Does nothing without systemd."""
         if self._notifier is not None:
             self._notifier.notify(state)
 
     def status(self, text: str) -> None:
         """Sends the text that `systemctl status` shows, if it has changed."""
-        if text != self._last_status and not self._over:
+        if text != self._last_status and not self._is_stopping:
             self._last_status = text
-            self.tell(f"STATUS={text}")
+            self.notify(f"STATUS={text}")
 
     def starting(self, text: str) -> None:
         """Reports that the daemon is starting, so that systemd continues to wait.
@@ -52,33 +52,33 @@ class Notifier:
         Must be repeated every few seconds.
         """
         self._last_status = text
-        self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
+        self.notify(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     def ready(self, text: str) -> None:
         """Reports that the daemon serves, with a text for `systemctl status`."""
         self._ready, self._last_status = True, text
-        self.tell(f"READY=1\nSTATUS={text}")
+        self.notify(f"READY=1\nSTATUS={text}")
 
     def reloading(self) -> None:
         """Reports that the configuration is being read again; `reloaded` has to follow.
 
         Supports Type=notify and Type=notify-reload (systemd 253), which needs the time.
         """
-        if self._ready and not self._over:
-            self.tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        if self._ready and not self._is_stopping:
+            self.notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def reloaded(self) -> None:
         """Reports the end of a reload, after `reloading`. Does nothing before `ready` and after `stopping`."""
-        if self._ready and not self._over:
-            self.tell("READY=1")
+        if self._ready and not self._is_stopping:
+            self.notify("READY=1")
 
     def stopping(self, status: str) -> None:
         """Reports that the daemon is stopping, so that systemd does not kill it yet.
 
         If the report is repeated, the stop may take any time.
         """
-        self._over = True
-        self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
+        self._is_stopping = True
+        self.notify(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     async def watchdog(self, healthy: Callable[[], bool]) -> None:
         """Notifies systemd's watchdog at half its interval while `healthy` returns True.
@@ -87,21 +87,21 @@ class Notifier:
         """
         while self._notifier is not None and self._interval > 0:
             if healthy():
-                self.tell("WATCHDOG=1")
+                self.notify("WATCHDOG=1")
             await asyncio.sleep(self._interval)
 
 
 def summary(supervisor: Supervisor, sessions: SessionTable) -> str:
     """Returns a summary like "2 devices (device 1 lost: ...), 3 sessions of 2 tenants"."""
-    ill = [
+    failing = [
         f"device {device.ordinal} {STATE_NAMES[device.state]}" + (f": {device.detail}" if device.detail else "")
         for device in supervisor
         if device.state != SERVING
     ]
-    devices = _count(len(supervisor.devices), "device") + (f" ({'; '.join(ill)})" if ill else "")
+    devices = _count(len(supervisor.devices), "device") + (f" ({'; '.join(failing)})" if failing else "")
     tenants = {session.tenant.name for session in sessions}
-    of = f" of {_count(len(tenants), 'tenant')}" if len(tenants) > 1 else ""
-    return f"{devices}, {_count(len(sessions), 'session')}{of}"
+    of_tenants = f" of {_count(len(tenants), 'tenant')}" if len(tenants) > 1 else ""
+    return f"{devices}, {_count(len(sessions), 'session')}{of_tenants}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -75,8 +75,8 @@ class DaemonParts:
         )
         self.metrics = Metrics()
         if isinstance(launcher, ForkServerLauncher):
-            forks = launcher
-            self.metrics.forkserver_losses = lambda: forks.losses
+            fork_launcher = launcher
+            self.metrics.forkserver_losses = lambda: fork_launcher.losses
         self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
         self.sessions = SessionTable(
             config.sessions.lease,
@@ -124,12 +124,12 @@ class DaemonParts:
         )
         self.lanes = LanePort(self.metrics, self.connections.limiter("lanes"))
         self.stripes = StripePort(self.metrics, self.connections.limiter("stripes"))
-        bounds = BulkLimits(
+        bulk_limits = BulkLimits(
             config.lanes.segment_bytes or 2 * share_of_host(),
             config.lanes.chunk_bytes,
             tls=bool(config.tls.certificate),
         )
-        bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
+        bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bulk_limits)
         self.device_service = device_service.DeviceService(
             self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk, self.gate
         )
@@ -171,7 +171,7 @@ class DaemonParts:
             self.connections,
             self.overload,
         )
-        self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
+        self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.report_not_ready)
         changes = ConfigChanges(
             self.sessions,
             self.supervisor,
@@ -180,11 +180,11 @@ class DaemonParts:
             self.overload,
             lambda config: backends.device_specs(config, backend, devices),
         )
-        self.reloader = Reloader(config, read, changes.make, self.access.audit, self.notifier)
+        self.reloader = Reloader(config, read, changes.apply, self.access.audit, self.notifier)
 
-    def _on_device_lost(self, link: DeviceLink, why: str) -> None:
-        self.access.device_lost(link, why)
-        self.collectives.on_device_lost(link, why)
+    def _on_device_lost(self, link: DeviceLink, reason: str) -> None:
+        self.access.device_lost(link, reason)
+        self.collectives.on_device_lost(link, reason)
 
     def _on_session_close(self, session_id: str) -> None:
         self.collectives.on_session_closed(session_id)

@@ -46,9 +46,9 @@ def hardware_fault(reading: GpuReading, ignored: Mapping[int, int] = MappingProx
     """
     if reading.lost:
         return "the driver has lost the GPU; restart the machine"
-    wanted = reading.recovery or ""
-    if wanted in RECOVERIES:
-        return f"the driver asks for {wanted}: {RECOVERIES[wanted]}, then restart the device"
+    action = reading.recovery or ""
+    if action in RECOVERIES:
+        return f"the driver asks for {action}: {RECOVERIES[action]}, then restart the device"
     for xid, text in FATAL_XIDS.items() if reading.recovery is None else ():
         if reading.xids.get(xid, 0) > ignored.get(xid, 0):
             return f"Xid {xid}: {text}; reset the GPU (nvidia-smi --gpu-reset) and restart the device"
@@ -59,15 +59,15 @@ def hardware_fault(reading: GpuReading, ignored: Mapping[int, int] = MappingProx
 
 def problems(reading: GpuReading) -> list[str]:
     """Returns the problems of a working GPU that an operator should know."""
-    found = []
+    texts = []
     if reading.recovery not in (None, "none"):
-        found.append(f"the driver asks for {reading.recovery}")
+        texts.append(f"the driver asks for {reading.recovery}")
     if reading.remap_pending:
-        found.append("rows of its memory wait to be remapped, which a reset does")
+        texts.append("rows of its memory wait to be remapped, which a reset does")
     if reading.ecc_uncorrected:
-        found.append(f"{reading.ecc_uncorrected} uncorrectable ECC errors since the driver was loaded")
+        texts.append(f"{reading.ecc_uncorrected} uncorrectable ECC errors since the driver was loaded")
     if reading.throttled("hw_thermal_slowdown"):
-        found.append("it is too hot and has slowed down")
+        texts.append("it is too hot and has slowed down")
     if reading.throttled("hw_power_brake_slowdown"):
-        found.append("its power supply makes it slow down")
-    return found
+        texts.append("its power supply makes it slow down")
+    return texts

@@ -16,7 +16,7 @@ __all__ = ["GpuReading", "Nvml", "cuda_count", "cupy_installed", "gpu_count"]
 
 RECOVERY_FIELD = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, a constant that older libraries do not define."""
-_MOST_XIDS = 64
+_MAX_XIDS = 64
 """Maximum number of different Xids that are counted for each GPU. About two hundred exist, and a GPU that reports this
 many is broken anyway."""
 
@@ -81,7 +81,7 @@ class Nvml:
         self._time_limit = time_limit
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
-        self._unknown: dict[str, set[str]] = {}
+        self._unsupported: dict[str, set[str]] = {}
         self._events: Any = None
         self._xids: dict[str, dict[int, int]] = {}
         self._lock = threading.Lock()
@@ -109,49 +109,50 @@ class Nvml:
         except nvml.NVMLError as error:
             return GpuReading(lost=True) if _is_lost(nvml, error) else None
         lost = False
-        unknown = self._unknown.setdefault(uuid, set())
+        unsupported = self._unsupported.setdefault(uuid, set())
 
-        def ask(name: str, *arguments: Any) -> Any:
+        def query(name: str, *arguments: Any) -> Any:
             nonlocal lost
-            what = repr((name, arguments))
+            call = repr((name, arguments))
             function = getattr(nvml, name, None)
-            if function is None or what in unknown:
+            if function is None or call in unsupported:
                 return None
             try:
                 return function(handle, *arguments)
             except nvml.NVMLError as error:
                 lost = lost or _is_lost(nvml, error)
                 if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                    unknown.add(what)
+                    unsupported.add(call)
                 return None
 
-        memory = ask("nvmlDeviceGetMemoryInfo")
-        usage = ask("nvmlDeviceGetUtilizationRates")
-        throttling = ask("nvmlDeviceGetCurrentClocksEventReasons")
+        memory = query("nvmlDeviceGetMemoryInfo")
+        usage = query("nvmlDeviceGetUtilizationRates")
+        throttling = query("nvmlDeviceGetCurrentClocksEventReasons")
         if throttling is None:
-            throttling = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # the name of the function before driver 535
-        remapped = ask("nvmlDeviceGetRemappedRows") or (None, None, None, None)
+            # The name of the function before driver 535.
+            throttling = query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        remapped = query("nvmlDeviceGetRemappedRows") or (None, None, None, None)
         volatile = nvml.NVML_VOLATILE_ECC
-        fields = self._fields(ask)
+        fields = self._fields(query)
         return GpuReading(
             memory_used=memory and int(memory.used),
             memory_total=memory and int(memory.total),
             utilization=usage and usage.gpu / 100,
             memory_utilization=usage and usage.memory / 100,
-            encoder_utilization=_percent(ask("nvmlDeviceGetEncoderUtilization")),
-            decoder_utilization=_percent(ask("nvmlDeviceGetDecoderUtilization")),
-            temperature=_scaled(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), 1),
+            encoder_utilization=_percent(query("nvmlDeviceGetEncoderUtilization")),
+            decoder_utilization=_percent(query("nvmlDeviceGetDecoderUtilization")),
+            temperature=_scaled(query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), 1),
             memory_temperature=fields.get(nvml.NVML_FI_DEV_MEMORY_TEMP),
-            power=_scaled(ask("nvmlDeviceGetPowerUsage"), 1e-3),
-            power_limit=_scaled(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
-            energy=_scaled(ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
-            sm_clock=_scaled(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM), 1e6),
-            memory_clock=_scaled(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM), 1e6),
-            pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+            power=_scaled(query("nvmlDeviceGetPowerUsage"), 1e-3),
+            power_limit=_scaled(query("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
+            energy=_scaled(query("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
+            sm_clock=_scaled(query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM), 1e6),
+            memory_clock=_scaled(query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM), 1e6),
+            pcie_replays=query("nvmlDeviceGetPcieReplayCounter"),
             nvlink_received=_kibibytes(fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
             nvlink_sent=_kibibytes(fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
-            ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
-            ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+            ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+            ecc_uncorrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
             rows_remapped_corrected=remapped[0],
             rows_remapped_uncorrected=remapped[1],
             remap_pending=None if remapped[2] is None else bool(remapped[2]),
@@ -187,17 +188,17 @@ class Nvml:
             self._xids[uuid] = {}
         return handle
 
-    def _fields(self, ask: Callable[..., Any]) -> dict[int, Any]:
+    def _fields(self, query: Callable[..., Any]) -> dict[int, Any]:
         """Returns the values of the fields that are read together, as far as NVML has them."""
         nvml = self._nvml
-        wanted = (
+        fields = (
             nvml.NVML_FI_DEV_MEMORY_TEMP,
             RECOVERY_FIELD,
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
         )
-        found = ask("nvmlDeviceGetFieldValues", wanted) or ()
-        return {each.fieldId: _value(nvml, each) for each in found if each.nvmlReturn == nvml.NVML_SUCCESS}
+        values = query("nvmlDeviceGetFieldValues", fields) or ()
+        return {value.fieldId: _value(nvml, value) for value in values if value.nvmlReturn == nvml.NVML_SUCCESS}
 
     def _xids_of(self, uuid: str) -> Mapping[int, int]:
         """Reads the Xids that the driver has reported for any GPU.
@@ -210,18 +211,18 @@ class Nvml:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError:  # a timeout: there are no more events
                 break
-            self._count(event)
+            self._count_xid(event)
         return dict(self._xids.get(uuid, {}))
 
-    def _count(self, event: Any) -> None:
+    def _count_xid(self, event: Any) -> None:
         nvml = self._nvml
         try:
             uuid = str(nvml.nvmlDeviceGetUUID(event.device)).removeprefix("GPU-")
         except nvml.NVMLError:
             return
-        for known, counts in self._xids.items():
+        for name, counts in self._xids.items():
             xid = int(event.eventData)
-            if known.removeprefix("GPU-") == uuid and (xid in counts or len(counts) < _MOST_XIDS):
+            if name.removeprefix("GPU-") == uuid and (xid in counts or len(counts) < _MAX_XIDS):
                 counts[xid] = counts.get(xid, 0) + 1
 
 
@@ -234,15 +235,15 @@ def _is_lost(nvml: Any, error: Any) -> bool:
 
 
 def _value(nvml: Any, entry: Any) -> Any:
-    kinds = {
+    members = {
         nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
         nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
         nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
         nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
         nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
     }
-    kind = kinds.get(entry.valueType)
-    return None if kind is None else getattr(entry.value, kind)
+    member = members.get(entry.valueType)
+    return None if member is None else getattr(entry.value, member)
 
 
 def _recovery(number: Any) -> str | None:

@@ -23,8 +23,8 @@ class WatchedDevice(Protocol):
     ordinal: int
     sick: str
 
-    def fence(self, why: str) -> None:
-        """Sets `sick` to `why`. No new session is accepted until an operator restarts the device."""
+    def fence(self, fault: str) -> None:
+        """Sets `sick` to `fault`. No new session is accepted until an operator restarts the device."""
         ...
 
 
@@ -62,10 +62,10 @@ class GpuWatch:
             if device.ordinal in self._fenced and not device.sick:  # an operator has restarted the device since
                 self._fenced.discard(device.ordinal)
                 self._ignored[device.ordinal] = dict(reading.xids)
-            why = health.hardware_fault(reading, self._ignored.get(device.ordinal, {}))
-            if why and not device.sick:
+            fault = health.hardware_fault(reading, self._ignored.get(device.ordinal, {}))
+            if fault and not device.sick:
                 self._fenced.add(device.ordinal)
-                device.fence(why)
+                device.fence(fault)
             problems = health.problems(reading)
             if problems != self._problems.get(device.ordinal, []):
                 self._problems[device.ordinal] = problems

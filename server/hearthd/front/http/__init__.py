@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: probes, metrics, the status document and its page, and downloads of traces.
+"""HTTP interface of the daemon: probes, metrics, the status document and its page, and downloads of traces.
 
 Owns the HTTP listener and its responses. Does not cover the content of metrics and status (`hearthd.front.metrics`,
 `hearthd.front.rpc.node_status`) or authentication (`hearthd.front.auth`).

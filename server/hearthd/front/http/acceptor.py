@@ -30,23 +30,26 @@ several megabytes."""
 
 
 class Acceptor:
-    """Accepts connections for one HTTP server. `make` creates the HTTP library's protocol object for a connection."""
+    """Accepts connections for one HTTP server.
+
+    `create_handler` creates the HTTP library's protocol object of a connection.
+    """
 
     def __init__(
         self,
         settings: HttpSettings,
         limiter: ConnectionLimiter,
         refusals: Refusals,
-        make: Callable[[], Handler],
+        create_handler: Callable[[], Handler],
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._refusals = refusals
-        self._make = make
+        self._create_handler = create_handler
         self._context = context
-        self.limits = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
+        self.timeouts = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
         """Timeouts of the connections that are accepted from now on."""
         self._limiter = limiter
-        self._of: dict[Handler, Connection] = {}
+        self._connections: dict[Handler, Connection] = {}
         self._accepting = AcceptLoop("http", self._on_accepted, self._on_shortage)
 
     async def open(self, address: Address) -> Address:
@@ -55,31 +58,31 @@ class Acceptor:
         Returns the address with the port in use. Raises `OSError`.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        port, absent = address.port, None
-        opened: list[socket.socket] = []
-        for family, kind, protocol, _, where in dict.fromkeys(found):
+        infos = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        port, unavailable = address.port, None
+        listeners: list[socket.socket] = []
+        for family, socket_type, protocol, _, sockaddr in dict.fromkeys(infos):
             try:
-                listening = _listening(family, kind, protocol, (where[0], port, *where[2:]))
+                listener = _open_listener(family, socket_type, protocol, (sockaddr[0], port, *sockaddr[2:]))
             except OSError as error:
                 # Expected, for example, for "localhost" on a host without IPv6.
                 if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    absent = error
+                    unavailable = error
                     continue
-                for listening in opened:
-                    listening.close()
+                for listener in listeners:
+                    listener.close()
                 raise
-            opened.append(listening)
-            port = int(listening.getsockname()[1])
-        if absent is not None and not opened:
-            raise absent
-        for listening in opened:
-            self._accepting.listen(listening)
+            listeners.append(listener)
+            port = int(listener.getsockname()[1])
+        if unavailable is not None and not listeners:
+            raise unavailable
+        for listener in listeners:
+            self._accepting.listen(listener)
         return Address(address.host, port)
 
-    def open_unix(self, listening: socket.socket) -> None:
+    def open_unix(self, listener: socket.socket) -> None:
         """Accepts connections also on a Unix socket, without TLS."""
-        self._accepting.listen(listening)
+        self._accepting.listen(listener)
 
     async def stop(self) -> None:
         """Accepts no further connections, and drops those that are in their TLS handshake."""
@@ -87,47 +90,51 @@ class Acceptor:
 
     def close(self) -> None:
         """Closes all connections at once."""
-        for connection in list(self._of.values()):
+        for connection in list(self._connections.values()):
             connection.displace()
 
     def connection_of(self, handler: Handler) -> Connection | None:
         """Returns the connection that a protocol object of the HTTP library serves; None: it is closed."""
-        return self._of.get(handler)
+        return self._connections.get(handler)
 
     # ---- accepting ----
 
-    def _on_accepted(self, accepted: socket.socket, where: Any) -> None:
-        if accepted.family != socket.AF_UNIX:
-            self._admit(accepted, str(where[0]))
+    def _on_accepted(self, accepted_socket: socket.socket, sockaddr: Any) -> None:
+        if accepted_socket.family != socket.AF_UNIX:
+            self._admit(accepted_socket, str(sockaddr[0]))
             return
         try:
-            user = user_of(accepted)
+            user = user_of(accepted_socket)
         except OSError:  # the peer has disconnected
-            accepted.close()
+            accepted_socket.close()
             return
-        self._admit(accepted, f"uid:{user.uid}", user)
+        self._admit(accepted_socket, f"uid:{user.uid}", user)
 
-    def _admit(self, accepted: socket.socket, peer: str, user: User | None = None) -> None:
+    def _admit(self, accepted_socket: socket.socket, peer: str, user: User | None = None) -> None:
         slot = self._limiter.admit(peer, lambda: connection.displace())  # noqa: PLW0108 - bound below
         if slot is None:
-            accepted.close()
+            accepted_socket.close()
             return
-        connection = Connection(self._make(), self, peer, slot, accepted, self.limits, user)
-        self._of[connection.handler] = connection
-        self._accepting.start_task(self._start(connection, accepted))
+        connection = Connection(self._create_handler(), self, peer, slot, accepted_socket, self.timeouts, user)
+        self._connections[connection.handler] = connection
+        self._accepting.start_task(self._start(connection, accepted_socket))
 
-    async def _start(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _start(self, connection: Connection, accepted_socket: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        secured: dict[str, Any] = {}
+        tls_options: dict[str, Any] = {}
         if self._context is not None and connection.user is None:
-            secured = {"ssl": self._context, "ssl_handshake_timeout": self.limits.header, "ssl_shutdown_timeout": 1.0}
+            tls_options = {
+                "ssl": self._context,
+                "ssl_handshake_timeout": self.timeouts.header,
+                "ssl_shutdown_timeout": 1.0,
+            }
         try:
-            await loop.connect_accepted_socket(lambda: connection, accepted, **secured)
+            await loop.connect_accepted_socket(lambda: connection, accepted_socket, **tls_options)
         except BaseException as error:
             if isinstance(error, OSError) and not connection.closing:  # an error of TLS, including its timeout
                 self.refuse("handshake", connection.peer)
             self.connection_closed(connection)
-            accepted.close()
+            accepted_socket.close()
             if not isinstance(error, OSError):
                 raise
 
@@ -140,26 +147,26 @@ class Acceptor:
     def connection_closed(self, connection: Connection) -> None:
         """Releases the slot of a connection that is closed, and forgets the connection."""
         connection.slot.release()
-        self._of.pop(connection.handler, None)
+        self._connections.pop(connection.handler, None)
 
     def refuse(self, reason: str, peer: str) -> None:
         """Counts a refusal by reason, and logs it at a limited rate."""
         self._refusals.add(reason, peer)
 
 
-def _listening(family: int, kind: int, protocol: int, where: tuple[Any, ...]) -> socket.socket:
+def _open_listener(family: int, socket_type: int, protocol: int, sockaddr: tuple[Any, ...]) -> socket.socket:
     """Returns a listening socket. Raises `OSError`."""
-    listening = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, socket_type, protocol)
     try:
-        listening.setblocking(False)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
         if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(where)
-        listening.listen(BACKLOG)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(sockaddr)
+        listener.listen(BACKLOG)
     except OSError:
-        listening.close()
+        listener.close()
         raise
-    return listening
+    return listener

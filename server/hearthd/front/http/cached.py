@@ -14,34 +14,34 @@ T = TypeVar("T")
 
 
 class CachedResponse(Generic[T]):
-    """Caches the result of `find`. Belongs to the event loop."""
+    """Caches the result of `compute`. Belongs to the event loop."""
 
-    def __init__(self, find: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._find = find
+    def __init__(self, compute: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._compute = compute
         self._clock = clock
-        self._asked = float("-inf")
+        self._started_at = float("-inf")
         self._task: asyncio.Task[T] | None = None
 
     @property
     def age(self) -> float:
-        """Seconds since the last call of `find`."""
-        return self._clock() - self._asked
+        """Seconds since the last call of `compute`."""
+        return self._clock() - self._started_at
 
     async def get(self, max_age: float) -> T:
-        """Returns a result that is at most `max_age` seconds old, and calls `find` if there is none.
+        """Returns a result that is at most `max_age` seconds old, and calls `compute` if there is none.
 
-        All callers that wait for one call of `find` get its error; an error is not cached.
+        All callers that wait for one call of `compute` get its error; an error is not cached.
         """
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
-            self._asked = self._clock()
-            task = self._task = asyncio.ensure_future(self._found())
+            self._started_at = self._clock()
+            task = self._task = asyncio.ensure_future(self._run())
         return await asyncio.shield(task)  # the cancellation of one caller does not affect the others
 
-    async def _found(self) -> T:
-        return await self._find()
+    async def _run(self) -> T:
+        return await self._compute()
 
     def close(self) -> None:
-        """Cancels a call of `find` that is under way."""
+        """Cancels a call of `compute` that is under way."""
         if self._task is not None:
             self._task.cancel()

@@ -22,14 +22,14 @@ from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
 from hearthd.front.tenancy.tenants import User
 
-PIECE = 64 << 10
+PIECE_BYTES = 64 << 10
 """Number of bytes of a response that are passed to the transport at a time."""
-_LINGER = 1.0
+_LINGER_S = 1.0
 """Time, in seconds, for a refused client to read its response."""
 _LINGER_BYTES = 256 << 10
 """Maximum number of bytes that are read and dropped in that time. Unread bytes would make the kernel drop the
 response."""
-_LONGEST = 900.0
+_MAX_REQUEST_S = 900.0
 """Time limit, in seconds, of a request of any kind."""
 
 
@@ -93,8 +93,8 @@ class Connection(asyncio.Protocol):
         owner: ConnectionOwner,
         peer: str,
         slot: ConnectionSlot,
-        accepted: socket.socket,
-        limits: HttpTimeouts,
+        accepted_socket: socket.socket,
+        timeouts: HttpTimeouts,
         user: User | None = None,
     ) -> None:
         self.handler = handler
@@ -106,15 +106,15 @@ class Connection(asyncio.Protocol):
         self.user = user
         """The user of this host at the other end of a Unix socket. None: the client connected over TCP."""
         self._owner = owner
-        self._limits = limits
-        self._socket = accepted
+        self._timeouts = timeouts
+        self._socket = accepted_socket
         self._transport: asyncio.Transport | None = None
         self._state = _State.HEAD
         self._received = bytearray()
-        self._looked_at = 0
-        self._dropped = 0
-        self._last = False
-        self._served = False
+        self._searched = 0
+        self._dropped_bytes = 0
+        self._close_after_response = False
+        self._has_served = False
         self._paused = False
         self._flushed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -128,22 +128,22 @@ class Connection(asyncio.Protocol):
         # With these limits a write ends when the kernel has all of it, so at most one piece is buffered here.
         transport.set_write_buffer_limits(high=1, low=0)
         self.handler.connection_made(transport)
-        self._wait(self._limits.header, self._too_late)
+        self._set_timer(self._timeouts.header, self._on_timeout)
 
     def data_received(self, data: bytes) -> None:
         """Collects the next head, and drops data of a connection that is about to close. Called by asyncio."""
         if self._state is _State.CLOSING:
-            self._dropped += len(data)
-            if self._dropped > _LINGER_BYTES:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _LINGER_BYTES:
                 self._abort()
             return
         if not self._received and self._state is _State.HEAD:
-            self._wait(self._limits.header, self._too_late)
+            self._set_timer(self._timeouts.header, self._on_timeout)
         self._received += data
         if self._state is _State.HEAD:
-            self._next()
+            self._process_head()
         else:
-            self._bound()
+            self._limit_read_ahead()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends a wait in `piece` with `ConnectionResetError`, and tells the owner. Called by asyncio."""
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         If the kernel has not accepted all of it in time, closes the connection and raises `ConnectionResetError`.
         """
         try:
-            async with asyncio.timeout(self._limits.write):
+            async with asyncio.timeout(self._timeouts.write):
                 yield
                 while self._paused:
                     self._flushed = asyncio.get_running_loop().create_future()
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
             self._abort()
             raise ConnectionResetError("the client does not read") from None
 
-    def answered(self, *, last: bool) -> None:
+    def response_sent(self, *, last: bool) -> None:
         """Notes that the response to the request under way has been sent completely.
 
         With `last` the connection is closed.
@@ -212,44 +212,44 @@ class Connection(asyncio.Protocol):
         if self._state is not _State.REQUEST:
             return
         self.slot.mark_unauthenticated()
-        if last or self._last:
+        if last or self._close_after_response:
             self._close()
             return
-        self._state, self._served = _State.HEAD, True
-        self._wait(self._limits.header if self._received else self._limits.idle, self._too_late)
-        self._looked_at = 0
+        self._state, self._has_served = _State.HEAD, True
+        self._set_timer(self._timeouts.header if self._received else self._timeouts.idle, self._on_timeout)
+        self._searched = 0
         if self._received:
-            self._next()
+            self._process_head()
         if self._state is _State.HEAD:
-            self._read_on()
+            self._resume_reading()
 
     # ---- internals ----
 
-    def _next(self) -> None:
+    def _process_head(self) -> None:
         """Passes the next head on if it is complete and valid."""
         while self._received.startswith(b"\r\n"):
             del self._received[:2]
         try:
-            end = self._received.find(head.END, max(0, self._looked_at - len(head.END)))
-            self._looked_at = len(self._received)
+            end = self._received.find(head.END, max(0, self._searched - len(head.END)))
+            self._searched = len(self._received)
             if end < 0:
                 head.check_beginning(self._received)
                 return
-            found = head.parse(bytes(self._received[: end + len(head.END)]))
+            parsed = head.parse(bytes(self._received[: end + len(head.END)]))
         except HeadError as error:
             self._refuse(error)
             return
-        if self.slot.reserved and not found.probe:
+        if self.slot.reserved and not parsed.probe:
             fix = "Try again in a moment; `http.max_connections` and `http.max_connections_per_address` set the limits."
             self._refuse(HeadError(503, "connections", "There are too many connections.", fix))
             return
         del self._received[: end + len(head.END)]
         self._state = _State.REQUEST
-        self._wait(_LONGEST, self._abort)
-        self.handler.data_received(found.data)
-        self._bound()
+        self._set_timer(_MAX_REQUEST_S, self._abort)
+        self.handler.data_received(parsed.data)
+        self._limit_read_ahead()
 
-    def _bound(self) -> None:
+    def _limit_read_ahead(self) -> None:
         """Stops reading while a request is under way.
 
         Drops data that is already here if there is more of it than one further request.
@@ -259,9 +259,9 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             if len(self._received) > head.MAX_HEAD:
                 self._received.clear()
-                self._last = True
+                self._close_after_response = True
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.resume_reading()
@@ -281,19 +281,19 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self._wait(_LINGER, self._abort)
+        self._set_timer(_LINGER_S, self._abort)
         if transport.can_write_eof():
             with contextlib.suppress(OSError, RuntimeError):
                 transport.write_eof()
-            self._read_on()
+            self._resume_reading()
         else:
             transport.close()
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         if self._received:
             self._refuse(HeadError(408, "head_timeout", "The headers took too long.", "Send them at once."))
             return
-        if not self._served:
+        if not self._has_served:
             self._owner.refuse("head_timeout", self.peer)
         self._abort()
 
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _wait(self, seconds: float, action: Callable[[], None]) -> None:
+    def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
         """Sets the connection's timer, replacing the earlier one."""
         if self._timer is not None:
             self._timer.cancel()
@@ -315,26 +315,26 @@ async def deliver(request: web.Request, response: web.StreamResponse, connection
     Afterwards the next request is read.
     """
     try:
-        if isinstance(response, web.Response) and isinstance(response.body, bytes) and len(response.body) > PIECE:
-            response = await _in_pieces(request, response, response.body, connection)
+        if isinstance(response, web.Response) and isinstance(response.body, bytes) and len(response.body) > PIECE_BYTES:
+            response = await _send_in_pieces(request, response, response.body, connection)
         async with connection.piece():
             await response.prepare(request)
             await response.write_eof()
     except ConnectionError:  # closed, here or by the client
         response.force_close()
         return response
-    connection.answered(last=not response.keep_alive)
+    connection.response_sent(last=not response.keep_alive)
     return response
 
 
-async def _in_pieces(
-    request: web.Request, whole: web.Response, body: bytes, connection: Connection
+async def _send_in_pieces(
+    request: web.Request, complete: web.Response, body: bytes, connection: Connection
 ) -> web.StreamResponse:
-    response = web.StreamResponse(status=whole.status, reason=whole.reason, headers=whole.headers)
+    response = web.StreamResponse(status=complete.status, reason=complete.reason, headers=complete.headers)
     response.content_length = len(body)
     await response.prepare(request)
     if request.method != "HEAD":
-        for begin in range(0, len(body), PIECE):
+        for start in range(0, len(body), PIECE_BYTES):
             async with connection.piece():
-                await response.write(body[begin : begin + PIECE])
+                await response.write(body[start : start + PIECE_BYTES])
     return response

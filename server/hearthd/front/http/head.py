@@ -25,8 +25,8 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _START = re.compile(_TOKEN + rb"(?: |\Z)")
-_ONCE = (b"host", b"content-length", b"authorization", b"origin")
-_LEFT_OUT = (b"upgrade", b"expect", b"http2-settings")
+_UNIQUE = (b"host", b"content-length", b"authorization", b"origin")
+_IGNORED = (b"upgrade", b"expect", b"http2-settings")
 """Fields that ask for another protocol or for an interim response. They are ignored, as RFC 9110 allows."""
 
 
@@ -63,43 +63,43 @@ class Head:
 
 def check_beginning(data: bytes | bytearray) -> None:
     """Raises `HeadError` if an incomplete head can no longer become a valid one."""
-    first = data.find(b"\r\n", 0, MAX_LINE + 2)
-    if first < 0 and len(data) > MAX_LINE:
+    line_end = data.find(b"\r\n", 0, MAX_LINE + 2)
+    if line_end < 0 and len(data) > MAX_LINE:
         raise HeadError(
             414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
         )
     if len(data) > MAX_HEAD:
         _too_large()
     if not _START.match(data[:64]) and len(data) >= 1:
-        _no_request()
+        _not_http()
 
 
 def parse(data: bytes) -> Head:
     """Parses a head, including the empty line at its end. Raises `HeadError`."""
     if len(data) > MAX_HEAD:
         _too_large()
-    line, *lines = data[: -len(END)].split(b"\r\n")
-    if len(line) > MAX_LINE:
+    request_line, *lines = data[: -len(END)].split(b"\r\n")
+    if len(request_line) > MAX_LINE:
         raise HeadError(
             414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
         )
-    request = _LINE.fullmatch(line)
+    request = _LINE.fullmatch(request_line)
     if request is None:
-        _no_request()
+        _not_http()
     if len(lines) > MAX_FIELDS:
         raise HeadError(431, "head_too_large", f"The request has more than {MAX_FIELDS} headers.", "Send fewer.")
     fields: dict[bytes, bytes] = {}
-    kept = [line]
-    for each in lines:
-        field = _FIELD.fullmatch(each)
+    forwarded = [request_line]
+    for line in lines:
+        field = _FIELD.fullmatch(line)
         if field is None:
             raise HeadError(400, "bad_request", "A header is malformed.", "Send `Name: value` in visible characters.")
         name, value = field[1].lower(), field[2].rstrip(b" \t")
-        if name in fields and name in _ONCE:
+        if name in fields and name in _UNIQUE:
             raise HeadError(400, "bad_request", f"The header {name.decode().title()} is given twice.", "Send it once.")
         fields[name] = value
-        if name not in _LEFT_OUT:
-            kept.append(each)
+        if name not in _IGNORED:
+            forwarded.append(line)
     _check_method(request[1], fields)
     if not request[2].startswith(b"/"):
         raise HeadError(
@@ -107,7 +107,7 @@ def parse(data: bytes) -> Head:
         )
     if b"host" not in fields and request[3] == b"1":
         raise HeadError(400, "bad_request", "The request has no Host header.", "Send the name and port connected to.")
-    return Head(request[1].decode(), request[2].decode(), fields, b"\r\n".join(kept) + END)
+    return Head(request[1].decode(), request[2].decode(), fields, b"\r\n".join(forwarded) + END)
 
 
 def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
@@ -131,7 +131,7 @@ def _too_large() -> NoReturn:
     )
 
 
-def _no_request() -> NoReturn:
+def _not_http() -> NoReturn:
     raise HeadError(
         400,
         "bad_request",

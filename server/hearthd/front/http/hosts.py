@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 _NAME = re.compile(r"(?P<host>[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-_SAME = ("same-origin", "none")
+_SAME_SITE = ("same-origin", "none")
 """Values of Sec-Fetch-Site in requests that the daemon's own page or a person makes."""
 
 
@@ -22,9 +22,9 @@ class Hosts:
     def __init__(self, names: Iterable[str] = ()) -> None:
         """Creates the set. `names`: exact names, `*.example.org` for all names below one, or `*` for all names."""
         lowered = [name.lower().rstrip(".") for name in names if name]
-        self._every = "*" in lowered
+        self._accepts_all = "*" in lowered
         self._exact = frozenset(name for name in lowered if not name.startswith("*"))
-        self._below = tuple(name[1:] for name in lowered if name.startswith("*."))
+        self._suffixes = tuple(name[1:] for name in lowered if name.startswith("*."))
 
     def accept(self, header: str) -> bool:
         """Returns True if a request with this Host header is for this daemon."""
@@ -32,10 +32,10 @@ class Hosts:
         if host is None:
             return False
         return (
-            self._every
+            self._accepts_all
             or host in self._exact
             or host == "localhost"
-            or host.endswith((".localhost", *self._below))
+            or host.endswith((".localhost", *self._suffixes))
             or _is_address(host)
         )
 
@@ -56,7 +56,7 @@ def same_origin(host: str, origin: str | None, site: str | None) -> bool:
 
     The arguments are the headers Host, Origin and Sec-Fetch-Site.
     """
-    if site is not None and site.strip().lower() not in _SAME:
+    if site is not None and site.strip().lower() not in _SAME_SITE:
         return False
     if origin is None:
         return True

@@ -1,4 +1,4 @@
-"""GET /metrics: collected once in `http.metrics_max_age` seconds a viewer, rendered in a thread."""
+"""GET /metrics: collected at most once per viewer in `http.metrics_max_age` seconds, and rendered in a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearthd.front.http.cached import CachedResponse
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import Tenant
 
-_KEPT = 60.0
+_EXPIRY_S = 60.0
 """Time, in seconds, without a request after which the pages of a viewer are dropped."""
 _FORMATS = 8
 """Maximum number of formats that are kept of one viewer's metrics."""
@@ -35,8 +35,8 @@ class MetricsPages:
 
     async def get(self, viewer: Tenant, accept: str) -> Page:
         """Returns the page, restricted to what `viewer` may see, in the format that the Accept header asks for."""
-        for other in [other for other, pages in self._viewers.items() if pages.families.age > _KEPT]:
-            self._viewers.pop(other).close()
+        for idle in [idle for idle, pages in self._viewers.items() if pages.families.age > _EXPIRY_S]:
+            self._viewers.pop(idle).close()
         pages = self._viewers.get(viewer)
         if pages is None:
             pages = self._viewers[viewer] = _Viewer(self._metrics, lambda: self._collect(viewer))
@@ -56,10 +56,10 @@ class _Viewer:
         """Metrics families and the page built from them, by content type."""
 
     async def get(self, accept: str, max_age: float) -> Page:
-        kind = format_of(accept)
+        content_type = format_of(accept)
         families = await self.families.get(max_age)
-        known, page = self._formats.get(kind, (None, None))
-        if page is None or known is not families:
+        rendered, page = self._formats.get(content_type, (None, None))
+        if page is None or rendered is not families:
             if len(self._formats) >= _FORMATS:
                 self._formats.clear()
 
@@ -67,7 +67,7 @@ class _Viewer:
                 return await asyncio.to_thread(self._metrics.render, families, accept)
 
             page = CachedResponse(render)
-            self._formats[kind] = families, page
+            self._formats[content_type] = families, page
         return await page.get(math.inf)
 
     def close(self) -> None:

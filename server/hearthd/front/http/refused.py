@@ -38,7 +38,7 @@ REASONS = {
     "connections": "No probe, on a connection beyond `http.max_connections` or those of an address.",
     "handshake": "A TLS handshake that failed or took too long.",
 }  # fmt: skip
-_QUIET = 10.0
+_LOG_INTERVAL_S = 10.0
 """Minimum interval, in seconds, between log lines of one reason."""
 
 
@@ -49,7 +49,7 @@ class Refusals(Collector):
         self.counts: Counter[str] = Counter()
         """Number of refusals, by reason."""
         self._clock = clock
-        self._logged = LogThrottle(_QUIET)
+        self._log_throttle = LogThrottle(_LOG_INTERVAL_S)
 
     def add(self, reason: str, peer: str) -> None:
         """Counts a refusal.
@@ -57,7 +57,7 @@ class Refusals(Collector):
         Logs the first refusal of a reason, then at most one line with their number every ten seconds.
         """
         self.counts[reason] += 1
-        times = self._logged.times(reason, self._clock())
+        times = self._log_throttle.times(reason, self._clock())
         if times:
             log.warning("http_refused", reason=reason, peer=peer, times=times)
 

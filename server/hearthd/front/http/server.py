@@ -1,4 +1,4 @@
-"""The HTTP server beside gRPC: probes, metrics, a status document, and a page that shows it."""
+"""The HTTP server of the daemon: probes, metrics, a status document, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
 """The tenant for which the present request is answered."""
 _MAX_AGE = 10.0
 """Maximum age, in seconds, of a status document that a request may accept."""
-_NEVER = 3600.0
+_KEEPALIVE_S = 3600.0
 """aiohttp's own timeout of idle connections, in seconds. `connection` enforces a shorter one."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-_NO_REQUESTS = WithoutErrors("aiohttp.server", HttpProcessingError)
+_INVALID_REQUEST_FILTER = WithoutErrors("aiohttp.server", HttpProcessingError)
 """Suppresses aiohttp's log of invalid requests, because their sender gets a response."""
 
 
@@ -98,13 +98,13 @@ class HttpServer:
         self.acceptor: Acceptor | None = None
         """The acceptor, which has the open connections. None before `start`."""
         self._unix: UnixSocket | None = None
-        self._listens = ""
+        self._listen_host = ""
         self._hosts = Hosts()
         self._names: tuple[str, ...] | None = None
         """The names from which `_hosts` was created."""
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
-        self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
+        self._pages = MetricsPages(metrics, self._collect_families, self._settings.metrics_max_age)
         self.downloads = TraceDownload()
 
     def application(self) -> web.Application:
@@ -139,11 +139,11 @@ class HttpServer:
 
         Returns the TCP address with its port. Raises `ListenError`.
         """
-        _NO_REQUESTS.install()
-        self._listens = address.host if address is not None else ""
+        _INVALID_REQUEST_FILTER.install()
+        self._listen_host = address.host if address is not None else ""
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
-            keepalive_timeout=_NEVER, lingering_time=0, auto_decompress=False, max_line_size=MAX_HEAD,
+            keepalive_timeout=_KEEPALIVE_S, lingering_time=0, auto_decompress=False, max_line_size=MAX_HEAD,
             max_field_size=MAX_HEAD,
         )  # fmt: skip
         await self._runner.setup()
@@ -180,16 +180,16 @@ class HttpServer:
         assert self.acceptor is not None
         connection = self.acceptor.connection_of(request.protocol)
         if connection is None:
-            return _cut()
+            return _unsent_response()
         try:
             response = await self._admit(request, handler, connection)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-            response = _nothing_there(request, error)
+            response = _not_found_response(request, error)
         except ConnectionError:  # the connection broke during a response
-            return _cut()
+            return _unsent_response()
         except Exception:
             log.exception("http_failed", path=request.path[:200])
-            response = _refused(500, "The daemon failed to answer.", "See the daemon's log.")
+            response = _refusal_response(500, "The daemon failed to answer.", "See the daemon's log.")
         return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
@@ -200,47 +200,47 @@ class HttpServer:
         if path in PROBES:
             return await handler(request)
         host = request.headers.get("Host", "")
-        if not self._for_us(host):
+        if not self._is_own_host(host):
             self._refusals.add("host", peer)
             fix = "Use a name or an address of this host, or add the name to `hosts` in [http]."
-            return _refused(421, "The Host header does not name this daemon.", fix)
+            return _refusal_response(421, "The Host header does not name this daemon.", fix)
         if path in self._page.paths:
             return await handler(request)
         if not same_origin(host, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")):
             self._refusals.add("origin", peer)
-            return _refused(
+            return _refusal_response(
                 403, "The request comes from a page of another origin.", "Open the daemon's own page, at /."
             )
         header = request.headers.get("Authorization")
         if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
             try:
-                caller = await self._auth.page(header, connection.user, f"http:{peer}", path)
+                caller = await self._auth.identify_request(header, connection.user, f"http:{peer}", path)
             except Refusal as refusal:
                 headers = {"WWW-Authenticate": 'Bearer realm="hearth"'}
                 if refusal.retry_after_s:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
-                return _refused(401, refusal.message, refusal.fix, headers)
+                return _refusal_response(401, refusal.message, refusal.fix, headers)
             _VIEWER.set(caller.tenant)
         connection.slot.mark_authenticated()
         return await handler(request)
 
-    def _for_us(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         """Returns True if a Host header is a name of this daemon.
 
         Its names are those of `http.hosts`, of its certificate and of this host, and the address on which it listens.
         """
-        certificate = self.certificates.names if self.certificates is not None else ()
-        names = (*self.hosts, *certificate)
+        certificate_names = self.certificates.names if self.certificates is not None else ()
+        names = (*self.hosts, *certificate_names)
         if names != self._names:
-            own = socket.gethostname()
-            self._names, self._hosts = names, Hosts((*names, self._listens, own, own.partition(".")[0]))
+            hostname = socket.gethostname()
+            self._names, self._hosts = names, Hosts((*names, self._listen_host, hostname, hostname.partition(".")[0]))
         return self._hosts.accept(host)
 
     async def _page_file(self, request: web.Request) -> web.Response:
         assert self.acceptor is not None
         connection = self.acceptor.connection_of(request.protocol)
-        by_user = connection is not None and connection.user is not None
-        return self._page.answer(request, guarded=self.guarded and not by_user)
+        has_user = connection is not None and connection.user is not None
+        return self._page.answer(request, guarded=self.guarded and not has_user)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -253,22 +253,22 @@ class HttpServer:
         page, content_type = await self._pages.get(_VIEWER.get(), request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
-    async def _families(self, viewer: Tenant) -> list[Metric]:
+    async def _collect_families(self, viewer: Tenant) -> list[Metric]:
         stats, readings = await asyncio.gather(gauges.collect(self._supervisor), self._status.readings())
         return self._metrics.families(self._supervisor, self._sessions, stats, readings, viewer)
 
     async def _status_document(self, request: web.Request) -> web.Response:
         viewer = _VIEWER.get()
-        asked = request.query.get("max_age")
-        if asked is None:
+        requested = request.query.get("max_age")
+        if requested is None:
             return web.json_response(await self._status.document(viewer))
         try:
-            max_age = float(asked)
+            max_age = float(requested)
         except ValueError:
             max_age = math.nan
         if not 0 <= max_age <= _MAX_AGE:
-            fix = f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be."
-            return _refused(400, f"max_age is {asked[:40]!r}.", fix)
+            fix = f"Give the maximum age of the document in seconds, from 0 to {_MAX_AGE:g}."
+            return _refusal_response(400, f"max_age is {requested[:40]!r}.", fix)
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
 
     async def _history(self, request: web.Request) -> web.Response:
@@ -279,15 +279,15 @@ class HttpServer:
 
         It is created at most once in `max_age` seconds, however many pages the tenant has open.
         """
-        for other in [other for other, answer in self._documents.items() if answer.age > _MAX_AGE]:
-            del self._documents[other]
+        for idle in [idle for idle, answer in self._documents.items() if answer.age > _MAX_AGE]:
+            del self._documents[idle]
         answer = self._documents.get(viewer)
         if answer is None:
 
-            async def find() -> bytes:
+            async def create() -> bytes:
                 return json.dumps(await self._status.document(viewer)).encode()
 
-            answer = self._documents[viewer] = CachedResponse(find)
+            answer = self._documents[viewer] = CachedResponse(create)
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
@@ -296,33 +296,33 @@ class HttpServer:
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
             fix = "See `traces` in /status; the latest traces are kept for one hour."
-            return _refused(404, "There is no such trace.", fix)
+            return _refusal_response(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
         title, connection = (
             f"device {trace.device}: {device.properties.name}",
             self.acceptor.connection_of(request.protocol),
         )
         if connection is None:
-            return _cut()
+            return _unsent_response()
         return await self.downloads.answer(request, trace, title, connection, viewer)
 
 
-def _cut() -> web.Response:
+def _unsent_response() -> web.Response:
     """Returns the response for aiohttp when the connection is closed. It is not sent."""
     response = web.Response(status=500)
     response.force_close()
     return response
 
 
-def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
+def _refusal_response(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
     """Returns the response of a refusal."""
     return web.json_response({"error": error, "fix": fix}, status=status, headers=headers)
 
 
-def _nothing_there(request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed) -> web.Response:
+def _not_found_response(request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed) -> web.Response:
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.method[:20]} is not served at this path."
-        return _refused(405, message, f"Use {allowed}.", {"Allow": allowed})
+        return _refusal_response(405, message, f"Use {allowed}.", {"Allow": allowed})
     paths = "/, /status, /metrics, /healthz and /readyz"
-    return _refused(404, "There is nothing at this path.", f"Use one of the paths {paths}.")
+    return _refusal_response(404, "There is nothing at this path.", f"Use one of the paths {paths}.")

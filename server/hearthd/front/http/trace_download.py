@@ -15,17 +15,17 @@ from typing import BinaryIO
 import structlog
 from aiohttp import web
 
-from hearthd.front.http.connection import PIECE, Connection
+from hearthd.front.http.connection import PIECE_BYTES, Connection
 from hearthd.front.sessions.recent_traces import RecentTrace
 from hearthd.front.tenancy.tenants import Tenant
 
 log = structlog.get_logger("hearthd.http")
 
-CONVERSIONS = 2
+MAX_CONVERSIONS = 2
 """Maximum number of concurrent conversions; further downloads wait."""
-OF_TENANT = 2
+MAX_DOWNLOADS = 2
 """Maximum number of concurrent downloads of one tenant; further ones are refused."""
-MOST = 256 << 20
+MAX_FILE_BYTES = 256 << 20
 """Maximum size of a compressed file in bytes. A trace of the size that is kept results in a much smaller file."""
 
 
@@ -37,7 +37,7 @@ class TraceDownload:
     """
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(CONVERSIONS)
+        self._conversion_slots = asyncio.Semaphore(MAX_CONVERSIONS)
         self.under_way: Counter[str] = Counter()
         """Number of downloads under way, by tenant."""
 
@@ -48,9 +48,9 @@ class TraceDownload:
 
         Raises `ConnectionError` if the client does not read the file.
         """
-        if self.under_way[viewer.name] >= OF_TENANT:
+        if self.under_way[viewer.name] >= MAX_DOWNLOADS:
             body = {
-                "error": f"{OF_TENANT} downloads of this tenant are in progress.",
+                "error": f"{MAX_DOWNLOADS} downloads of this tenant are in progress.",
                 "fix": "Wait until one has completed.",
             }
             return web.json_response(body, status=429, headers={"Retry-After": "5"})
@@ -72,13 +72,13 @@ class TraceDownload:
                 "Vary": "Accept-Encoding",
             }
         )
-        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
-        if zipped:
+        is_compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+        if is_compressed:
             response.headers["Content-Encoding"] = "gzip"
         if request.method == "HEAD":
             return response
         with os.fdopen(os.memfd_create("hearth-trace-file"), "w+b", buffering=0) as file:
-            async with self._places:
+            async with self._conversion_slots:
                 size = await _convert(title, trace.packed, file)
             if not size:
                 log.error("trace_conversion", trace=trace.id, device=trace.device)
@@ -86,7 +86,7 @@ class TraceDownload:
                 return web.json_response(body, status=500)
             await response.prepare(request)
             try:
-                for piece in _pieces(file) if zipped else _unzipped(_pieces(file)):
+                for piece in _pieces(file) if is_compressed else _decompressed(_pieces(file)):
                     async with connection.piece():
                         await response.write(piece)
             except zlib.error as error:  # too late for an error response
@@ -98,20 +98,20 @@ class TraceDownload:
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
-    while piece := file.read(PIECE):
+    while piece := file.read(PIECE_BYTES):
         yield piece
 
 
-def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields the decompressed pieces. Each has at most `PIECE` bytes, however well it was compressed."""
-    unzip = zlib.decompressobj(wbits=31)
+def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields the decompressed pieces. Each has at most `PIECE_BYTES` bytes, however well it was compressed."""
+    decompressor = zlib.decompressobj(wbits=31)
     for piece in pieces:
-        rest = piece
-        while rest:
-            if plain := unzip.decompress(rest, PIECE):
+        compressed = piece
+        while compressed:
+            if plain := decompressor.decompress(compressed, PIECE_BYTES):
                 yield plain
-            rest = unzip.unconsumed_tail
-    if plain := unzip.flush():
+            compressed = decompressor.unconsumed_tail
+    if plain := decompressor.flush():
         yield plain
 
 
@@ -119,9 +119,9 @@ async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
     """Writes the compressed file. Returns its size in bytes; 0 if the conversion failed."""
     size = 0
     async with _converter(title, packed) as output:
-        while piece := await output.read(PIECE):
+        while piece := await output.read(PIECE_BYTES):
             size += len(piece)
-            if size > MOST:
+            if size > MAX_FILE_BYTES:
                 return 0
             file.write(piece)
     return size
@@ -130,9 +130,9 @@ async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
 @contextlib.asynccontextmanager
 async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Yields the converter's output. The process has ended when the context ends, whatever it was doing."""
-    starting = asyncio.create_task(asyncio.to_thread(_start, title, packed))
+    start = asyncio.create_task(asyncio.to_thread(_start, title, packed))
     try:
-        process = await asyncio.shield(starting)
+        process = await asyncio.shield(start)
         output = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), process.stdout
@@ -142,7 +142,7 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
         finally:
             pipe.close()
     finally:
-        process = await starting  # also if the request was cancelled meanwhile
+        process = await start  # also if the request was cancelled meanwhile
         process.kill()
         await asyncio.to_thread(process.wait)
 

@@ -15,16 +15,16 @@ import resource
 import sys
 import zlib
 
-from hearth_proto.traces import chart_of, events_of, facts, kernels_of
+from hearth_proto.traces import chart_of, events_of, file_metadata, kernels_of
 from hearth_proto.v1 import commands_pb2
 
-MOST = 20 << 20
+MAX_TRACE_BYTES = 20 << 20
 """Maximum size of a TraceResult in bytes. Device processes keep smaller traces."""
-MEMORY = 4 << 30
+MAX_MEMORY_BYTES = 4 << 30
 """Limit on the address space in bytes, because the data of a device process is not trusted to need less."""
-SECONDS = 120
+MAX_CPU_SECONDS = 120
 """Limit on CPU time in seconds."""
-PIECE = 500
+ENTRIES_PER_WRITE = 500
 """Number of entries that are written together."""
 
 
@@ -35,26 +35,26 @@ def convert(packed: bytes, title: str) -> bytes:
     """
     unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(packed, MOST)
+        data = unpacker.decompress(packed, MAX_TRACE_BYTES)
     except zlib.error as error:
         raise ValueError(f"a trace cannot be unpacked: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"a trace is incomplete, or has more than {MOST} bytes")
+        raise ValueError(f"a trace is incomplete, or has more than {MAX_TRACE_BYTES} bytes")
     result = commands_pb2.TraceResult.FromString(data)
     packer = zlib.compressobj(1, wbits=31)
-    parts = [packer.compress(b'{"traceEvents":[')]
+    chunks = [packer.compress(b'{"traceEvents":[')]
     entries = chart_of(title, events_of(result), kernels_of(result))
     comma = ""
-    while piece := list(itertools.islice(entries, PIECE)):
-        parts.append(packer.compress((comma + json.dumps(piece, separators=(",", ":"))[1:-1]).encode()))
+    while batch := list(itertools.islice(entries, ENTRIES_PER_WRITE)):
+        chunks.append(packer.compress((comma + json.dumps(batch, separators=(",", ":"))[1:-1]).encode()))
         comma = ","
-    rest = json.dumps(facts(title, epoch_ns=result.epoch_ns, dropped=result.dropped), separators=(",", ":"))
-    parts += [packer.compress(f"],{rest[1:]}".encode()), packer.flush()]
-    return b"".join(parts)
+    trailer = json.dumps(file_metadata(title, epoch_ns=result.epoch_ns, dropped=result.dropped), separators=(",", ":"))
+    chunks += [packer.compress(f"],{trailer[1:]}".encode()), packer.flush()]
+    return b"".join(chunks)
 
 
 if __name__ == "__main__":
     gc.disable()  # the garbage collector would repeatedly visit all objects of the trace
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     sys.stdout.buffer.write(convert(sys.stdin.buffer.read(), sys.argv[1]))

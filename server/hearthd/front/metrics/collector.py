@@ -130,7 +130,7 @@ class Metrics:
         self,
         supervisor: Supervisor,
         sessions: SessionTable,
-        stats: Mapping[device_metrics.Place, Gauges],
+        stats: Mapping[device_metrics.DeviceTenant, Gauges],
         readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
@@ -139,23 +139,25 @@ class Metrics:
         Samples with tenants are included as far as `viewer` may see them. Must be called in the event loop; `render`
         need not be.
         """
-        found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
-        found.append(
+        families = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
+        families.append(
             CounterMetricFamily(
                 "hearth_forkserver_losses", "Unexpected ends of the process from which device processes are forked.",
                 value=self.forkserver_losses(),
             )
         )  # fmt: skip
-        found += tenant_metrics.families(supervisor, sessions)
-        taken = frozenset(family.name for family in found) | gpu.NAMES
-        found += device_metrics.families(_totals(supervisor), stats, taken)
-        found += device_metrics.of_processes({device.ordinal: device.durations for device in supervisor})
-        found += gpu.families(readings, {device.ordinal for device in supervisor if device.sick})
+        families += tenant_metrics.families(supervisor, sessions)
+        used_names = frozenset(family.name for family in families) | gpu.NAMES
+        families += device_metrics.families(_totals(supervisor), stats, used_names)
+        families += device_metrics.duration_families({device.ordinal: device.durations for device in supervisor})
+        families += gpu.families(readings, {device.ordinal for device in supervisor if device.sick})
         if not viewer.observes:
-            for family in found:
-                family.samples = [each for each in family.samples if _sees(viewer, family.name, each.labels)]
-            found = [family for family in found if family.samples]
-        return found
+            for family in families:
+                family.samples = [
+                    sample for sample in family.samples if _is_visible(viewer, family.name, sample.labels)
+                ]
+            families = [family for family in families if family.samples]
+        return families
 
     @staticmethod
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
@@ -181,7 +183,7 @@ class Metrics:
             )  # fmt: skip
 
 
-def _totals(supervisor: Supervisor) -> dict[device_metrics.Place, Counts]:
+def _totals(supervisor: Supervisor) -> dict[device_metrics.DeviceTenant, Counts]:
     return {
         (device.ordinal, tenant): counts
         for device in supervisor
@@ -196,14 +198,14 @@ _SHARED_FAMILIES = frozenset(
 """Families without a tenant that reveal nothing about other tenants' activity."""
 
 
-def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
+def _is_visible(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
     """Returns True if a sample may be shown to the viewer.
 
     It has to be the viewer's own, or show no tenant's work, and be of a device that the viewer may use. Totals of all
     tenants are not shown, because the activity of other tenants could be computed as a difference.
     """
-    own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _SHARED_FAMILIES
-    return own and ("device" not in labels or viewer.sees(int(labels["device"])))
+    allowed = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _SHARED_FAMILIES
+    return allowed and ("device" not in labels or viewer.sees(int(labels["device"])))
 
 
 class _Families(Collector):

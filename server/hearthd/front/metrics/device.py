@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from hearthd.front.counters import Counts, HistogramCounts, Number
 from hearthd.front.supervisor.durations import ProcessDurations
 
-Place = tuple[int, str]
-"""A device's ordinal and a tenant."""
+DeviceTenant = tuple[int, str]
+"""The ordinal of a device, and the name of a tenant."""
 
 _HELP = {
     "batches": "Batches executed.",
@@ -132,32 +132,34 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 def families(
-    totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
+    totals: Mapping[DeviceTenant, Counts],
+    stats: Mapping[DeviceTenant, Mapping[str, Number]],
+    used_names: frozenset[str],
 ) -> Iterator[Metric]:
     """Yields the families of every device and tenant: totals, and the gauges of the processes that answered.
 
-    `taken`: names of other families.
+    `used_names`: names of other families, which these must not have.
     """
     failed = "Commands that failed, were skipped, or were answered with an earlier error"
-    commands = {place: counts.operations for place, counts in totals.items()}
+    commands = {key: counts.operations for key, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
-    errors = {place: counts.errors for place, counts in totals.items()}
+    errors = {key: counts.errors for key, counts in totals.items()}
     yield _labelled("command_errors", f"{failed}.", ["operation"], errors)
-    reasons = {place: counts.reasons for place, counts in totals.items()}
+    reasons = {key: counts.reasons for key, counts in totals.items()}
     yield _labelled("command_failures", f"{failed}, by reason code.", ["reason"], reasons)
-    quotas = {place: counts.quotas for place, counts in totals.items()}
+    quotas = {key: counts.quotas for key, counts in totals.items()}
     yield _labelled("quota_refusals", "Commands refused by a quota, by the name of the quota.", ["quota"], quotas)
-    transferred = {place: _transferred(counts) for place, counts in totals.items()}
+    transferred = {key: _transferred(counts) for key, counts in totals.items()}
     text = "Bytes that clients sent (upload) or fetched (download), by the path of the transfer."
     yield _labelled("transfer_bytes", text, ["direction", "path"], transferred)
-    taken |= _LABELLED
-    counters = {place: dict(_others(counts)) for place, counts in totals.items()}
-    yield from _plain("counter", counters, taken)
-    yield from _plain("gauge", stats, taken)
-    yield from _histograms({place: counts.histograms for place, counts in totals.items()})
+    used_names |= _LABELLED
+    counters = {key: dict(_unlabelled(counts)) for key, counts in totals.items()}
+    yield from _unlabelled_families("counter", counters, used_names)
+    yield from _unlabelled_families("gauge", stats, used_names)
+    yield from _histograms({key: counts.histograms for key, counts in totals.items()})
 
 
-def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
+def duration_families(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
     """Yields the times that each device needed to start a process, and to replace a lost process."""
     starts = HistogramMetricFamily(
         "hearth_device_start_seconds", "Time from the start of a device process until it is ready.", labels=["device"]
@@ -167,8 +169,8 @@ def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
         labels=["device"],
     )  # fmt: skip
     for ordinal, times in devices.items():
-        for family, known in ((starts, times.starts), (recoveries, times.recoveries)):
-            family.add_metric([str(ordinal)], _cumulated(known), known.sum_ns / 1e9)
+        for family, histogram in ((starts, times.starts), (recoveries, times.recoveries)):
+            family.add_metric([str(ordinal)], _cumulative_buckets(histogram), histogram.sum_ns / 1e9)
     yield from (starts, recoveries)
 
 
@@ -181,30 +183,32 @@ def _transferred(counts: Counts) -> dict[str, Number]:
     }
 
 
-def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
+def _unlabelled(counts: Counts) -> Iterator[tuple[str, Number]]:
     """Yields the counters that need no labels except device and tenant."""
     for name, value in counts.counters.items():
         if name not in ("commands", "command_errors") and not _TRANSFERRED.fullmatch(name):
             yield name, value
 
 
-def _labelled(name: str, text: str, labels: list[str], by_place: Mapping[Place, Mapping[str, Number]]) -> Metric:
+def _labelled(name: str, text: str, labels: list[str], by_key: Mapping[DeviceTenant, Mapping[str, Number]]) -> Metric:
     """Returns a counter with labels in addition to device and tenant.
 
     The words of each key are the values of these labels.
     """
     metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", *labels])
-    for (ordinal, tenant), counts in by_place.items():
+    for (ordinal, tenant), counts in by_key.items():
         for words, value in sorted(counts.items()):
             metric.add_metric([str(ordinal), tenant, *words.split()], value)
     return metric
 
 
-def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]) -> Iterator[Metric]:
-    names: dict[str, list[tuple[Place, Number]]] = {}
-    for place, values in by_place.items():
+def _unlabelled_families(
+    kind: str, by_key: Mapping[DeviceTenant, Mapping[str, Number]], used_names: frozenset[str]
+) -> Iterator[Metric]:
+    names: dict[str, list[tuple[DeviceTenant, Number]]] = {}
+    for key, values in by_key.items():
         for name, value in values.items():
-            names.setdefault(name.removesuffix("_total"), []).append((place, value))
+            names.setdefault(name.removesuffix("_total"), []).append((key, value))
     family: Callable[..., Any] = _FAMILY[kind]
     for name, samples in sorted(names.items()):
         text = _HELP.get(name, f"Of the device process: {name.replace('_', ' ')}.")
@@ -213,7 +217,7 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
         if name.endswith("_ns"):
             exported, scale = f"{name.removesuffix('_ns')}_seconds", 1e-9
         full = f"hearth_{exported}"
-        if full in taken or exported.startswith("front_"):
+        if full in used_names or exported.startswith("front_"):
             # The name of a family of the front would appear twice on the page, which would make the page invalid.
             full = f"hearth_device_process_{exported}"
         metric = family(full, text, labels=["device", "tenant"])
@@ -222,22 +226,22 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
         yield metric
 
 
-def _histograms(by_place: Mapping[Place, Mapping[str, HistogramCounts]]) -> Iterator[Metric]:
-    for name in sorted({name for histograms in by_place.values() for name in histograms}):
+def _histograms(by_key: Mapping[DeviceTenant, Mapping[str, HistogramCounts]]) -> Iterator[Metric]:
+    for name in sorted({name for histograms in by_key.values() for name in histograms}):
         text = _HISTOGRAMS.get(name, f"Of the device process: {name.replace('_', ' ')}.")
         metric = HistogramMetricFamily(f"hearth_{name}_seconds", text, labels=["device", "tenant"])
-        for (ordinal, tenant), histograms in by_place.items():
+        for (ordinal, tenant), histograms in by_key.items():
             if name in histograms:
-                known = histograms[name]
-                metric.add_metric([str(ordinal), tenant], _cumulated(known), known.sum_ns / 1e9)
+                histogram = histograms[name]
+                metric.add_metric([str(ordinal), tenant], _cumulative_buckets(histogram), histogram.sum_ns / 1e9)
         yield metric
 
 
-def _cumulated(histogram: HistogramCounts) -> list[tuple[str, float]]:
+def _cumulative_buckets(histogram: HistogramCounts) -> list[tuple[str, float]]:
     bounds = [*(str(bound / 1e9) for bound in histogram.bounds_ns), "+Inf"]
-    sum_so_far = 0
-    found: list[tuple[str, float]] = []
+    cumulative = 0
+    buckets: list[tuple[str, float]] = []
     for bound, count in zip(bounds, histogram.counts, strict=True):
-        sum_so_far += count
-        found.append((bound, sum_so_far))
-    return found
+        cumulative += count
+        buckets.append((bound, cumulative))
+    return buckets

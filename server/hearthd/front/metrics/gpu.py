@@ -46,7 +46,7 @@ _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_u
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
     """Yields the families that have samples.
 
-    `readings` by ordinal; `sick`: ordinals of the devices that are fenced because of their readings.
+    `readings`: the readings by ordinal. `sick`: ordinals of the devices that are fenced because of their readings.
     """
     for metric in every_family(readings, sick):
         if metric.samples:

@@ -46,12 +46,12 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         for account in accounts:
             metric.add_metric([account.tenant.name], value(account))
         yield metric
-    smallest = min((device.memory_total for device in supervisor), default=0)
+    smallest_memory = min((device.memory_total for device in supervisor), default=0)
     for name, text, limit in _LIMITS:
         metric = GaugeMetricFamily(f"hearth_tenant_{name}", f"{text} Absent: no limit.", labels=labels)
         for account in accounts:
             quotas = account.tenant.quotas
-            if allowed := limit(replace(quotas, device_bytes=quotas.on_device(smallest))):
+            if allowed := limit(replace(quotas, device_bytes=quotas.on_device(smallest_memory))):
                 metric.add_metric([account.tenant.name], allowed)
         yield metric
     seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Device time used by the tenant.", labels=labels)

@@ -19,25 +19,25 @@ from prometheus_client.registry import Collector
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload import readings
-from hearthd.front.overload.policy import MedianFilter, OverloadLevel, Trigger, highest, refused
+from hearthd.front.overload.policy import MedianFilter, OverloadLevel, Trigger, highest, refused_kind
 from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.log import LogThrottle
-from hearthd.shared.malloc import give_back
+from hearthd.shared.malloc import return_free_memory
 
 log = structlog.get_logger("hearthd.overload")
 
 TICK_S = 0.25
 """Interval, in seconds, between measurements of the event loop's lag."""
-_EVERY = 4
+_TICKS_PER_READING = 4
 """Number of these intervals between readings of the other resources."""
 _TRIM_S = 5.0
 """Minimum interval, in seconds, between attempts to return freed memory to the system while memory use is too high."""
 _LOG_S = 5.0
 """Minimum interval, in seconds, between log lines about refused calls."""
-_MEMORY = 1 << 30
+_DEFAULT_MEMORY = 1 << 30
 _RETRY_S = {OverloadLevel.ELEVATED: 1.0, OverloadLevel.CRITICAL: 2.0}
 _KINDS = ("session", "large", "work")
-_WORDS = {
+_DESCRIPTIONS = {
     "loop_lag": "its event loop ran up to {:.2f} s late",
     "memory": "it held up to {:.0f} bytes of memory",
     "group_memory": "its processes used up to {:.0%} of the memory that they may have together",
@@ -56,7 +56,7 @@ class OverloadManager(Collector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the manager. `read`, for tests: functions that measure each resource except the lag, by name."""
-        self.triggers = {name: Trigger(*both) for name, both in _thresholds(settings).items()}
+        self.triggers = {name: Trigger(*thresholds) for name, thresholds in _thresholds(settings).items()}
         self.level = OverloadLevel.CALM
         self.listeners: list[Callable[[], None]] = []
         """Called after each change of the level."""
@@ -67,10 +67,10 @@ class OverloadManager(Collector):
             "descriptors": readings.descriptors,
         }
         self._clock = clock
-        self._recent = MedianFilter()
+        self._lag_filter = MedianFilter()
         self._refusals: Counter[str] = Counter()
         self._log_throttle = LogThrottle(_LOG_S)
-        self._trimmed = float("-inf")
+        self._trimmed_at = float("-inf")
         self._lag = Histogram(
             "hearth_front_loop_lag_seconds", "Delay of due callbacks of the front's event loop.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
@@ -79,25 +79,25 @@ class OverloadManager(Collector):
     def change(self, settings: OverloadSettings) -> None:
         """Applies other settings, also to the last readings."""
         self._enabled = settings.enabled
-        for name, both in _thresholds(settings).items():
-            self.triggers[name].change(*both)
-        self._settle()
+        for name, thresholds in _thresholds(settings).items():
+            self.triggers[name].change(*thresholds)
+        self._update_level()
 
     async def run(self) -> None:
         """Measures periodically, until it is cancelled."""
         ticks = 0
         while True:
-            due = self._clock() + TICK_S
+            scheduled = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.measure(max(0.0, self._clock() - due), others=ticks % _EVERY == 0)
+            self.measure(max(0.0, self._clock() - scheduled), all_resources=ticks % _TICKS_PER_READING == 0)
             ticks += 1
 
-    def measure(self, lag: float, *, others: bool) -> None:
-        """Records the event loop's lag in seconds. With `others`, also reads the other resources."""
+    def measure(self, lag: float, *, all_resources: bool) -> None:
+        """Records the event loop's lag in seconds. With `all_resources`, also reads the other resources."""
         now = self._clock()
         self._lag.observe(lag)
-        self.triggers["loop_lag"].update(self._recent.add(lag), now)
-        if others:
+        self.triggers["loop_lag"].update(self._lag_filter.add(lag), now)
+        if all_resources:
             for name, read in self.read.items():
                 try:
                     reading = read()
@@ -105,18 +105,18 @@ class OverloadManager(Collector):
                 except (OSError, ValueError, IndexError):
                     continue
                 self.triggers[name].update(reading, now)
-            if self.triggers["memory"].level and now - self._trimmed >= _TRIM_S:
-                self._trimmed = now
-                give_back()
-        self._settle()
+            if self.triggers["memory"].level and now - self._trimmed_at >= _TRIM_S:
+                self._trimmed_at = now
+                return_free_memory()
+        self._update_level()
 
-    def _settle(self) -> None:
+    def _update_level(self) -> None:
         level = highest(self.triggers.values()) if self._enabled else OverloadLevel.CALM
         if level == self.level:
             return
-        before, self.level = self.level, level
-        tell = log.warning if level else log.info
-        tell("overload", load=level.name.lower(), before=before.name.lower(), why=self.description)
+        previous, self.level = self.level, level
+        write = log.warning if level else log.info
+        write("overload", load=level.name.lower(), before=previous.name.lower(), why=self.description)
         for listener in self.listeners:
             listener()
 
@@ -125,8 +125,8 @@ class OverloadManager(Collector):
         """Describes the overloaded resources with their worst readings. Empty without an overload."""
         if not self.level:
             return ""
-        over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)
-        return ", ".join(_WORDS[name].format(self.triggers[name].worst) for name in over)
+        overloaded = (name for name, trigger in self.triggers.items() if trigger.level == self.level)
+        return ", ".join(_DESCRIPTIONS[name].format(self.triggers[name].worst) for name in overloaded)
 
     # ---- admission ----
 
@@ -134,7 +134,7 @@ class OverloadManager(Collector):
         """Returns the refusal of a call of this method; None: it is served."""
         if not self.level:
             return None
-        kind = refused(method, self.level)
+        kind = refused_kind(method, self.level)
         if not kind:
             return None
         self._refusals[kind] += 1
@@ -178,7 +178,7 @@ class OverloadManager(Collector):
 
 def _thresholds(settings: OverloadSettings) -> dict[str, tuple[float, float]]:
     """Returns both thresholds of each resource."""
-    memory = settings.memory or min(_MEMORY, share_of_host() // 2)
+    memory = settings.memory or min(_DEFAULT_MEMORY, share_of_host() // 2)
     return {
         "loop_lag": (settings.loop_lag, settings.loop_lag_critical),
         "memory": (memory, max(memory, settings.memory_critical or 2 * memory)),

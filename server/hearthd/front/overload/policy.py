@@ -39,7 +39,7 @@ class Trigger:
         """The highest reading since the level was last CALM."""
         self._release = release
         self._hold = hold
-        self._below: float | None = None
+        self._below_since: float | None = None
         """The time since which the reading has been low enough for the level to end. None: it is not."""
 
     @property
@@ -51,26 +51,27 @@ class Trigger:
         """Returns the level after a reading at the time `now`."""
         self.reading = reading
         self.worst = max(self.worst, reading) if self.level else reading
-        reached = self._reached()
+        reached = self._reached_level()
         if reached > self.level:
-            self.level, self._below = reached, None
+            self.level, self._below_since = reached, None
         elif self.level and reading < self._release * self.thresholds[self.level]:
-            if self._below is None:
-                self._below = now
-            elif now - self._below >= self._hold:
-                self.level, self._below = OverloadLevel(self.level - 1), None
+            if self._below_since is None:
+                self._below_since = now
+            elif now - self._below_since >= self._hold:
+                self.level, self._below_since = OverloadLevel(self.level - 1), None
         else:
-            self._below = None
+            self._below_since = None
         return self.level
 
     def change(self, elevated: float, critical: float) -> None:
         """Sets other thresholds, and the level that the last reading has with them, without hysteresis."""
         self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
-        self.level, self._below = self._reached(), None
+        self.level, self._below_since = self._reached_level(), None
 
-    def _reached(self) -> OverloadLevel:
+    def _reached_level(self) -> OverloadLevel:
         return max(
-            (level for level, least in self.thresholds.items() if self.reading >= least), default=OverloadLevel.CALM
+            (level for level, threshold in self.thresholds.items() if self.reading >= threshold),
+            default=OverloadLevel.CALM,
         )
 
 
@@ -82,12 +83,12 @@ class MedianFilter:
 
     def __init__(self, size: int = 5) -> None:
         self._readings = [0.0] * size
-        self._next = 0
+        self._index = 0
 
     def add(self, reading: float) -> float:
         """Adds a reading, and returns the median of the last `size` readings. Readings before the first count as 0."""
-        self._readings[self._next] = reading
-        self._next = (self._next + 1) % len(self._readings)
+        self._readings[self._index] = reading
+        self._index = (self._index + 1) % len(self._readings)
         return median(self._readings)
 
 
@@ -130,7 +131,7 @@ REFUSED_CRITICAL = REFUSED_ELEVATED | dict.fromkeys(
 admitted. Attached streams continue; their windows limit what they send."""
 
 
-def refused(method: str, level: OverloadLevel) -> str:
+def refused_kind(method: str, level: OverloadLevel) -> str:
     """Returns the kind of a method that is refused at this level; empty: it is served."""
     methods: dict[str, str] = {}
     if level >= OverloadLevel.CRITICAL:
@@ -142,4 +143,4 @@ def refused(method: str, level: OverloadLevel) -> str:
 
 def highest(triggers: Iterable[Trigger]) -> OverloadLevel:
     """Returns the highest level of all resources."""
-    return max((each.level for each in triggers), default=OverloadLevel.CALM)
+    return max((trigger.level for trigger in triggers), default=OverloadLevel.CALM)

@@ -28,17 +28,17 @@ def descriptors() -> float:
 class GroupMemory:
     """The memory of the control group (version 2) that limits the daemon, including device processes."""
 
-    def __init__(self, groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> None:
+    def __init__(self, root: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> None:
         self._folder: Path | None = None
         self._limit = 0
         with contextlib.suppress(OSError, StopIteration):
-            line = next(line for line in own.read_text().splitlines() if line.startswith("0::/"))
-            self._find(groups, line.removeprefix("0::/"))
+            line = next(line for line in membership.read_text().splitlines() if line.startswith("0::/"))
+            self._find(root, line.removeprefix("0::/"))
 
-    def _find(self, groups: Path, path: str) -> None:
+    def _find(self, root: Path, path: str) -> None:
         """Finds the group with the lowest limit, among equal limits the nearest."""
-        for folder in (groups / path, *(groups / path).parents):
-            if not folder.is_relative_to(groups):
+        for folder in (root / path, *(root / path).parents):
+            if not folder.is_relative_to(root):
                 return
             with contextlib.suppress(OSError, ValueError):
                 limit = int((folder / "memory.max").read_text())

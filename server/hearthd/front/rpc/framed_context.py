@@ -199,7 +199,7 @@ class FramedCall(asyncio.Protocol):
             self.drop()
             return
         if size < self._counted_bytes:
-            self._account.give(self._counted_bytes - size)
+            self._account.release(self._counted_bytes - size)
         self._counted_bytes = size
 
     def _accept(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.counters import EVERYBODY, Number, numbers
+from hearthd.front.counters import SHARED_TENANT, Number, numbers
 from hearthd.front.supervisor.device import SERVING, Device
 from hearthd.front.supervisor.worker import Worker
 
@@ -34,7 +34,7 @@ async def collect(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
 
 def label(worker: Worker) -> str:
     """Returns the tenant to which a worker's gauges are attributed."""
-    return (worker.key.tenant if worker.key is not None else "") or EVERYBODY
+    return (worker.key.tenant if worker.key is not None else "") or SHARED_TENANT
 
 
 async def _query(worker: Worker) -> Gauges | None:

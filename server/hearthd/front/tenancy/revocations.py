@@ -58,7 +58,7 @@ class Revocations:
         self._checked_at = clock()
         self._stamp: tuple[int, ...] = ()
         if path:
-            self._stamp = self._stamped()
+            self._stamp = self._file_stamp()
             self._revoked, self.next_update = self._read()
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Revocations:
         if self.next_update < time.time() and self._log_throttle.due("expired", now):
             log.warning("crl_expired", path=self.path, action="it remains in force; install the authority's new list")
         try:
-            stamp = self._stamped()
+            stamp = self._file_stamp()
             if stamp == self._stamp:
                 return
             revoked, self.next_update = self._read()
@@ -92,7 +92,7 @@ class Revocations:
         """Returns True if the certificate is on a list."""
         return certificate is not None and certificate in self._revoked
 
-    def _stamped(self) -> tuple[int, ...]:
+    def _file_stamp(self) -> tuple[int, ...]:
         try:
             status = Path(self.path).stat()
         except OSError as error:
@@ -105,23 +105,23 @@ class Revocations:
         try:
             data = Path(self.path).read_bytes()
             authorities = x509.load_pem_x509_certificates(Path(self._client_ca).read_bytes())
-            parts = data.split(b"-----BEGIN X509 CRL-----")[1:]
-            lists = [x509.load_pem_x509_crl(b"-----BEGIN X509 CRL-----" + part) for part in parts]
+            blocks = data.split(b"-----BEGIN X509 CRL-----")[1:]
+            lists = [x509.load_pem_x509_crl(b"-----BEGIN X509 CRL-----" + block) for block in blocks]
             lists = lists or [x509.load_der_x509_crl(data)]
         except OSError as error:
             raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:
             raise RevocationError(f"tls.crl: {self.path} is not a list of revoked certificates: {error}") from None
         revoked: set[CertificateIdentity] = set()
-        until = float("inf")
-        for each in lists:
-            issuers = [ca for ca in authorities if ca.subject == each.issuer]
-            if not any(each.is_signature_valid(ca.public_key()) for ca in issuers):  # type: ignore[arg-type]
+        next_update = float("inf")
+        for crl in lists:
+            issuers = [ca for ca in authorities if ca.subject == crl.issuer]
+            if not any(crl.is_signature_valid(ca.public_key()) for ca in issuers):  # type: ignore[arg-type]
                 raise RevocationError(
-                    f"tls.crl: the list of {each.issuer.rfc4514_string()} in {self.path} was not signed by any "
+                    f"tls.crl: the list of {crl.issuer.rfc4514_string()} in {self.path} was not signed by any "
                     f"authority of tls.client_ca"
                 )
-            revoked.update(CertificateIdentity(each.issuer.public_bytes(), entry.serial_number) for entry in each)
-            if each.next_update_utc is not None:
-                until = min(until, each.next_update_utc.timestamp())
-        return frozenset(revoked), until
+            revoked.update(CertificateIdentity(crl.issuer.public_bytes(), entry.serial_number) for entry in crl)
+            if crl.next_update_utc is not None:
+                next_update = min(next_update, crl.next_update_utc.timestamp())
+        return frozenset(revoked), next_update

@@ -53,18 +53,18 @@ class Shares:
 
     def admits(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> bool:
         """Returns True if the tenant may have one more. `used`: the numbers in use, by tenant."""
-        mine, guarantee = used.get(tenant, 0), self.guarantee(tenant)
-        taken = sum(max(used.get(name, 0), self.guarantee(name)) for name in self.weights.keys() | used.keys())
-        if mine < guarantee:
+        own_count, guarantee = used.get(tenant, 0), self.guarantee(tenant)
+        committed = sum(max(used.get(name, 0), self.guarantee(name)) for name in self.weights.keys() | used.keys())
+        if own_count < guarantee:
             return sum(used.values()) < self.limit
         if operator:
-            return taken < self.limit
-        free = self.pool - taken
-        return free > 0 and (mine - guarantee) < max(1, free)
+            return committed < self.limit
+        free = self.pool - committed
+        return free > 0 and (own_count - guarantee) < max(1, free)
 
-    def most(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> int:
+    def maximum(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> int:
         """Returns the maximum number that a tenant may have while the other tenants keep theirs."""
-        now = dict(used)
-        while self.admits(tenant, now, operator=operator):
-            now[tenant] = now.get(tenant, 0) + 1
-        return now.get(tenant, 0)
+        counts = dict(used)
+        while self.admits(tenant, counts, operator=operator):
+            counts[tenant] = counts.get(tenant, 0) + 1
+        return counts.get(tenant, 0)

@@ -183,7 +183,7 @@ class Directory:
             (self._certificates, "a client certificate"),
             (self._users or self._groups, "its user on the Unix socket"),
         )
-        return " or ".join(name for known, name in kinds if known)
+        return " or ".join(name for configured, name in kinds if configured)
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
         """Returns the tenant and the credential of a token.
@@ -199,10 +199,10 @@ class Directory:
         return self._token(token_key(token), now)
 
     def _token(self, key: bytes, now: float) -> tuple[Tenant, Credential]:
-        found = self._tokens.get(key)
-        if found is None:
+        entry = self._tokens.get(key)
+        if entry is None:
             raise unauthenticated("The token is unknown.", "Use the token that the daemon's operator gave you.")
-        credential, tenant = found
+        credential, tenant = entry
         if credential.expires <= now:
             raise unauthenticated(
                 "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` creates one)."
@@ -215,15 +215,17 @@ class Directory:
         The TLS layer has verified the certificate. Raises `UNAUTHENTICATED`.
         """
         names = list(names)
-        found = {self._certificates[name].name: (self._certificates[name], name) for name in names
+        matches = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
-        if len(found) != 1:
-            what = "belongs to no tenant" if not found else f"belongs to several tenants ({', '.join(sorted(found))})"
+        if len(matches) != 1:
+            problem = (
+                "belongs to no tenant" if not matches else f"belongs to several tenants ({', '.join(sorted(matches))})"
+            )
             raise unauthenticated(
-                f"The client certificate (for {', '.join(names) or 'no name'}) {what}.",
+                f"The client certificate (for {', '.join(names) or 'no name'}) {problem}.",
                 "Use another certificate, or have its name added to `certificates` of a tenant.",
             )
-        return next(iter(found.values()))
+        return next(iter(matches.values()))
 
     def user(self, user: User) -> tuple[Tenant, str]:
         """Returns the tenant that a user identifies, and a description. Raises `UNAUTHENTICATED`.

@@ -39,7 +39,7 @@ def is_placeholder(digest: str) -> bool:
 
 
 @functools.cache
-def _weak() -> dict[str, str]:
+def _weak_hashes() -> dict[str, str]:
     """Returns the hashes of well-known words, as the configuration writes them, with the word of each."""
     return {
         f"sha256:{hashlib.sha256(text.encode()).hexdigest()}": text
@@ -50,4 +50,4 @@ def _weak() -> dict[str, str]:
 
 def weak_word(digest: str) -> str | None:
     """Returns the word of which `digest` is the hash; None: it is not a hash of a well-known word."""
-    return _weak().get(digest)
+    return _weak_hashes().get(digest)

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.transfers.chunk_slots import ChunkSlots
-from hearthd.shared.chunk_ring import MOST, MOST_BYTES, NONE, SMALLEST, Layout, from_message, layout, to_message
+from hearthd.shared.chunk_ring import (
+    MAX_RING_BYTES,
+    MAX_SLOTS,
+    NONE,
+    SMALLEST,
+    Layout,
+    from_message,
+    layout,
+    to_message,
+)
 
 steps = st.lists(st.tuples(st.sampled_from(["keep", "drop", "send kept", "send", "returned"]), st.integers(0, 20)))
 
@@ -81,8 +90,8 @@ def test_layout_has_slots_for_every_worthwhile_chunk_size(chunk: int) -> None:
     if chunk < SMALLEST:
         assert found == NONE and found.bytes == 0
         return
-    assert 1 <= found.slots <= MOST and found.slot_bytes >= chunk and found.slot_bytes % 4096 == 0
-    assert found.bytes <= MOST_BYTES and found.start(found.slots - 1) + chunk <= found.bytes
+    assert 1 <= found.slots <= MAX_SLOTS and found.slot_bytes >= chunk and found.slot_bytes % 4096 == 0
+    assert found.bytes <= MAX_RING_BYTES and found.start(found.slots - 1) + chunk <= found.bytes
     assert from_message(to_message(found)) == found
 
 

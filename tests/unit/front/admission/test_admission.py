@@ -14,8 +14,8 @@ from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.admission import account as account_module
 from hearthd.front.admission import wire
 from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.fair_lock import FairLock
 from hearthd.front.admission.limits import AdmissionLimits, CredentialSource
-from hearthd.front.admission.turns import FairLock
 from hearthd.front.config.front_limits import AdmissionSettings
 
 GROUP = node_pb2.CreateGroupRequest.DESCRIPTOR
@@ -169,8 +169,8 @@ def account(most: int = 100) -> UnauthenticatedBytes:
 def test_no_more_bytes_are_held_than_the_account_has() -> None:
     book = account()
     with book.holding(80) as first, book.holding(30) as second:
-        assert first and not second and book.held == 80
-    assert book.held == 0 and book.reserve(100)
+        assert first and not second and book.held_bytes == 80
+    assert book.held_bytes == 0 and book.reserve(100)
 
 
 def test_a_limit_is_logged_once_in_a_while_and_counted_always(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     text = json.dumps(told) + f"\nNov 24 host hearthd-audit[7]: {words[0]}\nhearth-anchor:nothing=\n"
     found = list(anchors.read(text.encode().splitlines()))
     assert [(each.sequence, each.log) for each in found] == [(1, str(place.log))] * 2
-    assert all(each.signed(keys.load(str(place.key))) for each in found)
+    assert all(each.is_signed_by(keys.load(str(place.key))) for each in found)
 
 
 def test_anchors_come_periodically(place: Place) -> None:

@@ -204,9 +204,9 @@ def test_needed_limit_is_the_smallest_that_is_sufficient(asked: int, used: int, 
 
 
 def test_requested_connections_follow_the_settings() -> None:
-    assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).is_too_low is False
-    assert ConnectionSettings(max=3000).asked == 3000 and ConnectionSettings(max_strangers=700).asked == 1400
-    assert ConnectionSettings(max=100, max_strangers=700).asked == 100
+    assert ConnectionSettings().requested == 0 and descriptors.budget(2000, 48, 8).is_too_low is False
+    assert ConnectionSettings(max=3000).requested == 3000 and ConnectionSettings(max_strangers=700).requested == 1400
+    assert ConnectionSettings(max=100, max_strangers=700).requested == 100
 
 
 # ---- peers ----

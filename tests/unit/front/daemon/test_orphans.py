@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hearthd.front.daemon.orphans import adopted
+from hearthd.front.daemon.orphans import reaping_orphans
 
 
 def _zombie(pid: int) -> bool:
@@ -24,7 +24,7 @@ def in_a_process(first: bool) -> tuple[bool, bool]:
     stray = os.posix_spawn("/bin/true", ["true"], {})
 
     async def main() -> tuple[bool, bool]:
-        with adopted(lambda: [excluded], first=first, tick=0.005):
+        with reaping_orphans(lambda: [excluded], inherits_orphans=first, tick=0.005):
             for _ in range(40):
                 await asyncio.sleep(0.01)
                 if not _zombie(stray) and first:

@@ -66,9 +66,9 @@ class Course:
     async def _reload(self, served: Front) -> None:
         self.write()
         for _ in range(self.chance.randint(1, 3)):
-            served.daemon.reloader.ask()
+            served.daemon.reloader.request()
         await served.daemon.reloader.wait_until_idle()
-        assert not served.daemon.reloader.refused
+        assert not served.daemon.reloader.refusal
         for key, (tenant, token) in list(self.sessions.items()):
             if self.owners.get(token) != tenant:
                 del self.sessions[key]
@@ -96,7 +96,7 @@ def test_any_course_of_reloads(tmp_path: Path, seed: int) -> None:
     async def scenario() -> None:
         course.write()
         async with front(tmp_path, read=course.read) as served:
-            served.daemon.reloader.open()
+            served.daemon.reloader.daemon_ready()
             for _ in range(150):
                 await course.step(served)
             assert len(served.daemon.sessions) == len(course.sessions)

@@ -111,11 +111,13 @@ def test_each_setting_alone(path: tuple[str, ...]) -> None:
     wanted = with_settings({path})
     planned = plan(Config(), wanted)
     if name == "tenants":
-        assert planned.changed == () and planned.kept == (FIRST_TENANT,)
+        assert planned.changed == () and planned.deferred == (FIRST_TENANT,)
     elif name in RELOADABLE:
-        assert planned.changed == (name,) and planned.kept == () and value(planned.config, path) == value(wanted, path)
+        assert (
+            planned.changed == (name,) and planned.deferred == () and value(planned.config, path) == value(wanted, path)
+        )
     else:
-        assert planned.changed == () and name in planned.kept and planned.config == Config()
+        assert planned.changed == () and name in planned.deferred and planned.config == Config()
 
 
 SETS = st.sets(st.sampled_from([path for path in paths() if path != ("tenants",)]), max_size=12)
@@ -134,7 +136,7 @@ def test_plan_has_exactly_the_reloadable_changes(one: set[Any], two: set[Any], n
     for path in paths():
         source = after if ".".join(path) in RELOADABLE else before
         assert value(planned.config, path) == value(source, path)
-    assert plan(planned.config, after).changed == () and plan(planned.config, after).kept == planned.kept
+    assert plan(planned.config, after).changed == () and plan(planned.config, after).deferred == planned.deferred
     assert set(planned.tenants.added) == set(names) - {"alice"}
     assert planned.tenants.removed == (() if "alice" in names else ("alice",))
 
@@ -149,9 +151,9 @@ def test_tenants() -> None:
         both, config(tenants=[{**ALICE, "weight": 2, "quotas": {"sessions": 1}}, {"name": "c", "users": [1]}])
     )
     assert str(planned.tenants) == "+c -bob alice (weight, quotas)"
-    assert planned.kept == (FIRST_USER,) and planned.config.tenants[1].name == "c"
+    assert planned.deferred == (FIRST_USER,) and planned.config.tenants[1].name == "c"
     planned = plan(both, config())
-    assert planned.kept == (LAST_TENANT,) and planned.config == both
+    assert planned.deferred == (LAST_TENANT,) and planned.config == both
 
 
 def test_change_that_depends_on_a_restart_is_refused() -> None:
@@ -245,18 +247,18 @@ def test_requests_during_a_reload_cause_one_more_reload() -> None:
 
         reloader = Reloader(Config(), read, apply, Audit(), Notifier({}))
         for _ in range(5):
-            reloader.ask()  # before the daemon is ready
+            reloader.request()  # before the daemon is ready
         await asyncio.sleep(0)
         assert reads == [0]
-        reloader.open()
+        reloader.daemon_ready()
         await until(lambda: reads == [1])
         for _ in range(5):
-            reloader.ask()
+            reloader.request()
         gate.set()
         await reloader.wait_until_idle()
         assert reads == [2] and made == [1, 2] and reloader.config.drain_timeout == 2
         await reloader.stop()
-        reloader.ask()
+        reloader.request()
         await asyncio.sleep(0)
         assert reads == [2]
 
@@ -276,13 +278,13 @@ def test_failed_reload_does_not_block_the_next(error: Exception) -> None:
 
         outcomes = [error]
         reloader = Reloader(Config(), read, apply, Audit(), Notifier({}))
-        reloader.open()
-        reloader.ask()
+        reloader.daemon_ready()
+        reloader.request()
         await reloader.wait_until_idle()
-        assert reloader.config == Config() and reloader.refused
-        reloader.ask()
+        assert reloader.config == Config() and reloader.refusal
+        reloader.request()
         await reloader.wait_until_idle()
-        assert reloader.config.drain_timeout == 3 and not reloader.refused
+        assert reloader.config.drain_timeout == 3 and not reloader.refusal
 
     run(scenario())
 
@@ -303,7 +305,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
 
         async with front(tmp_path, read=read) as served:
             reloader = served.daemon.reloader
-            reloader.open()
+            reloader.daemon_ready()
             opened = await served.node.OpenSession(
                 node_pb2.OpenSessionRequest(), metadata=(("authorization", f"Bearer {TOKEN_A}"),)
             )
@@ -316,7 +318,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
                 f'[[tenants]]\nname = "alice"\ntokens = ["{A}"]\nweight = 3\npriority = -1\nrights = ["read"]\n'
                 '[tenants.quotas]\ndevice_bytes = "1MiB"\n[launch]\ntimeout = "5s"\nload_timeout = "9s"\n'
             )
-            reloader.ask()
+            reloader.request()
             await reloader.wait_until_idle()
             await until(lambda: len(fake.changes) == 2)
             (zero, general), (number, mine) = sorted(fake.changes, key=lambda change: change[0])
@@ -329,7 +331,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
             worker = next(iter(device.workers.serving.values()))
             assert worker.quota == 1 << 20
             file.write_text(f'[[tenants]]\nname = "bob"\ntokens = ["{B}"]\n')
-            reloader.ask()
+            reloader.request()
             await reloader.wait_until_idle()
             assert session.closing and not len(served.daemon.sessions)
             request = node_pb2.RenewSessionRequest(session_token=opened.session_token)
@@ -348,7 +350,7 @@ def test_a_hangup_before_anything_else_is_noted() -> None:
     code = (
         "import os, signal; from hearthd.shared import sighup; h = sighup.begin(); "
         "os.kill(os.getpid(), signal.SIGHUP);"
-        "print(h.asked, h.is_the_end)"
+        "print(h.requested, h.terminal_closed)"
     )
     env = {"PYTHONPATH": ":".join(str(ROOT / part) for part in ("proto", "server"))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)

@@ -28,7 +28,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifyS
 
 def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier = Notifier({})
-    for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.tell):
+    for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.notify):
         word("x")
     notifier.reloading()
     asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
@@ -128,7 +128,7 @@ def test_status_line_counts_devices_and_sessions(manager: NotifySocket, tmp_path
             for worker in daemon.supervisor.devices[1].workers:
                 worker.fence("too hot")
             assert daemon.status_line() == "Serving 2 devices (device 1 fenced: too hot), 1 session"
-            daemon.reloader.refused = "no TOML"
+            daemon.reloader.refusal = "no TOML"
             assert daemon.status_line().endswith("1 session. The last reload was refused: no TOML")
 
     run(scenario())

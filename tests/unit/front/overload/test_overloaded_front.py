@@ -36,11 +36,11 @@ class Load:
         self.share = 0.0
         self._manager = f.daemon.parts.overload
         self._manager.read = {"descriptors": lambda: self.share}
-        self._manager.measure(0.0, others=True)
+        self._manager.measure(0.0, all_resources=True)
 
     def put(self, share: float) -> None:
         self.share = share
-        self._manager.measure(0.0, others=True)
+        self._manager.measure(0.0, all_resources=True)
 
     async def end(self) -> None:
         """Returns when the front has noticed by its own measurements that the overload has ended."""

@@ -19,7 +19,7 @@ from hearthd.front.overload.policy import (
     MedianFilter,
     OverloadLevel,
     Trigger,
-    refused,
+    refused_kind,
 )
 from hearthd.front.overload.readings import GroupMemory, descriptors, own_memory
 
@@ -87,12 +87,12 @@ def test_single_outlier_is_ignored(readings: list[float], spike: float) -> None:
 
 
 def test_refused_methods_at_each_level() -> None:
-    assert refused("OpenSession", OverloadLevel.CALM) == refused("Launch", OverloadLevel.ELEVATED) == ""
+    assert refused_kind("OpenSession", OverloadLevel.CALM) == refused_kind("Launch", OverloadLevel.ELEVATED) == ""
     assert (
-        refused("OpenSession", OverloadLevel.ELEVATED) == "session"
-        and refused("Upload", OverloadLevel.ELEVATED) == "large"
+        refused_kind("OpenSession", OverloadLevel.ELEVATED) == "session"
+        and refused_kind("Upload", OverloadLevel.ELEVATED) == "large"
     )
-    assert refused("Launch", OverloadLevel.CRITICAL) == refused("Execute", OverloadLevel.CRITICAL) == "work"
+    assert refused_kind("Launch", OverloadLevel.CRITICAL) == refused_kind("Execute", OverloadLevel.CRITICAL) == "work"
 
 
 def test_refused_methods_exist_and_methods_that_end_work_are_served() -> None:
@@ -127,21 +127,21 @@ def test_overload_is_reported_refuses_calls_and_ends() -> None:
     manager, values, clock = manager_with()
     levels = []
     manager.listeners.append(lambda: levels.append(manager.level))
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     assert manager.admit("OpenSession") is None and manager.description == ""
     values["memory"] = 150.0
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     refusal = manager.admit("OpenSession")
     assert refusal is not None and refusal.reason == Reason.OVERLOADED and refusal.retry_after_s == 1.0
     assert "150 bytes" in manager.description and manager.admit("Launch") is None
     values["descriptors"] = 0.99
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     assert manager.admit("Launch") is not None and manager.admit("Free") is None
     assert manager.description.startswith("up to 99% of the files"), "what is critical, and not what is merely elevated"
     values.update(memory=0.0, descriptors=0.0)
     for _ in range(6):
         clock.now += HOLD_S
-        manager.measure(0.0, others=True)
+        manager.measure(0.0, all_resources=True)
     assert levels == [OverloadLevel.ELEVATED, OverloadLevel.CRITICAL, OverloadLevel.ELEVATED, OverloadLevel.CALM]
     assert manager.admit("Launch") is None
     samples = {
@@ -154,11 +154,11 @@ def test_overload_is_reported_refuses_calls_and_ends() -> None:
 
 def test_lag_counts_only_if_sustained() -> None:
     manager, _, _ = manager_with()
-    manager.measure(30.0, others=False)
-    manager.measure(0.0, others=False)
+    manager.measure(30.0, all_resources=False)
+    manager.measure(0.0, all_resources=False)
     assert manager.level == OverloadLevel.CALM, "a pause of the process"
     for _ in range(3):
-        manager.measure(1.0, others=False)
+        manager.measure(1.0, all_resources=False)
     assert manager.level == OverloadLevel.ELEVATED and "late" in manager.description
 
 
@@ -167,13 +167,13 @@ def test_resource_that_cannot_be_read_is_left_out() -> None:
         raise FileNotFoundError
 
     manager = OverloadManager(OverloadSettings(), read={"group_memory": gone}, clock=Clock())
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     assert manager.level == OverloadLevel.CALM
 
 
 def test_disabled_overload_control_refuses_nothing() -> None:
     manager = OverloadManager(OverloadSettings(enabled=False), read={"descriptors": lambda: 1.0}, clock=Clock())
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     assert manager.admit("OpenSession") is None and manager.triggers["descriptors"].level == OverloadLevel.CRITICAL
 
 
@@ -181,7 +181,7 @@ def test_changed_thresholds_count_for_the_last_readings() -> None:
     manager, _, _ = manager_with(memory=150.0)
     told = []
     manager.listeners.append(lambda: told.append(manager.level))
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     assert manager.level == OverloadLevel.ELEVATED
     manager.change(OverloadSettings(memory=120, memory_critical=140))
     assert manager.level == OverloadLevel.CRITICAL and manager.admit("Launch") is not None
@@ -190,7 +190,7 @@ def test_changed_thresholds_count_for_the_last_readings() -> None:
     manager.change(OverloadSettings(memory=100, memory_critical=200))
     manager.change(OverloadSettings(memory=100, memory_critical=200, enabled=False))
     assert manager.admit("OpenSession") is None
-    manager.measure(0.0, others=True)
+    manager.measure(0.0, all_resources=True)
     manager.change(OverloadSettings(memory=100, memory_critical=200))
     assert told == [
         OverloadLevel.ELEVATED,

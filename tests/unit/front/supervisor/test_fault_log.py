@@ -13,7 +13,7 @@ import pytest
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.front.counters import DeviceTotals
-from hearthd.front.rates import LATE_S, WINDOW_S, Rates
+from hearthd.front.rates import CURRENT_S, WINDOW_S, Rates
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.recent_traces import (
     MAX_BYTES,
@@ -61,7 +61,7 @@ def test_rates_of_a_silent_device_decay() -> None:
     rates = Rates()
     rates.sample(0.0, {"n": 0})
     rates.sample(2.0, {"n": 100})
-    assert rates.per_second(2.0 + LATE_S / 2) == {"n": 50.0}
+    assert rates.per_second(2.0 + CURRENT_S / 2) == {"n": 50.0}
     assert rates.per_second(20.0) == {"n": 5.0}
 
 

@@ -42,11 +42,11 @@ def test_any_course_of_takes_and_returns(
 @given(st.integers(8, 2000), WEIGHTS, st.sampled_from("abcdef"))
 def test_greedy_tenant_leaves_the_guarantees_of_others(limit: int, weights: dict[str, float], greedy: str) -> None:
     shares = Shares(limit, weights, reserve(limit))
-    used = {greedy: shares.most(greedy, {})}
+    used = {greedy: shares.maximum(greedy, {})}
     assert used[greedy] >= shares.guarantee(greedy)
     for other in weights.keys() - {greedy}:
         assert shares.admits(other, used), "the next tenant gets in"
-        assert shares.most(other, used) >= shares.guarantee(other)
+        assert shares.maximum(other, used) >= shares.guarantee(other)
     assert shares.admits("operator", used, operator=True)
 
 
@@ -61,9 +61,9 @@ def test_guarantees_follow_weights(limit: int, weights: dict[str, float]) -> Non
 
 def test_a_single_tenant_has_all_but_the_reserve() -> None:
     shares = Shares(1024, {"a": 1.0}, reserve(1024))
-    assert shares.most("a", {}) == 1024 - 1024 // RESERVE and shares.most("a", {}, operator=True) == 1024
+    assert shares.maximum("a", {}) == 1024 - 1024 // RESERVE and shares.maximum("a", {}, operator=True) == 1024
     two = Shares(1024, {"a": 1.0, "b": 1.0}, reserve(1024))
-    assert (two.guarantee("a"), two.most("a", {}), two.most("b", {"a": two.most("a", {})})) == (240, 480, 360)
+    assert (two.guarantee("a"), two.maximum("a", {}), two.maximum("b", {"a": two.maximum("a", {})})) == (240, 480, 360)
     assert operates(frozenset({"observe"})) and operates(EVERYTHING) and not operates(ORDINARY)
 
 

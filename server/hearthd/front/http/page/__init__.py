@@ -11,9 +11,9 @@ from importlib import resources
 
 from aiohttp import web
 
-_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
-"""The attribute that tells the script to ask for a token first."""
+"""The start of the page, without and with the attribute from which the script asks for a token first."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,24 +25,26 @@ class Page:
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, bool], tuple[bytes, str, str]] = {}
-        """Body, media type and tag, by path and by whether the daemon asks for tokens."""
+        """Body, media type and entity tag of each file, by its path and True if the daemon asks for tokens."""
         for file in resources.files(__name__).iterdir():
-            kind = _KINDS.get(file.name.rpartition(".")[2])
-            if kind is None:
+            media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
+            if media_type is None:
                 continue
             body = file.read_bytes()
             path = "/" if file.name == "index.html" else f"/page/{file.name}"
             for guarded in (False, True):
-                shown = body.replace(_OPEN, _GUARDED, 1) if guarded and path == "/" else body
-                self._files[path, guarded] = (shown, kind, f'"{hashlib.sha256(shown).hexdigest()[:20]}"')
+                content = body.replace(_OPEN, _GUARDED, 1) if guarded and path == "/" else body
+                self._files[path, guarded] = (content, media_type, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
         self.paths = frozenset(path for path, _ in self._files)
         """The paths of the files."""
 
     def answer(self, request: web.Request, *, guarded: bool) -> web.Response:
-        """Returns one of the files, or status 304 if the browser has it."""
-        body, kind, tag = self._files[request.path, guarded]
+        """Returns one of the files, or status 304 if the browser already has its present version."""
+        body, media_type, tag = self._files[request.path, guarded]
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
-        known = request.headers.get("If-None-Match", "")
-        if known.strip() == "*" or tag in (each.strip().removeprefix("W/") for each in known.split(",")):
+        known_tags = request.headers.get("If-None-Match", "")
+        if known_tags.strip() == "*" or tag in (
+            known_tag.strip().removeprefix("W/") for known_tag in known_tags.split(",")
+        ):
             return web.Response(status=304, headers=headers)
-        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+        return web.Response(body=body, content_type=media_type, charset="utf-8", headers=headers)

@@ -27,7 +27,7 @@ class FairLock:
         self._alone = alone
         self._contended = contended
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._began: float | None = None
+        self._acquired_at: float | None = None
         """The time at which the present holder got the lock. None: the lock is free."""
         self._timeout: asyncio.Timeout | None = None
 
@@ -36,43 +36,43 @@ class FairLock:
 
         Raises `TimeoutError` if `work` exceeds the time limit.
         """
-        await self._wait(host)
+        await self._acquire(host)
         try:
             loop = asyncio.get_running_loop()
-            self._began = loop.time()
+            self._acquired_at = loop.time()
             async with asyncio.timeout(self._contended if self._waiting else self._alone) as self._timeout:
                 return await work()
         finally:
-            self._timeout = self._began = None
-            self._next()
+            self._timeout = self._acquired_at = None
+            self._hand_over()
 
-    async def _wait(self, host: str) -> None:
-        if self._began is None:
-            self._began = asyncio.get_running_loop().time()
+    async def _acquire(self, host: str) -> None:
+        if self._acquired_at is None:
+            self._acquired_at = asyncio.get_running_loop().time()
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(host, deque()).append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(host, deque()).append(waiter)
         if self._timeout is not None and not self._timeout.expired():
-            when, due = self._timeout.when(), self._began + self._contended
-            if when is None or when > due:
-                self._timeout.reschedule(due)
+            deadline, contended_deadline = self._timeout.when(), self._acquired_at + self._contended
+            if deadline is None or deadline > contended_deadline:
+                self._timeout.reschedule(contended_deadline)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._began = None
-                self._next()
+            if waiter.done() and not waiter.cancelled():
+                self._acquired_at = None
+                self._hand_over()
             raise
 
-    def _next(self) -> None:
+    def _hand_over(self) -> None:
         """Passes the lock to the host that has waited longest since it last held the lock."""
         while self._waiting:
             host = next(iter(self._waiting))
-            waiting = self._waiting.pop(host)
-            turn = waiting.popleft()
-            if waiting:
-                self._waiting[host] = waiting
-            if not turn.done():
-                self._began = asyncio.get_running_loop().time()
-                turn.set_result(None)
+            waiters = self._waiting.pop(host)
+            waiter = waiters.popleft()
+            if waiters:
+                self._waiting[host] = waiters
+            if not waiter.done():
+                self._acquired_at = asyncio.get_running_loop().time()
+                waiter.set_result(None)
                 return
