@@ -95,7 +95,7 @@ async def refused_while_sending(begin: Callable[[], Any]) -> Refusal:
                 raise
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Returns when the condition holds; for events in the fake device's thread or behind a socket."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (there is no event to wait for)
