@@ -560,7 +560,7 @@ class BaseDevice(ABC, Generic[A, S]):
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
-        reply = attachment.ask(SYNC_ALL, reports=True, barrier=True)
+        reply = attachment.request_serialized(SYNC_ALL, reports=True, barrier=True)
         reply.signalled_result = DONE
         return reply
 

@@ -305,7 +305,7 @@ class BaseStream(CupyNames):
         if self._sync[0] != handle:
             command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
             self._sync = handle, command.SerializeToString()
-        reply = attachment.ask(self._sync[1], reports=True)
+        reply = attachment.request_serialized(self._sync[1], reports=True)
         reply.signalled_result = DONE
         return reply
 

@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Returns the completion script for `shell`: `bash`, `zsh` or `fish`. Pure."""
-    top, commands = described(parser)
+    top, commands = describe(parser)
     return _SHELLS[shell](top, commands)
 
 
-def described(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[Command]]:
+def describe(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[Command]]:
     """Returns the options before a command, and the commands."""
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     helps = {action.dest: action.help or "" for action in subparsers._choices_actions}

@@ -88,7 +88,8 @@ def status_text(document: Document, target: str, columns: int, paint: output.Pai
         lines.ScreenLine(),
     ]
     shown = [
-        line.render(columns, paint) for line in top + lines.devices(document, rates.of_devices(None, document), columns)
+        line.render(columns, paint)
+        for line in top + lines.devices(document, rates.device_rates(None, document), columns)
     ]
     faults = lines.faults(document, _FAULTS_SHOWN)
     if faults:

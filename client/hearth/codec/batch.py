@@ -26,10 +26,10 @@ DONE = b"\x1a\x00"
 _RESULT = 0x1A  # ExecuteResponse.result, length-delimited
 _RESULT_REQUEST = 0x08  # Result.request, varint
 
-_between: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
+_run_framing: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
 """Constant framing bytes of `run_request`, by the sizes of the variable parts; the requests of a client have few
 different sizes."""
-_BETWEEN_LIMIT = 4096
+_RUN_FRAMING_LIMIT = 4096
 
 
 def with_request(request: int, command: bytes) -> bytes:
@@ -125,21 +125,21 @@ def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -
     Returns:
         The serialized request.
     """
-    numbered = number(seq)
-    sizes = size, len(command), len(numbered)
-    between = _between.get(sizes)
-    if between is None:
-        between = _put_between(*sizes)
-    head, middle, tail = between
-    return b"".join((head, numbered, middle, *records, tail, command))
+    seq_bytes = number(seq)
+    sizes = size, len(command), len(seq_bytes)
+    framing = _run_framing.get(sizes)
+    if framing is None:
+        framing = _build_run_framing(*sizes)
+    head, middle, tail = framing
+    return b"".join((head, seq_bytes, middle, *records, tail, command))
 
 
-def _put_between(run: int, command: int, seq: int) -> tuple[bytes, bytes, bytes]:
+def _build_run_framing(run: int, command: int, seq: int) -> tuple[bytes, bytes, bytes]:
     launches = _LAUNCHES + varint(run)
     middle = _COMMANDS + varint(len(launches) + run) + launches if run else b""
     tail = _COMMANDS + varint(command)
     head = _BATCH + varint(len(_SEQ) + seq + len(middle) + run + len(tail) + command) + _SEQ
-    if len(_between) >= _BETWEEN_LIMIT:
-        _between.clear()
-    _between[run, command, seq] = head, middle, tail
+    if len(_run_framing) >= _RUN_FRAMING_LIMIT:
+        _run_framing.clear()
+    _run_framing[run, command, seq] = head, middle, tail
     return head, middle, tail

@@ -146,13 +146,13 @@ class AdminClient:
             framed = self._transport("frames", self._framed)
             framed.metadata = bearer(credentials)  # the daemon reads this process's user from the socket
             try:
-                return framed.ask(method, request, response_type, self._timeout)
+                return framed.start_call(method, request, response_type, self._timeout)
             except HearthError as error:
                 if not error.broken:
                     raise
         grpc = self._transport("grpc", self._grpc)
         grpc.metadata = opening(credentials, self.target)  # a ticket is valid for one call
-        return grpc.ask(method, request, response_type, self._timeout)
+        return grpc.start_call(method, request, response_type, self._timeout)
 
     def _transport(self, protocol: str, make: Callable[[], Transport]) -> Transport:
         if protocol not in self._transports:

@@ -113,7 +113,9 @@ def _by_frames(
     transport = FramedTransport(target.address)
     transport.metadata = bearer(credentials)
     try:
-        return transport, wait_for_answer(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+        return transport, wait_for_answer(
+            transport.start_call("OpenSession", request, decode.Opened, timeout), meanwhile
+        )
     except HearthError as error:
         if error.broken:
             return None
@@ -142,7 +144,9 @@ def _by_grpc(
     for attempts_left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is valid for one call
         try:
-            return transport, wait_for_answer(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+            return transport, wait_for_answer(
+                transport.start_call("OpenSession", request, decode.Opened, timeout), meanwhile
+            )
         except HearthError as error:
             if error.broken and attempts_left:
                 continue  # a session that was opened without a received answer ends with its lease

@@ -172,14 +172,14 @@ class TraceFile:
             last: Writes in any case: there will be no further write.
         """
         from hearth.profiling.base_trace import document
-        from hearth.profiling.trace_file import merged, write
+        from hearth.profiling.trace_file import merge, write
 
         with self._lock:
             started = time.monotonic()
             if not self._dirty or (started < self._not_before and not last):
                 return
             try:
-                merged_document = merged(document(name, result) for name, result in self._results)
+                merged_document = merge(document(name, result) for name, result in self._results)
                 merged_document["otherData"]["lost"] = self.lost
                 write(self.path, merged_document)
                 self._dirty = False

@@ -97,11 +97,11 @@ class BaseTrace:
         command = commands_pb2.Command()
         command.start_trace.max_events = self._max_events
 
-        def begun(_: commands_pb2.Result) -> None:
+        def set_attachment(_: commands_pb2.Result) -> None:
             self._attachment = attachment
 
         # If a trace is already running, this request fails, not the end of the trace.
-        return self._connection.request(command, begun, attachment)
+        return self._connection.request(command, set_attachment, attachment)
 
     def _drop(self) -> None:
         """Ends the trace without waiting; its events are lost."""

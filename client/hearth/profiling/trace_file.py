@@ -14,7 +14,7 @@ from typing import Any
 Document = Mapping[str, Any]
 
 
-def merged(documents: Iterable[Document]) -> dict[str, Any]:
+def merge(documents: Iterable[Document]) -> dict[str, Any]:
     """Merges documents into one that has the events of all.
 
     Each document's `otherData` gives the Unix time of its time 0; in the result, time 0 is the earliest of them. Tracks

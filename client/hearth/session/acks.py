@@ -39,13 +39,13 @@ class Receipts:
         self.due = False
         """True if a receipt should be sent now."""
 
-    def response(self) -> None:
+    def count_response(self) -> None:
         """Counts one received result or event."""
         self.responses = count = self.responses + 1
         if count >= self.responses_due:
             self.due = True
 
-    def size(self, size: int) -> None:
+    def add_size(self, size: int) -> None:
         """Adds the size of the response received last.
 
         Args:
@@ -80,7 +80,7 @@ class Receipts:
         """True if downloads have to be reported in a receipt that may wait until the sender is idle."""
         return bool(self._unacknowledged)
 
-    def request(self) -> bytes:
+    def take_request(self) -> bytes:
         """Returns the serialized receipt and counts it as sent."""
         message = encode.received(self.responses, self._unacknowledged)
         self._unacknowledged.clear()

@@ -242,9 +242,9 @@ class Attachment:
             reports: True if the command reports the errors of earlier commands; see `Reply`.
             barrier: True if its success covers all earlier work; see `Session.add`.
         """
-        return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
+        return self.request_serialized(command.SerializeToString(), reports=reports, barrier=barrier)
 
-    def ask(
+    def request_serialized(
         self,
         command: bytes,
         *,
@@ -428,7 +428,7 @@ class Attachment:
                 self._sender_waits = uses_lane = False
                 if self._hold_deadline or self.channel is not None:
                     if self._lane_needs_receipt:
-                        return session.receipts.request()
+                        return session.receipts.take_request()
                     uses_lane = self._uses_lane
                 if not uses_lane:
                     if self._freed and session.attached:

@@ -65,7 +65,7 @@ class CallerLog:
 
     # ---- the queue ----
 
-    def launch(self, record: bytes, submitted: int) -> None:
+    def record_launch(self, record: bytes, submitted: int) -> None:
         """Notes the calling line as the caller of a launch that is about to be queued.
 
         Args:
@@ -74,7 +74,7 @@ class CallerLog:
         """
         self._queued.append((*_caller(), submitted, record, True))
 
-    def command(self, data: bytes, submitted: int) -> None:
+    def record_command(self, data: bytes, submitted: int) -> None:
         """Notes the calling line as the caller of a command that is about to be queued.
 
         Args:
@@ -87,7 +87,7 @@ class CallerLog:
             if command.WhichOneof("kind") == "get_function":
                 self._functions[command.get_function.function] = command.get_function.name
 
-    def sent(self, seq: int, count: int, remaining: int) -> None:
+    def record_batch(self, seq: int, count: int, remaining: int) -> None:
         """Notes that the oldest queued commands have become a batch. A second call for the same batch does nothing.
 
         Args:

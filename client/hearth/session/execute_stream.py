@@ -243,10 +243,10 @@ class ExecuteStream:
         if self._offer is not None and self._driver.may_open_lane():
             self._open_lane(self._offer)
         elif self._lane_retry_at is not None and time.monotonic() >= self._lane_retry_at and self._driver.idle():
-            return self._exchange()
+            return self._replace_for_lane()
         return None
 
-    def _exchange(self) -> HearthError:
+    def _replace_for_lane(self) -> HearthError:
         """Leaves the stream for another that may have a lane. Returns the error with which the stream ends."""
         self._retry_pause = min(2 * self._retry_pause, _LANE_RETRY_MAX_S)
         responses = self._current()

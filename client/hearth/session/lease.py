@@ -78,7 +78,7 @@ class NodeSession:
         self._keeper: SimpleQueue[NodeSession | Callable[[], object] | None] = SimpleQueue()
         interval = opened.lease_ns / 3e9 or None
         threading.Thread(
-            target=_keep, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
+            target=_run_keeper, args=(weakref.ref(self), self._keeper, interval), name="hearth-keeper", daemon=True
         ).start()
         _sessions.add(self)
 
@@ -163,7 +163,7 @@ def _limits(message: node_pb2.SessionLimits) -> Limits:
     )
 
 
-def _keep(
+def _run_keeper(
     session: weakref.ref[NodeSession],
     tasks: SimpleQueue[NodeSession | Callable[[], object] | None],
     interval: float | None,

@@ -214,7 +214,7 @@ class Session:
             return None
         receipts = self.receipts
         if receipts.due or (idle and receipts.has_unreported_downloads):
-            return 0, receipts.request()
+            return 0, receipts.take_request()
         return self._next()
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
@@ -313,7 +313,7 @@ class Session:
         if not unacked or unacked[-1] is not numbered:
             unacked.append(numbered)
         if self.queue.callers is not None:
-            self.queue.callers.sent(numbered[0], self.queue.queued - mark.queued, mark.queued)
+            self.queue.callers.record_batch(numbered[0], self.queue.queued - mark.queued, mark.queued)
         self.queue.move(mark)
         self._unacked_bytes = unacked_bytes
         self.next_seq = numbered[0] + 1
@@ -346,9 +346,9 @@ class Session:
         elif kind == "attached":
             self._attach(response.attached)
         elif kind == "event":
-            self.receipts.size(len(response.event.output.text))
+            self.receipts.add_size(len(response.event.output.text))
             self._event(response.event)
-            self.receipts.response()
+            self.receipts.count_response()
 
     def suspend(self, error: HearthError) -> None:
         """Stops output until another stream is attached.
@@ -507,7 +507,7 @@ class Session:
         self._completed = request
         self._barriers.pop(request, None)
         self._replies.pop(request, None)
-        self.receipts.response()
+        self.receipts.count_response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
         """Delivers a result.
@@ -519,7 +519,7 @@ class Session:
         if reply is None:
             if request >= self._first_request and request != self._completed:
                 self._broken(f"request {request} is answered, but it was not sent or has been answered before")
-            self.receipts.response()
+            self.receipts.count_response()
             return
         covered = self._barriers.get(request) if self._barriers else None
         if covered is not None:  # the sync reported any error, so that the work before it is settled in either case
@@ -533,9 +533,9 @@ class Session:
         else:
             if kind == "read":
                 read: Any = result.read  # of an answer that `hearth.codec.decode` read, the data is a memoryview
-                self.receipts.size(len(read.data))
+                self.receipts.add_size(len(read.data))
             elif kind == "dispatch":
-                self.receipts.size(sum(map(len, result.dispatch.outputs)))
+                self.receipts.add_size(sum(map(len, result.dispatch.outputs)))
             reply.set_result(result)
         self._finish_request(request)
 

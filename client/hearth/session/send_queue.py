@@ -102,7 +102,7 @@ class SendQueue:
             self._make_room(size)
             total = size
         if self.callers is not None:
-            self.callers.launch(record, self.submitted)
+            self.callers.record_launch(record, self.submitted)
         self.run_bytes = total
         self.queued_bytes += size
         self.queued += 1
@@ -124,7 +124,7 @@ class SendQueue:
         if self.run or self.closing is not None:
             self._close_run()
         if self.callers is not None:
-            self.callers.command(command, self.submitted)
+            self.callers.record_command(command, self.submitted)
         self.queued_bytes += size
         self.queued += 1
         self.extra_cost += max(worth - 1, 0)
@@ -144,7 +144,7 @@ class SendQueue:
         if self.closing is not None:
             self._close_run()
         if self.callers is not None:
-            self.callers.command(b"", self.submitted)
+            self.callers.record_command(b"", self.submitted)
             self._counted = None
         last, queue = self._counted, self.entries
         unsent = last is not None and not self.run and queue and queue[-1][0] is last.command

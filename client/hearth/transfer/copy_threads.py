@@ -42,7 +42,7 @@ class Crew:
     """Helper threads of this process, started at their first use.
 
     They are daemon threads, and may be busy with another transfer for long: the caller does all the work itself if no
-    helper comes.
+    helper is free.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ class PinnedCopy:
         requested_at, attachment, direction, size = monotonic(), self._attachment, self._direction, self.size
         # The session refers to the memory until the answer has arrived, even if the wait has ended before.
         mark_spoiled = partial(self._mark_spoiled, self._segment(), keep)
-        reply = attachment.ask(self._command, reports=direction == DOWN, on_error=mark_spoiled)
+        reply = attachment.request_serialized(self._command, reports=direction == DOWN, on_error=mark_spoiled)
         try:
             reply.expected = self._expected
             reply.signalled_result = self._expected[1] if self._expected is not None else DONE

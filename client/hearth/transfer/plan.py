@@ -60,7 +60,7 @@ class BufferPart(NamedTuple):
         command.write.buffer = self.buffer
         command.write.offset = self.offset
         if self.rows is not None:
-            _name_rows(command.write.rows, self.rows)
+            _set_rows(command.write.rows, self.rows)
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
@@ -74,10 +74,10 @@ class BufferPart(NamedTuple):
         command.read.offset = self.offset
         command.read.size = size
         if self.rows is not None:
-            _name_rows(command.read.rows, self.rows)
+            _set_rows(command.read.rows, self.rows)
         return command
 
-    def behind(self, done: int) -> BufferPart:
+    def skip(self, done: int) -> BufferPart:
         """Returns the part after the first `done` bytes; for rows, after the complete rows among them.
 
         Args:
@@ -92,7 +92,7 @@ class BufferPart(NamedTuple):
         return self._replace(offset=self.offset + done_rows * rows.pitch, rows=rows)
 
 
-def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
+def _set_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
     message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
@@ -193,7 +193,7 @@ def upload_messages(
             progress(min(start + chunk, total), total)
 
 
-def later(progress: Progress | None, done: int, total: int) -> Progress | None:
+def remaining_progress(progress: Progress | None, done: int, total: int) -> Progress | None:
     """Returns the callback for the rest of a transfer that begins by another route.
 
     Args:

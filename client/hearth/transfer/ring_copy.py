@@ -1,6 +1,6 @@
 """Copies of ordinary arrays through the ring, by several threads: the device moves some pieces while others are copied.
 
-The calling thread works as well, and does all the work if no helper comes. If the ring is stalled or its connection
+The calling thread works as well, and does all the work if no helper is free. If the ring is stalled or its connection
 ends, the transfer stops after the pieces that were sent, and the rest takes another route.
 """
 
@@ -129,7 +129,7 @@ class _Transfer(ABC):
         return self._pieces[self._next - 1]
 
     def _part_of(self, piece: Piece) -> BufferPart:
-        part = self._part.behind(piece.start)
+        part = self._part.skip(piece.start)
         if part.rows is None:
             return part
         return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))

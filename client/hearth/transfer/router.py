@@ -69,7 +69,7 @@ def write(
         )
         if done == size:
             return copy
-        part, data, progress = part.behind(done), data[done:], plan.later(progress, done, size)
+        part, data, progress = part.skip(done), data[done:], plan.remaining_progress(progress, done, size)
     if inline:
         if part.rows is None:
             attachment.submit(encode.write(part.stream, part.buffer, part.offset, data))
@@ -206,7 +206,7 @@ def read(
         )
         if done == size:
             return copy
-        part, into, progress = part.behind(done), into[done:], plan.later(progress, done, size)
+        part, into, progress = part.skip(done), into[done:], plan.remaining_progress(progress, done, size)
     remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
         reading(connection, attachment, part, into, progress).wait(remaining)

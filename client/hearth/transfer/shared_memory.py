@@ -126,7 +126,7 @@ class Shared:
             True if the device process copies.
 
         Raises:
-            Lost: No answer came: the device process may or may not copy.
+            ConnectionLost: No answer arrived: the device process may or may not copy.
         """
         segment = position.segment
         if not self.transfers or not self.number(segment):

@@ -85,7 +85,7 @@ class Transport(Protocol):
             HearthError: The call failed, or was not answered in time.
         """
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
         """Starts a unary call of NodeService without waiting.
 
         The call is not repeated if the connection breaks.

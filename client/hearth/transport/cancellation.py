@@ -18,7 +18,7 @@ from hearth_proto.later import device_pb2
 class AbortReporter:
     """Reports aborts in a separate thread, which runs while there are aborts to report.
 
-    `tell` waits for the daemon's answer, and raises `HearthError`, with `broken` set if no answer came.
+    `report` waits for the daemon's answer, and raises `HearthError`, with `broken` set if no answer arrived.
     """
 
     def __init__(self, report: Callable[[device_pb2.TransferStatusRequest], object]) -> None:

@@ -41,7 +41,7 @@ class FramedTransport:
         self.stripes: int | None = 0
         """Number of TCP connections for bulk data: none on the same host."""
         self.keepalive = KEEPALIVE
-        """How the calls that begin from now on notice that the daemon is gone."""
+        """Keepalive times with which calls that begin from now on detect that the daemon has ended."""
         self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
         self._calls: set[FramedExchange] = set()
@@ -72,7 +72,7 @@ class FramedTransport:
         """
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
 
         Args:

@@ -94,7 +94,7 @@ class GrpcTransport:
             transport_errors.TRIES if method in transport_errors.SAFE else 1,
         )
 
-    def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
+    def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
 
         Args:

@@ -43,7 +43,7 @@ _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT  # a constant, because building it
 
 
 class ConnectionLost(OSError):
-    """Raised if the device process, or the connection to it, is gone."""
+    """Raised if the device process, or the connection to it, has ended."""
 
 
 def open_segments(
@@ -188,7 +188,7 @@ class SegmentConnection:
             exceed `max_bytes`.
 
         Raises:
-            Lost: The connection has ended.
+            ConnectionLost: The connection has ended.
         """
         ident = segment.number
         if ident in self._numbers and not self.closed:
@@ -227,7 +227,7 @@ class SegmentConnection:
             it does not.
 
         Raises:
-            Lost: The outcome is unknown.
+            ConnectionLost: The outcome is unknown.
         """
         with self._lock:
             self._release_collected()

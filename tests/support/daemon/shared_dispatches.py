@@ -69,4 +69,4 @@ def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def little(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits registered memory so that large transfers do not use it."""
-    monkeypatch.setattr(registered, "MOST", INLINE)
+    monkeypatch.setattr(registered, "MAX_BYTES", INLINE)

@@ -38,7 +38,7 @@ class Measurement:
     def samples(self, seconds: float, minimum: int = 1) -> list[float]:
         """Takes as many samples as fit into `seconds`, in `unit`, but at least `minimum`."""
         with self.opened() as once:
-            return [self.value(duration) for duration in _times(once, seconds, minimum)]
+            return [self.value(duration) for duration in _measure_durations(once, seconds, minimum)]
 
     def value(self, seconds: float) -> float:
         """Converts the duration of one run, `seconds`, to `unit`."""
@@ -49,23 +49,23 @@ class Measurement:
         return self.amount / seconds / (1e9 if self.unit == "GB/s" else 1)
 
 
-def _times(once: Once, seconds: float, minimum: int) -> list[float]:
+def _measure_durations(once: Once, seconds: float, minimum: int) -> list[float]:
     """Returns the duration of each run in seconds, after a warm-up of a quarter of `seconds`.
 
     A run that takes longer than `seconds`, such as an upload over a slow network, is not repeated as warm-up.
     """
     started = time.perf_counter()
-    first = _timed(once)
+    first = _time_once(once)
     durations = [first] if first > seconds else []
     while not durations and time.perf_counter() < started + seconds / 4:
-        _timed(once)
+        _time_once(once)
     end = time.perf_counter() + (0 if durations else seconds)
     while len(durations) < minimum or (time.perf_counter() < end and len(durations) < _MAX_SAMPLES):
-        durations.append(_timed(once))
+        durations.append(_time_once(once))
     return durations
 
 
-def _timed(once: Once) -> float:
+def _time_once(once: Once) -> float:
     started = time.perf_counter_ns()
     after = once()
     elapsed_ns = time.perf_counter_ns() - started

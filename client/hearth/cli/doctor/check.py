@@ -40,7 +40,7 @@ class Findings:
 
     def run(self, name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> bool:
         """Adds the results of `work`, bounded to `seconds`; returns True if none of them failed."""
-        return self.add(*bounded(name, seconds, work))
+        return self.add(*run_bounded(name, seconds, work))
 
     def skip(self, names: Sequence[str], reason: str) -> None:
         """Adds skipped checks, all with the same `reason`."""
@@ -60,7 +60,7 @@ class Findings:
                 yield number, status
 
 
-def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
+def run_bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
     """Returns the results of `work`.
 
     If `work` raises or takes longer than `seconds`, returns a failed check instead. Late work continues in a separate
@@ -74,19 +74,19 @@ def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check
             result = work()
             results.extend([result] if isinstance(result, Check) else result)
         except Exception as error:
-            results.append(of_error(name, error))
+            results.append(failed_check(name, error))
         finally:
             done.set()
 
     started = time.perf_counter()
     threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True).start()
     if not done.wait(seconds):
-        late = f"the check did not finish within {seconds:g} s"
+        detail = f"the check did not finish within {seconds:g} s"
         return [
             Check(
                 name,
                 "failed",
-                late,
+                detail,
                 "try again with a longer --timeout; if that helps, the connection or the daemon is slow",
                 seconds,
             )
@@ -95,7 +95,7 @@ def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check
     return [replace(check, seconds=check.seconds or elapsed) for check in results]
 
 
-def of_error(name: str, error: Exception) -> Check:
+def failed_check(name: str, error: Exception) -> Check:
     """Returns a failed check for an error, in one line."""
     if isinstance(error, HearthError):
         return Check(name, "failed", one_line(error.message), one_line(error.fix))

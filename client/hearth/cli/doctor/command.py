@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None:
     from hearth.cli.doctor import client
-    from hearth.cli.doctor.check import Check, of_error
+    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import target as targets
     from hearth.errors import HearthError
 
@@ -83,7 +83,7 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
     try:
         target = targets.resolve(arguments.target)
     except HearthError as error:
-        findings.add(of_error("target", error))
+        findings.add(failed_check("target", error))
     findings.run("environment", seconds, lambda: client.environment(loopback=target is None or target.loopback))
     findings.add(*client.token_file(arguments))
     if target is None:
@@ -102,20 +102,20 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
 
 
 def _find_credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
-    from hearth.cli.doctor.check import Check, of_error
+    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import credentials
     from hearth.errors import HearthError
 
     try:
         token = connect_options._token(arguments)
-        found = credentials.find(
+        result = credentials.find(
             target, token, arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
         )
     except HearthError as error:
-        findings.add(of_error("credentials", error))
+        findings.add(failed_check("credentials", error))
         return None
-    findings.add(Check("credentials", "ok", f"credentials sent: {found.shown}"))
-    return found
+    findings.add(Check("credentials", "ok", f"credentials sent: {result.shown}"))
+    return result
 
 
 def _check_path(
@@ -156,7 +156,7 @@ def _check_path(
 
 def _check_session(arguments: argparse.Namespace, findings: Findings, target: Target, credentials: Credentials) -> None:
     """Makes the checks that need a session, and closes the session."""
-    from hearth.cli.doctor.check import Check, bounded
+    from hearth.cli.doctor.check import Check, run_bounded
 
     nodes: list[Node] = []
     timed_out = threading.Event()
@@ -179,7 +179,7 @@ def _check_session(arguments: argparse.Namespace, findings: Findings, target: Ta
         _check_daemon(arguments, findings, target, node, credentials, before, time.time())
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            bounded("close", _CLOSE_S, lambda: node.close() or [])
+            run_bounded("close", _CLOSE_S, lambda: node.close() or [])
 
 
 def _check_daemon(

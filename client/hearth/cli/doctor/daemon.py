@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli.doctor.check import Check, of_error
+from hearth.cli.doctor.check import Check, failed_check
 from hearth.errors import AuthenticationError, HearthError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 
@@ -233,7 +233,7 @@ def work(device: Device) -> list[Check]:
         if error.reason == "NO_COMPILER":
             fix = error.fix or "install a C++ compiler on the daemon's host, or run `pip install ziglang` there"
             return [Check(name, "failed", error.message, fix)]
-        return [of_error(name, error)]
+        return [failed_check(name, error)]
     elapsed = time.perf_counter() - started
     expected = 2 * np.arange(256, dtype=np.float32) + np.float32(number)
     if not np.array_equal(result, expected):

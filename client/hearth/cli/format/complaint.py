@@ -1,4 +1,4 @@
-"""Messages on stderr, each on one line, and the errors that become one."""
+"""Messages on stderr, each on one line, and the error of an invalid argument."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def complain(text: str) -> None:
 
 
 def invalid_argument(problem: str, fix: str) -> ArgumentError:
-    """Returns the error of an invalid argument of the command. Both texts are without a full stop."""
+    """Returns the error of an invalid argument of a command. `problem` and `fix` have no full stop."""
     return ArgumentError(f"{problem}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")

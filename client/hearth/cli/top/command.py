@@ -131,7 +131,7 @@ def _document(view: View, target: str) -> dict[str, Any]:
             "time_unix": time.time(),
             "gone": {"since_unix": view.outage.since, "why": view.outage.reason},
         }
-    devices, sessions = rates.of_devices(view.before, view.now), rates.of_sessions(view.before, view.now)
+    devices, sessions = rates.device_rates(view.before, view.now), rates.session_rates(view.before, view.now)
     shown = rates.busiest_first(view.now, devices, sessions)
     return {
         "target": target,
@@ -140,10 +140,12 @@ def _document(view: View, target: str) -> dict[str, Any]:
         "seconds": rates.elapsed(view.before, view.now),
         **shown,
         "devices": [
-            {**each, "rates": dict(zip(rates.NAMES, devices[each["ordinal"]], strict=True))}
-            for each in shown["devices"]
+            {**entry, "rates": dict(zip(rates.NAMES, devices[entry["ordinal"]], strict=True))}
+            for entry in shown["devices"]
         ],
-        "sessions": [{**each, "device_seconds_per_second": sessions[each["id"]]} for each in shown.get("sessions", ())],
+        "sessions": [
+            {**entry, "device_seconds_per_second": sessions[entry["id"]]} for entry in shown.get("sessions", ())
+        ],
     }
 
 

@@ -41,16 +41,16 @@ def frame(
     `at`: this machine's time, in seconds since 1970; `columns`: width of a line; `rows`: maximum number of lines (None:
     no limit).
     """
-    of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
-    ordered = rates.busiest_first(now, of_devices, of_sessions)
-    devices, sessions = lines.devices(ordered, of_devices, columns), lines.sessions(ordered, of_sessions)
+    by_device, by_session = rates.device_rates(before, now), rates.session_rates(before, now)
+    ordered = rates.busiest_first(now, by_device, by_session)
+    devices, sessions = lines.devices(ordered, by_device, columns), lines.sessions(ordered, by_session)
     heading, gap = [_heading(now, outage, at)], [ScreenLine()]
     if outage is not None:
         heading += [
             ScreenLine(text, (output.RED,)) for text in textwrap.wrap(printable(outage.reason), columns)[:_REASON_LINES]
         ]
     if rows is None or rows >= _ROOMY:
-        heading += [ScreenLine()] if outage is not None else [_totals(now, list(of_devices.values())), ScreenLine()]
+        heading += [ScreenLine()] if outage is not None else [_totals(now, list(by_device.values())), ScreenLine()]
     else:
         gap = []
     if rows is not None:
@@ -74,10 +74,10 @@ def _heading(document: Document, outage: Outage | None, at: float) -> ScreenLine
 def _totals(document: Document, devices: list[rates.Rates]) -> ScreenLine:
     serving = sum(device.get("state") == "serving" for device in document.get("devices", ()))
     received, sent = (
-        _sum([device_rates.received for device_rates in devices]),
-        _sum([device_rates.sent for device_rates in devices]),
+        _sum([entry.received for entry in devices]),
+        _sum([entry.sent for entry in devices]),
     )
-    launches = _sum([device_rates.launches for device_rates in devices])
+    launches = _sum([entry.launches for entry in devices])
     return ScreenLine(
         f"devices: {serving} of {len(document.get('devices', ()))} serving; sessions: "
         f"{lines.session_count(document)}; launches: {units.per_second(launches)}/s; "
@@ -86,8 +86,8 @@ def _totals(document: Document, devices: list[rates.Rates]) -> ScreenLine:
 
 
 def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None
 
 
 def _cut(screen_lines: list[ScreenLine], limit: int, kind: str) -> list[ScreenLine]:

@@ -47,7 +47,7 @@ def reported_rates(device: Mapping[str, Any]) -> Rates:
     return Rates(*(throughput.get(name) for name in NAMES))
 
 
-def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
+def device_rates(before: Document | None, now: Document) -> dict[int, Rates]:
     """Returns the rates by ordinal, computed from the two documents.
 
     For a device without earlier counters to compare with, returns the rates that the daemon reports.
@@ -69,7 +69,7 @@ def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
     return by_ordinal
 
 
-def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
+def session_rates(before: Document | None, now: Document) -> dict[str, float | None]:
     """Returns device seconds per second, by session id. A session that uses several devices may exceed 1."""
     seconds = elapsed(before, now)
     used = {session["id"]: session.get("device_seconds", 0.0) for session in (before or {}).get("sessions", ())}

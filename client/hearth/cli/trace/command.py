@@ -80,7 +80,7 @@ def run_record(arguments: argparse.Namespace) -> int:
             "nothing was recorded: the program used no device through Hearth's client, or its processes were killed"
         )
         return status or 1
-    document = trace_file.merged(documents)
+    document = trace_file.merge(documents)
     try:
         trace_file.write(output, document)
     except OSError as error:

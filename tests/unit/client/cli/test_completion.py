@@ -47,9 +47,9 @@ def bash(scripts: Path) -> Any:
 
 
 def test_bash(bash: Any, scripts: Path) -> None:
-    _, commands = completion.described(main.build_parser())
+    _, commands = completion.describe(main.build_parser())
     every = [command.name for command in commands]
-    found = bash(
+    replies = bash(
         [
             ["hearth", ""],
             ["hearth", "st"],
@@ -63,7 +63,7 @@ def test_bash(bash: Any, scripts: Path) -> None:
             ["hearth", "melt", "-"],
         ]
     )
-    assert found == [
+    assert replies == [
         every, ["status"], ["--version"], ["bash", "fish", "zsh"], ["end"], ["--wait"], [], [f"{scripts}/bash"],
         ["devices"], [],
     ]  # fmt: skip
@@ -71,10 +71,10 @@ def test_bash(bash: Any, scripts: Path) -> None:
 
 def test_every_option_of_every_command(bash: Any) -> None:
     """The completed options are those of argparse."""
-    _, commands = completion.described(main.build_parser())
+    _, commands = completion.describe(main.build_parser())
     assert len(commands) >= 8
-    found = bash([["hearth", command.name, "--"] for command in commands])
-    for command, options in zip(commands, found, strict=True):
+    replies = bash([["hearth", command.name, "--"] for command in commands])
+    for command, options in zip(commands, replies, strict=True):
         names = [name for option in command.options for name in option.names if name.startswith("--")]
         assert options == names, command.name
         assert "--help" in names and ("--json" in names or command.name in ("completion", "run"))
@@ -82,8 +82,8 @@ def test_every_option_of_every_command(bash: Any) -> None:
 
 def test_fish(scripts: Path) -> None:
     script = f"source {scripts}/fish; for l in 'hearth st' 'hearth sessions e' 'hearth completion ' 'hearth top --on'; "
-    found = shell(program("fish"), "--no-config", "-c", f"{script} complete -C $l; end").splitlines()
-    assert [line.split("\t")[0] for line in found] == ["status", "end", "bash", "fish", "zsh", "--once"]
+    replies = shell(program("fish"), "--no-config", "-c", f"{script} complete -C $l; end").splitlines()
+    assert [line.split("\t")[0] for line in replies] == ["status", "end", "bash", "fish", "zsh", "--once"]
 
 
 def test_zsh_accepts_the_script(scripts: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hearth.cli.doctor import client, daemon, network
-from hearth.cli.doctor.check import Check, Findings, bounded
+from hearth.cli.doctor.check import Check, Findings, run_bounded
 from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
@@ -37,7 +37,7 @@ def test_a_slow_check_fails_and_delays_no_other() -> None:
         never.wait()
         return Check("slow", "ok", "")
 
-    (check,) = bounded("slow", 0.05, hangs)
+    (check,) = run_bounded("slow", 0.05, hangs)
     assert check.status == "failed" and "within 0.05 s" in check.detail and check.fix
     never.set()
 
@@ -49,9 +49,9 @@ def test_exception_in_a_check_is_reported_in_one_line() -> None:
 
         return work
 
-    (check,) = bounded("x", 5, raises(ConnectError("none\nthere.", fix="start one.")))
+    (check,) = run_bounded("x", 5, raises(ConnectError("none\nthere.", fix="start one.")))
     assert (check.status, check.detail, check.fix) == ("failed", "none there.", "start one.")
-    (check,) = bounded("x", 5, raises(KeyError("odd")))
+    (check,) = run_bounded("x", 5, raises(KeyError("odd")))
     assert check.status == "failed" and check.detail.startswith("KeyError")
 
 

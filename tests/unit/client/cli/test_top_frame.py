@@ -70,9 +70,9 @@ def shown(lines: list[ScreenLine], columns: int = 200) -> list[str]:
 
 
 def test_rates_between_two_documents() -> None:
-    found = rates.of_devices(BEFORE, NOW)
+    found = rates.device_rates(BEFORE, NOW)
     assert found[0] == pytest.approx((0.1, 20.0, 40.0, 20 << 20, 0.0)) and found[1] == pytest.approx((0.75, 0, 0, 0, 0))
-    assert rates.of_sessions(BEFORE, NOW) == pytest.approx({"aaaa": 0.1, "bbbb": 0.5, "cccc": 0.25})
+    assert rates.session_rates(BEFORE, NOW) == pytest.approx({"aaaa": 0.1, "bbbb": 0.5, "cccc": 0.25})
 
 
 @pytest.mark.parametrize("before", [None, {**BEFORE, "started_unix": 1.0}, {**BEFORE, "uptime_seconds": 102.0}])
@@ -80,13 +80,13 @@ def test_rates_without_a_comparable_document(before: Any) -> None:
     """The first document, a restarted daemon, the same document twice: the rates that the daemon reports, or none."""
     throughput = {"busy_ratio": 0.5, "launches_per_second": 7.0}
     now = {**NOW, "devices": [device(0, throughput=throughput), device(1)]}
-    assert rates.of_devices(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}
-    assert set(rates.of_sessions(before, now).values()) == {None}
+    assert rates.device_rates(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}
+    assert set(rates.session_rates(before, now).values()) == {None}
 
 
 def test_decreasing_or_missing_counters_give_no_rate() -> None:
     now = {**NOW, "devices": [device(0), {**device(1, 4.0, 11), "counters": {"device_busy_ns": 4 * 10**9}}, device(2)]}
-    found = rates.of_devices(BEFORE, now)
+    found = rates.device_rates(BEFORE, now)
     assert found[1] == rates.Rates() and found[2] == rates.Rates() and found[0].launches == 0
 
 

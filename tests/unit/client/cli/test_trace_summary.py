@@ -41,32 +41,32 @@ WORK = (
 
 
 def test_kernels_and_transfers_are_summed_up() -> None:
-    found = summarize(trace(5, *WORK))
-    assert [(row.name, row.count, row.total_us, row.max_us) for row in found.kernels] == [
+    summary = summarize(trace(5, *WORK))
+    assert [(row.name, row.count, row.total_us, row.max_us) for row in summary.kernels] == [
         ("add", 2, 60.0, 50.0), ("mul", 1, 50.0, 50.0),
     ]  # fmt: skip
-    assert {row.name: (row.bytes, row.gb_per_s) for row in found.transfers} == {
+    assert {row.name: (row.bytes, row.gb_per_s) for row in summary.transfers} == {
         "write": (1_000_000, 10.0), "read": (500_000, 5.0),
     }  # fmt: skip
-    assert found.devices == [("gpu", 280.0, 1100.0)] and found.span_us == 1100.0
-    assert {each.stream: (each.commands, each.busy_us) for each in found.streams} == {
+    assert summary.devices == [("gpu", 280.0, 1100.0)] and summary.span_us == 1100.0
+    assert {each.stream: (each.commands, each.busy_us) for each in summary.streams} == {
         "default stream": (4, 260.0), "stream 7": (1, 50.0),
     }  # fmt: skip
-    assert [(gap.us, gap.after, gap.before) for gap in found.gaps] == [(770.0, "mul", "read"), (50.0, "write", "add")]
-    assert not found.errors
+    assert [(gap.us, gap.after, gap.before) for gap in summary.gaps] == [(770.0, "mul", "read"), (50.0, "write", "add")]
+    assert not summary.errors
 
 
 def test_failures_are_counted_once() -> None:
-    found = summarize(trace(5, WORK[1], error="LAUNCH_FAILED"))
-    assert found.errors == {("add", "LAUNCH_FAILED"): 1}
+    summary = summarize(trace(5, WORK[1], error="LAUNCH_FAILED"))
+    assert summary.errors == {("add", "LAUNCH_FAILED"): 1}
 
 
 def test_several_in_one() -> None:
     later, other = trace(1_002_000, WORK[1]), trace(2_000, WORK[0], name="second")
-    whole = trace_file.merged([later, trace(2_000, WORK[1]), other])
+    whole = trace_file.merge([later, trace(2_000, WORK[1]), other])
     assert whole["otherData"]["epoch_unix_ns"] == "2000" and whole["otherData"]["devices"] == ["gpu", "gpu", "second"]
-    found = summarize(whole)
-    assert [name for name, _, _ in found.devices] == ["gpu", "second"] and found.kernels[0].count == 2
+    summary = summarize(whole)
+    assert [name for name, _, _ in summary.devices] == ["gpu", "second"] and summary.kernels[0].count == 2
     (gpu,) = (each["pid"] for each in whole["traceEvents"] if each.get("args") == {"name": "gpu"})
     starts = [each["ts"] for each in whole["traceEvents"] if each["ph"] == "X" and each["pid"] == gpu]
     assert sorted(starts) == [150.0, 1150.0], "on one clock"
@@ -74,8 +74,8 @@ def test_several_in_one() -> None:
     assert len(names) == len(set(names)) == 4
     arrows = [each["id"] for each in whole["traceEvents"] if each["ph"] == "s"]
     assert len(set(arrows)) == 3
-    again = trace_file.merged([whole])
-    assert summarize(again) == found
+    again = trace_file.merge([whole])
+    assert summarize(again) == summary
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_text_and_document() -> None:
-    found = summarize(trace(5, *WORK))
-    text = report.to_text("t.json", found, 1)
+    summary = summarize(trace(5, *WORK))
+    text = report.to_text("t.json", summary, 1)
     assert "t.json: 5 commands with work for a device, in 1.10 ms" in text
     assert "and 1 more (--top 2)" in text and "after mul, before read" in text
-    assert json.loads(json.dumps(report.to_json("t.json", found)))["kernels"][0]["name"] == "add"
+    assert json.loads(json.dumps(report.to_json("t.json", summary)))["kernels"][0]["name"] == "add"
     assert "No device had any work" in report.to_text("t.json", summarize({"traceEvents": []}), 5)
 
 
@@ -104,9 +104,9 @@ def test_invalid_traces_are_refused(wrong: Any) -> None:
 
 def test_traces_of_other_programs_are_accepted() -> None:
     entries = [{"ph": "X", "pid": 1, "tid": 2, "name": "a", "ts": 1, "dur": 2, "args": 3}, {"ph": "X"}, {"ph": "M"}, {}]
-    found = summarize(entries)
-    assert {row.name for row in found.others} == {"a", "?"}
-    report.to_text("t", found, 5)
+    summary = summarize(entries)
+    assert {row.name for row in summary.others} == {"a", "?"}
+    report.to_text("t", summary, 5)
 
 
 def test_invalid_arguments_are_reported(tmp_path: Path, capsys: Any) -> None:

@@ -56,10 +56,10 @@ def result(request: int) -> commands_pb2.Result:
 @given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_answers_to_requests_are_read_without_protobuf(request: int, size: int) -> None:
     filled = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
-    for answer, rest in ((result(0), batch.DONE), (filled, filled.SerializeToString())):
+    for answer, payload in ((result(0), batch.DONE), (filled, filled.SerializeToString())):
         answer.request = request
         data = device_pb2.ExecuteResponse(result=answer).SerializeToString()
-        assert batch.parse_answer(data) == ((request, rest) if 0 < request < 2**28 else (0, b""))
+        assert batch.parse_answer(data) == ((request, payload) if 0 < request < 2**28 else (0, b""))
 
 
 @given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
@@ -67,8 +67,8 @@ def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, 
     """Each response that is decoded by hand as done is also decoded as done by the generated classes."""
     data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
     data[at % len(data)] = byte
-    number, rest = batch.parse_answer(bytes(data))
-    if number and rest == batch.DONE:
+    number, payload = batch.parse_answer(bytes(data))
+    if number and payload == batch.DONE:
         assert device_pb2.ExecuteResponse.FromString(bytes(data)).result == result(number)
 
 
@@ -78,17 +78,17 @@ def test_responses_that_are_not_only_done() -> None:
     usage = commands_pb2.Result(request=3, memory_usage=commands_pb2.MemoryUsageResult())
     long = commands_pb2.Result(request=3, read=commands_pb2.ReadResult(data=bytes(300)))
     for other in (failed, usage, long, commands_pb2.Result(request=3)):
-        number, rest = batch.parse_answer(device_pb2.ExecuteResponse(result=other).SerializeToString())
-        assert rest != batch.DONE and number in (0, 3)
+        number, payload = batch.parse_answer(device_pb2.ExecuteResponse(result=other).SerializeToString())
+        assert payload != batch.DONE and number in (0, 3)
     for response in (
         device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=3)),
         device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x"))),
         device_pb2.ExecuteResponse(),
     ):
         assert batch.parse_answer(response.SerializeToString()) == (0, b"")
-    whole = device_pb2.ExecuteResponse(result=result(2**27)).SerializeToString()
-    for size in range(len(whole)):
-        assert batch.parse_answer(whole[:size]) == (0, b""), "cut short"
+    serialized = device_pb2.ExecuteResponse(result=result(2**27)).SerializeToString()
+    for size in range(len(serialized)):
+        assert batch.parse_answer(serialized[:size]) == (0, b""), "cut short"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_devices_are_given_back_when_the_block_raises() -> None:
 
 def test_a_group_that_was_left_is_forgotten() -> None:
     sequence = CollectiveSequence()
-    sequence.take(b"g", 2)
-    sequence.take((0, 1), 1)
+    sequence.record(b"g", 2)
+    sequence.record((0, 1), 1)
     sequence.forget(b"g")
     assert [sequence.count(b"g"), sequence.count((0, 1))] == [0, 1]

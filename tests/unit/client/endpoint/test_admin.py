@@ -19,7 +19,7 @@ from hearth_proto.v1 import node_pb2
 from tests.support.client.fake_daemon import FakeDaemon
 
 
-def asker(daemon: FakeDaemon, **options: Any) -> AdminClient:
+def open_admin(daemon: FakeDaemon, **options: Any) -> AdminClient:
     return AdminClient(resolve(daemon.target), Credentials(**options), 5.0)
 
 
@@ -38,8 +38,8 @@ def answering(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> Iterator[FakeD
 def test_no_session_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     with answering(monkeypatch, OpenSession=lambda request, context: opened.append(request)) as daemon:
-        with asker(daemon) as asking:
-            assert asking.describe().name == "fake" and asking.sessions()[0].client_name == "c"
+        with open_admin(daemon) as admin:
+            assert admin.describe().name == "fake" and admin.sessions()[0].client_name == "c"
         assert not opened
 
 
@@ -50,19 +50,19 @@ def test_every_call_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(dict(context.invocation_metadata()).get("authorization"))
         return node_pb2.DescribeResponse()
 
-    with answering(monkeypatch, Describe=describe) as daemon, asker(daemon, token="secret") as asking:
-        asking.describe()
-        asking.describe()
+    with answering(monkeypatch, Describe=describe) as daemon, open_admin(daemon, token="secret") as admin:
+        admin.describe()
+        admin.describe()
     assert seen == ["Bearer secret"] * 2
 
 
 def test_a_daemon_that_is_too_old(daemon: FakeDaemon) -> None:
     """The daemon has no GetStatus."""
     with (
-        asker(daemon) as asking,
+        open_admin(daemon) as admin,
         pytest.raises(errors.UnsupportedError, match="is hearthd 0, which does not support GetStatus"),
     ):
-        asking.status()
+        admin.status()
 
 
 def test_server_that_is_not_hearthd_is_reported() -> None:
@@ -71,10 +71,10 @@ def test_server_that_is_not_hearthd_is_reported() -> None:
     server.start()
     try:
         with (
-            AdminClient(resolve(f"127.0.0.1:{port}"), Credentials(), 5.0) as asking,
+            AdminClient(resolve(f"127.0.0.1:{port}"), Credentials(), 5.0) as admin,
             pytest.raises(errors.UnsupportedError, match=r"does not speak hearth\.v1"),
         ):
-            asking.status()
+            admin.status()
     finally:
         server.stop(None)
 
@@ -83,10 +83,10 @@ def test_server_that_is_not_hearthd_is_reported() -> None:
 def test_invalid_status_document_is_reported(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with (
         answering(monkeypatch, GetStatus=lambda request, context: node_pb2.GetStatusResponse(json=text)) as daemon,
-        asker(daemon) as asking,
+        open_admin(daemon) as admin,
         pytest.raises(errors.HearthError, match="did not return a status document"),
     ):
-        asking.status()
+        admin.status()
 
 
 def test_only_read_only_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,21 +100,21 @@ def test_only_read_only_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> No
         return answer
 
     methods = {name: breaking(name) for name in ("GetStatus", "RestartDevice")}
-    with answering(monkeypatch, **methods) as daemon, asker(daemon) as asking:
+    with answering(monkeypatch, **methods) as daemon, open_admin(daemon) as admin:
         with pytest.raises(errors.ConnectError, match=r"no daemon answers .* connection reset by peer"):
-            asking.status()
+            admin.status()
         with pytest.raises(errors.ConnectError):
-            asking.restart_device(0)
+            admin.restart_device(0)
     assert asked == ["GetStatus", "GetStatus", "RestartDevice"]
 
 
 def test_closed_admin_sends_no_request(daemon: FakeDaemon) -> None:
-    asking = asker(daemon)
-    asking.describe()
-    asking.close()
+    admin = open_admin(daemon)
+    admin.describe()
+    admin.close()
     with pytest.raises(errors.ClosedError):
-        asking.describe()
-    unused = asker(daemon)
+        admin.describe()
+    unused = open_admin(daemon)
     unused.close()
     with pytest.raises(errors.ClosedError):
         unused.describe()

@@ -25,24 +25,24 @@ def line_before() -> str:
 
 def test_a_command_is_found_by_its_batch_and_index() -> None:
     log = CallerLog()
-    log.launch(RECORD, 0)
-    log.command(b"", 1)
+    log.record_launch(RECORD, 0)
+    log.record_command(b"", 1)
     second = line_before()
-    log.launch(RECORD, 2)
+    log.record_launch(RECORD, 2)
     third = line_before()
-    log.sent(1, 2, 1)
-    log.sent(1, 1, 0)  # as after a Ctrl-C
-    log.sent(2, 1, 0)
+    log.record_batch(1, 2, 1)
+    log.record_batch(1, 1, 0)  # as after a Ctrl-C
+    log.record_batch(2, 1, 0)
     assert log.find(1, 1) == second and log.find(2, 0) == third
     assert log.find(2, 1) == log.find(3, 0) == ""
 
 
 def test_a_request_is_found_by_its_number() -> None:
     log = CallerLog()
-    log.command(batch.with_request(300, b"\x1a\x00"), 0)
-    log.command(batch.with_request(301, b"\x1a\x00"), 0)
+    log.record_command(batch.with_request(300, b"\x1a\x00"), 0)
+    log.record_command(batch.with_request(301, b"\x1a\x00"), 0)
     line = line_before()
-    log.sent(1, 2, 0)
+    log.record_batch(1, 2, 0)
     assert log.find_by_request(301) == line and log.find_by_request(302) == ""
 
 
@@ -50,21 +50,21 @@ def test_the_oldest_batches_are_dropped() -> None:
     log = CallerLog(max_sent=10)
     for seq in range(1, 100):
         for _ in range(3):
-            log.launch(RECORD, 0)
-        log.sent(seq, 3, 0)
+            log.record_launch(RECORD, 0)
+        log.record_batch(seq, 3, 0)
     assert log.find(96, 0) == "" and log.find(97, 0) and log.find(99, 2)
 
 
 def test_a_lost_device_names_the_lines_of_its_kernels_that_are_not_known_to_be_done() -> None:
     log = CallerLog()
     named = commands_pb2.Command(get_function=commands_pb2.GetFunction(function=7, name="f"))
-    log.command(named.SerializeToString(), 0)
-    log.sent(1, 1, 0)
-    log.launch(RECORD, 0)
-    log.launch(RECORD, 1)
+    log.record_command(named.SerializeToString(), 0)
+    log.record_batch(1, 1, 0)
+    log.record_launch(RECORD, 0)
+    log.record_launch(RECORD, 1)
     second = line_before()
-    log.sent(2, 2, 0)
-    log.launch(RECORD, 2)
+    log.record_batch(2, 2, 0)
+    log.record_launch(RECORD, 2)
     third = line_before()
     error = HearthError("lost", details={"kernels": "g, f"})
     log.add_kernel_callers(error, 1)
@@ -90,8 +90,8 @@ def test_a_refused_command_leaves_the_order_of_the_others(monkeypatch: pytest.Mo
 
 def test_after_an_interrupted_launch_the_later_callers_are_right() -> None:
     log = CallerLog()
-    log.launch(RECORD, 0)  # never queued
-    log.launch(RECORD, 0)
+    log.record_launch(RECORD, 0)  # never queued
+    log.record_launch(RECORD, 0)
     line = line_before()
-    log.sent(1, 1, 0)
+    log.record_batch(1, 1, 0)
     assert log.find(1, 0) == line

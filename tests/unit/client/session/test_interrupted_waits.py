@@ -107,15 +107,15 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """The waiting thread may also send work that was held back for an ack."""
     f = gpu.RawModule(code="source").get_function("f")
-    last = asked = missed = step = hits = 0
+    last = requested = missed = step = hits = 0
     me = threading.get_ident()
 
     def channel() -> bool:
         """Makes a request, because no more lanes are opened after several that received nothing. Returns True if there
         is a live lane."""
-        nonlocal asked
+        nonlocal requested
         work.request(ask()).wait(20)
-        asked += 1
+        requested += 1
         return work.channel is not None and not work.channel.over
 
     def submit() -> None:
@@ -127,7 +127,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
             work.submit(note(last))
             f((1,), (1,), (last,))
         daemon.gate.set()
-        assert wait_for(lambda: len(daemon.records) >= last and daemon.count("memory_usage") >= asked)
+        assert wait_for(lambda: len(daemon.records) >= last and daemon.count("memory_usage") >= requested)
         answer(daemon)
 
     strides = random.Random(5)
@@ -138,7 +138,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         daemon.never_answer.add("memory_usage")
         daemon.gate.clear()
         reply = work.request(ask())
-        asked += 3
+        requested += 3
         submitting = threading.Thread(target=submit)
         submitting.start()
         interrupted = interrupting(reply.wait, step)
@@ -156,22 +156,22 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
     assert hits > 10
     assert [number for number in notes(daemon) if number] == list(range(1, last + 1))
     assert [int.from_bytes(record.params[:8], "little") for record in daemon.records] == list(range(1, last + 1))
-    assert daemon.count("memory_usage") == asked + 1
+    assert daemon.count("memory_usage") == requested + 1
     assert work.session.receipts.responses == len(daemon.kept)
 
 
 def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
     """Wherever the Ctrl-C occurs, another waiting thread gets its answer, even if the interrupted thread does nothing
     more."""
-    me, step, missed, asked = threading.get_ident(), 0, 0, 0
+    me, step, missed, requested = threading.get_ident(), 0, 0, 0
     while missed < 2 and step < 150:
         step += 1
         daemon.never_answer.clear()
         work.request(ask()).wait(20)
         daemon.never_answer.add("memory_usage")
         first, second = work.request(ask()), work.request(ask())
-        asked += 3
-        assert wait_for(lambda asked=asked: daemon.count("memory_usage") == asked)
+        requested += 3
+        assert wait_for(lambda requested=requested: daemon.count("memory_usage") == requested)
 
         left = threading.Event()
         waiting = threading.Thread(target=second.wait, args=(20,))
@@ -183,10 +183,10 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
                 channel = work.channel
                 if left.is_set() or channel is None:
                     return left.is_set()
-                behind = channel.role.parked and not channel.role.ticking
+                is_parked = channel.role.parked and not channel.role.ticking
                 if not long:
                     return channel.role.holder == me or bool(work.waiters.sleepers)
-                return channel.role.holder == me and behind and work.waiters.sleepers == [other]
+                return channel.role.holder == me and is_parked and work.waiters.sleepers == [other]
 
             assert wait_for(lambda: received(False))
             waiting.start()

@@ -24,21 +24,21 @@ def test_output_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_output_goes_to_the_callback(capsys: pytest.CaptureFixture[str]) -> None:
-    output, seen = KernelOutput(), []
-    output.callback = seen.append
+    output, texts = KernelOutput(), []
+    output.callback = texts.append
     output.add("x")
     output.deliver()
     output.callback = None
     output.add("y")
     output.deliver()
-    assert seen == ["x"] and capsys.readouterr().out == "y"
+    assert texts == ["x"] and capsys.readouterr().out == "y"
 
 
 def test_failing_callback_is_warned_of_and_still_called_for_the_next_text() -> None:
-    output, seen = KernelOutput(), []
+    output, texts = KernelOutput(), []
 
     def callback(text: str) -> None:
-        seen.append(text)
+        texts.append(text)
         if text == "bad":
             raise ValueError("broken")
 
@@ -47,7 +47,7 @@ def test_failing_callback_is_warned_of_and_still_called_for_the_next_text() -> N
     output.add("good")
     with pytest.warns(RuntimeWarning, match="broken"):
         output.deliver()
-    assert seen == ["bad", "good"]
+    assert texts == ["bad", "good"]
 
 
 @pytest.mark.parametrize("stdout", [None, "closed"])
@@ -62,21 +62,21 @@ def test_missing_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch, stdout: str 
 
 
 def test_unawaited_output_is_bounded() -> None:
-    output, seen = KernelOutput(max_characters=100), []
-    output.callback = seen.append
+    output, texts = KernelOutput(max_characters=100), []
+    output.callback = texts.append
     for index in range(50):
         output.add(f"{index:010d}")
     output.deliver()
-    assert seen[0].startswith("[400 characters of output were discarded") and seen[0].endswith("0000000040")
-    assert seen[1:] == [f"{index:010d}" for index in range(41, 50)]
+    assert texts[0].startswith("[400 characters of output were discarded") and texts[0].endswith("0000000040")
+    assert texts[1:] == [f"{index:010d}" for index in range(41, 50)]
     output.add("x" * 1000)
     output.deliver()
-    assert seen[-1] == "x" * 1000, "one text is never cut: the daemon bounds it"
+    assert texts[-1] == "x" * 1000, "one text is never cut: the daemon bounds it"
 
 
 def test_many_threads_write_everything_once() -> None:
-    output, seen = KernelOutput(), []
-    output.callback = seen.append
+    output, texts = KernelOutput(), []
+    output.callback = texts.append
     for index in range(2000):
         output.add(str(index))
     threads = [threading.Thread(target=output.deliver) for _ in range(4)]
@@ -84,21 +84,21 @@ def test_many_threads_write_everything_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(map(int, seen)) == list(range(2000))
+    assert sorted(map(int, texts)) == list(range(2000))
 
 
 def test_output_event_reaches_the_handler_without_ending_the_session() -> None:
-    session, seen = Session(Limits()), []
+    session, texts = Session(Limits()), []
     session.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
-    session.on_output = seen.append
+    session.on_output = texts.append
     session.receive(device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="hello"))))
-    assert seen == ["hello"] and session.error is None and session.fail_later is None
+    assert texts == ["hello"] and session.error is None and session.fail_later is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_waiting_thread_delivers_output_before_it_returns(fails: bool) -> None:
-    output, seen = KernelOutput(), []
-    output.callback = seen.append
+    output, texts = KernelOutput(), []
+    output.callback = texts.append
     reply = Reply()
     reply.before_return = output.deliver
     output.add("text")
@@ -109,4 +109,4 @@ def test_waiting_thread_delivers_output_before_it_returns(fails: bool) -> None:
     else:
         reply.set_result(commands_pb2.Result())
         reply.wait()
-    assert seen == ["text"]
+    assert texts == ["text"]

@@ -155,8 +155,8 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule(many=st.integers(1, 5))
     def carry_up(self, many: int) -> None:
-        taken, self.up = self.up[:many], self.up[many:]
-        for request in taken:
+        moved, self.up = self.up[:many], self.up[many:]
+        for request in moved:
             self.daemon.take(request)
 
     @precondition(lambda self: self.daemon.passed_on)
@@ -167,8 +167,8 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.daemon.down)
     @rule(many=st.integers(1, 8))
     def carry_down(self, many: int) -> None:
-        taken, self.daemon.down = self.daemon.down[:many], self.daemon.down[many:]
-        for payload in taken:
+        moved, self.daemon.down = self.daemon.down[:many], self.daemon.down[many:]
+        for payload in moved:
             self.session.receive(Response.FromString(payload))
             assert self.session.fail_later is None, self.session.fail_later
 
@@ -231,14 +231,14 @@ def test_received_responses_are_reported_now_and_then() -> None:
         session.receive(result(number))
     assert session.receipts.responses == 2 * RESPONSES + 1
     session.receive(Response(event=device_pb2.Event(output=device_pb2.Output(text="x" * (BYTES)))))
-    [told] = receipts(session)
-    assert told.responses == session.receipts.responses
+    [receipt] = receipts(session)
+    assert receipt.responses == session.receipts.responses
     big = result(session.receipts.responses)
     session.add(b"", session.receipts.responses, Recorder())
     big.result.read.data = bytes(BYTES)
     session.receive(big)
-    [told] = receipts(session)
-    assert told.responses == session.receipts.responses
+    [receipt] = receipts(session)
+    assert receipt.responses == session.receipts.responses
     assert not receipts(session)
 
 
@@ -248,8 +248,8 @@ def test_received_downloads_are_reported_again_after_a_break() -> None:
     session.receipts.record_download(8, 5)
     assert not receipts(session)
     session.receipts.record_download(7, DOWNLOADED_BYTES)
-    [told] = receipts(session)
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 5}
+    [receipt] = receipts(session)
+    assert {entry.transfer: entry.bytes for entry in receipt.transfers} == {7: DOWNLOADED_BYTES, 8: 5}
     assert not receipts(session)
     session.receipts.record_download(8, 6)
     assert not receipts(session)
@@ -260,15 +260,15 @@ def test_received_downloads_are_reported_again_after_a_break() -> None:
     assert session.next_request() is None
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
-    [told] = receipts(session)  # the receipt may have been lost
-    assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 6}
+    [receipt] = receipts(session)  # the receipt may have been lost
+    assert {entry.transfer: entry.bytes for entry in receipt.transfers} == {7: DOWNLOADED_BYTES, 8: 6}
     for transfer in range(1000):
         session.receipts.record_download(transfer, 1)
     session.suspend(hearth.ConnectError("cut"))
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
-    [told] = receipts(session)
-    assert len(told.transfers) < 300, "those that are long over are forgotten"
+    [receipt] = receipts(session)
+    assert len(receipt.transfers) < 300, "those that are long over are forgotten"
 
 
 @pytest.mark.parametrize("answer", [{}, {"resumed": True, "generation": 2}])

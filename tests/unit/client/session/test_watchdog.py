@@ -102,7 +102,7 @@ def test_connection_is_resumed_after_two_reports_of_missing_messages(watched: Wa
     watched.says = status(responses=8)
     watched.pass_(TIMING.silence + 0.5)
     assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
-    watched.pass_(TIMING.doubt)
+    watched.pass_(TIMING.recheck)
     assert len(watched.asked) == 2 and len(watched.given_up) == 1
 
 

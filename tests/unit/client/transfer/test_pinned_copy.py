@@ -78,40 +78,42 @@ def segment() -> Segment:
     return Segment(SIZE)
 
 
-def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
-    part, place = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), SegmentPosition(segment, 0)
-    return PinnedCopy(way, connection_of(gpu), Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
+def copies(gpu: hearth.Device, segment: Segment, direction: int, handle: int = 0) -> PinnedCopy:
+    part, position = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), SegmentPosition(segment, 0)
+    return PinnedCopy(direction, connection_of(gpu), Shared(gpu), part, position, 7, SIZE)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", [UP, DOWN], ids=["up", "down"])
+@pytest.mark.parametrize("direction", [UP, DOWN], ids=["up", "down"])
 @pytest.mark.parametrize("awaited", [False, True], ids=["begun", "waited for"])
-def test_ctrl_c_at_any_line(daemon: Daemon, gpu: hearth.Device, segment: Segment, way: int, awaited: bool) -> None:
-    copy = copies(gpu, segment, way)
-    name = "write" if way == UP else "read"
+def test_ctrl_c_at_any_line(
+    daemon: Daemon, gpu: hearth.Device, segment: Segment, direction: int, awaited: bool
+) -> None:
+    copy = copies(gpu, segment, direction)
+    name = "write" if direction == UP else "read"
     step, hit = 0, True
     while hit:
         step += 1
         gpu.synchronize()
         before, memory = daemon.count(name), Memory()
-        gone = weakref.ref(memory)
+        reference = weakref.ref(memory)
         hit = interrupting(partial(copy.run if awaited else copy.begin, memory), step)
         del memory
         gpu.synchronize()
         assert daemon.count(name) - before in ((0, 1) if hit else (1,))
         session = connection_of(gpu).attachment().session
         assert wait_for(lambda session=session: session.idle and not session.outstanding)
-        if gone() is not None:  # a traceback may refer to the memory in a cycle
+        if reference() is not None:  # a traceback may refer to the memory in a cycle
             gc.collect()
-        assert gone() is None, "all that was sent is answered"
+        assert reference() is None, "all that was sent is answered"
     assert step > 40 and not segment.spoiled
 
 
 def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
-    for way, name in ((UP, "write"), (DOWN, "read")):
+    for direction, name in ((UP, "write"), (DOWN, "read")):
         daemon.never_answer.add(name)
         for awaited in (False, True):
-            copy, memory = copies(gpu, segment, way), Memory()
-            gone = weakref.ref(memory)
+            copy, memory = copies(gpu, segment, direction), Memory()
+            reference = weakref.ref(memory)
             if awaited:
                 with pytest.raises(hearth.TimeoutError):
                     copy.run(memory, 0.05)
@@ -119,7 +121,7 @@ def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: heart
                 copy.begin(memory)
             del memory, copy
             gc.collect()
-            assert gone() is not None
+            assert reference() is not None
     daemon.lose_on = "sync"
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()

@@ -92,13 +92,13 @@ class Device:
         rows = RowLayout(0, copy.size) if not copy.HasField("rows") else RowLayout(0, *_rows(copy.rows))
         assert rows.size == copy.size
         for row in range(rows.rows):
-            there = self.memory[copy.offset + row * rows.pitch :][: rows.width]
-            here = shared[row * rows.width :][: rows.width]
-            assert len(there) == len(here) == rows.width
+            device_bytes = self.memory[copy.offset + row * rows.pitch :][: rows.width]
+            slot_bytes = shared[row * rows.width :][: rows.width]
+            assert len(device_bytes) == len(slot_bytes) == rows.width
             if write:
-                there[:] = here
+                device_bytes[:] = slot_bytes
             else:
-                here[:] = there
+                slot_bytes[:] = device_bytes
 
 
 def _rows(message: Any) -> tuple[int, int, int]:
@@ -107,11 +107,11 @@ def _rows(message: Any) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def device(size: int, slots: int = 4, stall: float = 0.2) -> Iterator[Device]:
-    made = Device(size, slots, stall)
+    simulated = Device(size, slots, stall)
     try:
-        yield made
+        yield simulated
     finally:
-        made.close()
+        simulated.close()
 
 
 @pytest.fixture(autouse=True)
@@ -166,9 +166,9 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
         assert download(gpu, part, into) == len(host)
         settled(gpu)
         np.testing.assert_array_equal(into, host)
-        there = gpu.memory[5:].reshape(rows, width + gap)
-        np.testing.assert_array_equal(there[:, :width], host.reshape(rows, width))
-        assert (there[:, width:] == 7).all() and (gpu.memory[:5] == 7).all()
+        device_bytes = gpu.memory[5:].reshape(rows, width + gap)
+        np.testing.assert_array_equal(device_bytes[:, :width], host.reshape(rows, width))
+        assert (device_bytes[:, width:] == 7).all() and (gpu.memory[:5] == 7).all()
 
 
 def test_rows_longer_than_a_slot_take_another_path() -> None:
@@ -184,14 +184,14 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
     host, into = noise(20 * EACH), np.zeros(20 * EACH, np.uint8)
     with device(len(host)) as gpu:
         gpu.plan = lambda number: REFUSED if number >= failing else None
-        told = 0
+        raised = 0
         try:
             upload(gpu, BufferPart(0, 1, 0), host)
         except HearthError as error:
             assert error.reason == "OUT_OF_BOUNDS"
-            told = 1
+            raised = 1
         settled(gpu)
-        assert told + len(gpu.deferred) == 1  # one error, even if many pieces fail
+        assert raised + len(gpu.deferred) == 1  # one error, even if many pieces fail
     with device(len(host)) as gpu:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         with pytest.raises(HearthError, match="refused"):
@@ -212,7 +212,7 @@ def test_another_error_that_a_read_brings_is_not_lost() -> None:
 
 def test_loss_during_a_copy_is_raised_once() -> None:
     lost = DeviceLostError("gone", reason="DEVICE_LOST")
-    for way in (upload, download):
+    for transfer in (upload, download):
         with device(50 * EACH) as gpu:
 
             def plan(number: int, gpu: Device = gpu) -> HearthError | None:
@@ -223,52 +223,52 @@ def test_loss_during_a_copy_is_raised_once() -> None:
 
             gpu.plan = plan
             with pytest.raises(DeviceLostError):
-                way(gpu, BufferPart(0, 1, 0), np.zeros(50 * EACH, np.uint8))
+                transfer(gpu, BufferPart(0, 1, 0), np.zeros(50 * EACH, np.uint8))
             settled(gpu)
             assert not gpu.deferred
 
 
 def test_stalled_ring_leaves_the_rest_to_other_paths() -> None:
-    host, held = noise(20 * EACH), threading.Event()
+    host, gate = noise(20 * EACH), threading.Event()
     with device(len(host), slots=4, stall=0.05) as gpu:
-        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        gpu.plan = lambda number: None if gate.wait(20) else REFUSED
         assert upload(gpu, BufferPart(0, 1, 0), host) == 4 * EACH
         assert download(gpu, BufferPart(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
-        held.set()
+        gate.set()
         settled(gpu)
         np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
 
 
 def test_download_waits_for_its_requested_pieces() -> None:
-    into, held = np.zeros(20 * EACH, np.uint8), threading.Event()
+    into, gate = np.zeros(20 * EACH, np.uint8), threading.Event()
     with device(len(into), slots=8, stall=0.02) as gpu:
         gpu.memory[:] = noise(len(into))
-        gpu.plan = lambda number: None if held.wait(20) else REFUSED
-        threading.Timer(0.2, held.set).start()
+        gpu.plan = lambda number: None if gate.wait(20) else REFUSED
+        threading.Timer(0.2, gate.set).start()
         assert download(gpu, BufferPart(0, 1, 0), into) == len(into)
         np.testing.assert_array_equal(into, gpu.memory)
 
 
 def test_a_download_leaves_slots_to_others() -> None:
-    held = threading.Event()
+    gate = threading.Event()
     with device(20 * EACH, slots=8) as gpu:
-        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        gpu.plan = lambda number: None if gate.wait(20) else REFUSED
         reading = threading.Thread(target=download, args=(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
         reading.start()
         assert upload(gpu, BufferPart(0, 1, 0), noise(2 * EACH)) == 2 * EACH
-        held.set()
+        gate.set()
         reading.join(20)
         assert not reading.is_alive()
 
 
 def test_timeout_ends_a_download_and_its_slots_are_returned_when_answered() -> None:
-    held = threading.Event()
+    gate = threading.Event()
     with device(20 * EACH) as gpu:
-        gpu.plan = lambda number: None if held.wait(20) else REFUSED
+        gpu.plan = lambda number: None if gate.wait(20) else REFUSED
         with pytest.raises(TimeoutError, match=r"0\.05 s"):
             download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
         assert gpu.ring.idle < gpu.ring.slot_count
-        held.set()
+        gate.set()
         settled(gpu)
 
 
@@ -288,18 +288,18 @@ def test_lost_connection_during_a_download_raises_no_error() -> None:
 
 
 def test_lost_connection_leaves_all_bytes_to_other_paths() -> None:
-    gone = HearthError("no such segment", reason="INVALID_HANDLE")
-    for way in (upload, download):
+    missing = HearthError("no such segment", reason="INVALID_HANDLE")
+    for transfer in (upload, download):
         with device(20 * EACH) as gpu:
             gpu.alive = False
-            gpu.plan = lambda number: gone if number > 2 else None
-            assert way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+            gpu.plan = lambda number: missing if number > 2 else None
+            assert transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
             settled(gpu)
 
 
-@pytest.mark.parametrize("way", [upload, download])
+@pytest.mark.parametrize("transfer", [upload, download])
 @pytest.mark.parametrize("at", [1, 7])
-def test_interrupted_copy_returns_its_slots(way: Any, at: int) -> None:
+def test_interrupted_copy_returns_its_slots(transfer: Any, at: int) -> None:
     calls = 0
 
     def interrupt(done: int, total: int) -> None:
@@ -311,7 +311,7 @@ def test_interrupted_copy_returns_its_slots(way: Any, at: int) -> None:
     with device(20 * EACH) as gpu:
         # the exception may occur in a helper thread, which does not raise it here
         with contextlib.suppress(KeyboardInterrupt):
-            way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
+            transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
         settled(gpu)
 
 
@@ -338,10 +338,10 @@ def test_an_error_of_the_callback_is_raised() -> None:
     def broken(done: int, total: int) -> None:
         raise ZeroDivisionError
 
-    for way in (upload, download):
+    for transfer in (upload, download):
         with device(20 * EACH) as gpu:
             with pytest.raises(ZeroDivisionError):
-                way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
+                transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
             settled(gpu)
 
 
@@ -352,8 +352,8 @@ def test_many_transfers_at_once() -> None:
 
         def work(number: int, size: int) -> None:
             host, into, part = noise(size), np.zeros(size, np.uint8), BufferPart(0, 1, number * 30 * EACH)
-            whole = upload(gpu, part, host) == download(gpu, part, into) == size
-            if not whole or (host != into).any():
+            is_equal = upload(gpu, part, host) == download(gpu, part, into) == size
+            if not is_equal or (host != into).any():
                 failures.append(number)
 
         threads = [threading.Thread(target=work, args=(number, drawn.randrange(1, 30 * EACH))) for number in range(64)]

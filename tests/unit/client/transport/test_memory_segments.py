@@ -25,16 +25,20 @@ def pinned(array: np.ndarray) -> bool:
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("shape", "dtype"), list(itertools.product(SHAPES, DTYPES)))
 def test_pinned_arrays_equal_those_of_numpy(shape: object, dtype: object, order: str) -> None:
-    theirs = np.zeros(shape, dtype, order)  # type: ignore[call-overload]
+    numpy_array = np.zeros(shape, dtype, order)  # type: ignore[call-overload]
     for make in (hearth.empty_pinned, hearth.zeros_pinned):
-        ours = make(shape, dtype, order)  # type: ignore[arg-type]
-        assert type(ours) is np.ndarray
-        assert (ours.shape, ours.dtype, ours.strides) == (theirs.shape, theirs.dtype, theirs.strides)
-        assert ours.flags.writeable and ours.flags.aligned
+        pinned_array = make(shape, dtype, order)  # type: ignore[arg-type]
+        assert type(pinned_array) is np.ndarray
+        assert (pinned_array.shape, pinned_array.dtype, pinned_array.strides) == (
+            numpy_array.shape,
+            numpy_array.dtype,
+            numpy_array.strides,
+        )
+        assert pinned_array.flags.writeable and pinned_array.flags.aligned
         if make is hearth.zeros_pinned:
-            assert ours.tobytes() == theirs.tobytes()
+            assert pinned_array.tobytes() == numpy_array.tobytes()
         if memory_segments.possible():
-            assert pinned(ours) == (ours.nbytes >= MIN_BYTES)
+            assert pinned(pinned_array) == (pinned_array.nbytes >= MIN_BYTES)
 
 
 @pytest.mark.parametrize("order", ["C", "F", "A", "K"])
@@ -42,20 +46,20 @@ def test_like_an_array_of_any_layout(order: str) -> None:
     base = np.arange(40 * 60 * 50, dtype=np.float32).reshape(40, 60, 50)
     for model in (base, base.T, base.transpose(1, 0, 2), base[::2, :, ::5], np.asfortranarray(base), base[:0]):
         for dtype in (None, np.complex64):
-            theirs = np.empty_like(model, dtype, order)  # type: ignore[call-overload]
-            ours = hearth.empty_like_pinned(model, dtype, order)  # type: ignore[arg-type]
+            numpy_array = np.empty_like(model, dtype, order)  # type: ignore[call-overload]
+            pinned_array = hearth.empty_like_pinned(model, dtype, order)  # type: ignore[arg-type]
             zeros = hearth.zeros_like_pinned(model, dtype, order)  # type: ignore[arg-type]
-            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            assert (pinned_array.shape, pinned_array.dtype) == (numpy_array.shape, numpy_array.dtype)
             if model.size:
-                assert ours.strides == zeros.strides == theirs.strides
+                assert pinned_array.strides == zeros.strides == numpy_array.strides
             assert not zeros.any()
-            ours[...] = model
-            np.testing.assert_array_equal(ours, model.astype(ours.dtype))
+            pinned_array[...] = model
+            np.testing.assert_array_equal(pinned_array, model.astype(pinned_array.dtype))
 
 
 def test_like_with_another_shape() -> None:
-    ours = hearth.empty_like_pinned(np.zeros((3, 4), np.int16), shape=(200, 300))
-    assert ours.shape == (200, 300) and ours.dtype == np.int16
+    pinned_array = hearth.empty_like_pinned(np.zeros((3, 4), np.int16), shape=(200, 300))
+    assert pinned_array.shape == (200, 300) and pinned_array.dtype == np.int16
 
 
 @needs_memfd

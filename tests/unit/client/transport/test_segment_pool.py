@@ -34,19 +34,19 @@ ranges = st.tuples(st.integers(0, 60), st.integers(1, 12))
 def test_address_table_agrees_with_a_map_of_every_byte(steps: list[tuple[str, tuple[int, int]]]) -> None:
     table: AddressTable[tuple[int, int, int]] = AddressTable()
     model: dict[int, tuple[int, int, int]] = {}  # address -> (start, size, number)
-    for number, (what, (start, size)) in enumerate(steps):
-        if what == "add":
+    for number, (operation, (start, size)) in enumerate(steps):
+        if operation == "add":
             item = (start, size, number)
             overlapped = {model[at] for at in range(start, start + size) if at in model}
             model = {at: each for at, each in model.items() if each not in overlapped}
             model |= dict.fromkeys(range(start, start + size), item)
             table.add(start, size, item)
-        elif what == "remove":
-            there = model.get(start)
-            if there is not None:
-                table.remove(start, there)
-                if there[0] == start:
-                    model = {at: each for at, each in model.items() if each is not there}
+        elif operation == "remove":
+            entry = model.get(start)
+            if entry is not None:
+                table.remove(start, entry)
+                if entry[0] == start:
+                    model = {at: each for at, each in model.items() if each is not entry}
         else:
             covering = {model.get(at) for at in range(start, start + size)}
             (only,) = covering if len(covering) == 1 else (None,)
@@ -55,24 +55,24 @@ def test_address_table_agrees_with_a_map_of_every_byte(steps: list[tuple[str, tu
 
 
 def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
-    known, segment = KnownSegments(), Segment(1 << 16)
-    assert known.find(segment.address, 1) is None
-    known.add(segment)
-    assert known.find(segment.address, segment.size) == (segment, 0)
-    assert known.find(segment.address + 77, 5) == (segment, 77)
-    assert known.find(segment.address + segment.size - 1, 2) is None
-    assert known.find(segment.address - 1, 2) is None
-    assert known.find(address_of(memoryview(bytes(100))), 100) is None
+    known_segments, segment = KnownSegments(), Segment(1 << 16)
+    assert known_segments.find(segment.address, 1) is None
+    known_segments.add(segment)
+    assert known_segments.find(segment.address, segment.size) == (segment, 0)
+    assert known_segments.find(segment.address + 77, 5) == (segment, 77)
+    assert known_segments.find(segment.address + segment.size - 1, 2) is None
+    assert known_segments.find(segment.address - 1, 2) is None
+    assert known_segments.find(address_of(memoryview(bytes(100))), 100) is None
 
 
 def test_released_segment_is_not_found_and_leaves_no_entry() -> None:
-    known = KnownSegments()
+    known_segments = KnownSegments()
     segment = Segment(1 << 16)
-    known.add(segment)
+    known_segments.add(segment)
     address, descriptor, gone = segment.address, segment.descriptor, weakref.ref(segment)
     del segment
     assert gone() is None
-    assert known.find(address, 1) is None
+    assert known_segments.find(address, 1) is None
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(descriptor)
 
@@ -80,8 +80,8 @@ def test_released_segment_is_not_found_and_leaves_no_entry() -> None:
 def test_a_segment_cannot_change_its_size() -> None:
     segment = Segment(1 << 16)
     assert not segment.bytes.any() and len(segment.bytes) == segment.size
-    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    assert fcntl.fcntl(segment.descriptor, fcntl.F_GET_SEALS) == wanted
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert fcntl.fcntl(segment.descriptor, fcntl.F_GET_SEALS) == seals
     for size in (0, 1 << 20):
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(segment.descriptor, size)
@@ -117,11 +117,11 @@ def test_free_blocks_stay_within_their_bound_oldest_out_first(steps: list[tuple[
                 expected.append(model.pop(0))
             assert list(map(id, gone)) == list(map(id, expected))
         else:
-            taken = free.take(size)
+            reused = free.take(size)
             same = [each for each in model if each.size == size]
-            assert taken is (same[-1] if same else None)
-            if taken is not None:
-                model = [each for each in model if each is not taken]
+            assert reused is (same[-1] if same else None)
+            if reused is not None:
+                model = [each for each in model if each is not reused]
         assert free.bytes == sum(each.size for each in model) <= most and len(free) == len(model)
 
 
@@ -171,10 +171,10 @@ def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
 def test_invalidated_memory_is_never_reused() -> None:
     pool = SegmentPool()
     lease = pool.lease(4 << 20)
-    place = memory_segments.known_segments.find(lease.__array_interface__["data"][0], 4 << 20)
-    assert place is not None
-    place.segment.spoiled = True
-    del lease, place
+    position = memory_segments.known_segments.find(lease.__array_interface__["data"][0], 4 << 20)
+    assert position is not None
+    position.segment.spoiled = True
+    del lease, position
     assert pool.cached == 0
 
 
@@ -226,9 +226,9 @@ def test_many_threads_never_share_a_block() -> None:
         for _ in range(60):
             array = array_of(pool, int(random.integers(MIN_BYTES, 400_000)))
             array[:4096] = seed
-            held = array[1000:2000]
+            view = array[1000:2000]
             del array
-            if (held != seed).any():
+            if (view != seed).any():
                 failures.append(seed)
 
     previous = sys.getswitchinterval()
