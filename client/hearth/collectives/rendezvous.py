@@ -39,7 +39,7 @@ class FormedGroup:
         return self.sessions[0]
 
     @property
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """True once the group has been left."""
         return self._left.is_set()
 
@@ -48,7 +48,7 @@ class FormedGroup:
 
         Blocks for `LEAVE_S` seconds at most. A second call does nothing.
         """
-        if self.left:
+        if self.has_left:
             return
         self._left.set()
         threads = [_thread(partial(_leave, session, self.id)) for session in self.sessions]
@@ -127,7 +127,7 @@ def _join(
     except HearthError as error:
         answer(_with_node(session, error))
         return
-    if formed.left:  # another node refused meanwhile, and no other call will leave this group
+    if formed.has_left:  # another node refused meanwhile, and no other call will leave this group
         _leave(session, formed.id)
     answer(None)
 

@@ -61,8 +61,8 @@ class FakeLink:
     def say(self, body: dict[str, Any]) -> None:
         self.front.router.on_frame(self.ordinal, self, body)  # type: ignore[arg-type]
 
-    def abandon(self, why: str) -> None:
-        self.abandoned = why
+    def abandon(self, reason: str) -> None:
+        self.abandoned = reason
 
     def open(self, session: Any) -> Any:
         number = 10 * self.ordinal + len(self.channels) + 1
@@ -180,11 +180,11 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def fronts(*made: FakeFront) -> AsyncIterator[None]:
+async def fronts(*opened: FakeFront) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for front in made:
+        for front in opened:
             await front.stop()
 
 
@@ -219,5 +219,5 @@ def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
 async def _alone(work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.timeout(30):
         await work
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        while other_tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(other_tasks)
