@@ -25,7 +25,7 @@ from hearth.session.late_errors import NO_STREAM
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.arrays.asarray import OnGpu
+    from hearth.arrays.asarray import GpuMemory
     from hearth.interfaces import NodeContext
     from hearth.progress import Progress
     from hearth.session.connection import Connection
@@ -77,20 +77,20 @@ class BaseDevice(ABC, Generic[A, S]):
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        found = self.properties
+        properties = self.properties
         rows = [
             ("node", self._node.name),
-            ("backend", found.backend),
-            ("compute capability", ".".join(map(str, found.compute_capability))),
-            ("memory", html_repr.size(found.total_memory)),
-            ("multiprocessors", found.multiprocessor_count),
-            ("threads of a block", found.max_threads_per_block),
+            ("backend", properties.backend),
+            ("compute capability", ".".join(map(str, properties.compute_capability))),
+            ("memory", html_repr.size(properties.total_memory)),
+            ("multiprocessors", properties.multiprocessor_count),
+            ("threads of a block", properties.max_threads_per_block),
             (
                 "shared memory of a block",
-                html_repr.size(found.shared_mem_per_block_optin or found.shared_mem_per_block),
+                html_repr.size(properties.shared_mem_per_block_optin or properties.shared_mem_per_block),
             ),
         ]
-        return html_repr.pairs(f"Device {self.ordinal}: {found.name}", rows)
+        return html_repr.pairs(f"Device {self.ordinal}: {properties.name}", rows)
 
     def __repr__(self) -> str:
         properties = self._opened.properties
@@ -182,38 +182,38 @@ class BaseDevice(ABC, Generic[A, S]):
             DtypeError: `obj` cannot be converted to an array, or not to one of that dtype.
             UnsupportedError: This process cannot read `obj`.
         """
-        if not np.here():  # NumPy, if it is imported, reads the same contents from such buffers
+        if not np.is_imported():  # NumPy, if it is imported, reads the same contents from such buffers
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
                 plain = allocate(self, host.shape, host.element, stream)
                 host_copy.write_bytes(plain, host.data, stream, progress, blocking)
                 return plain
-        wanted = None if dtype is None else shapes.dtype_of(dtype)
+        target = None if dtype is None else shapes.dtype_of(dtype)
         if isinstance(obj, BaseArray):
             from hearth.arrays import device_copy
 
-            same = obj._device._node._session is self._node._session
-            if same and (wanted is None or wanted == obj.dtype or device_copy.converts(obj.dtype, wanted)):
-                return device_copy.from_session(self, cast("A", obj), wanted, stream)
+            same_session = obj._device._node._session is self._node._session
+            if same_session and (target is None or target == obj.dtype or device_copy.converts(obj.dtype, target)):
+                return device_copy.from_session(self, cast("A", obj), target, stream)
             obj = self._at_host(obj)  # an array of another session; or strings and dates, which only the host converts
-        made: list[A] = []
+        uploaded: list[A] = []
 
         def upload(host: np.ndarray[Any, Any]) -> None:
-            fresh = allocate(self, host.shape, shapes.dtype_of(host.dtype), stream)
-            host_copy.write(fresh, host, stream, progress, blocking)
-            made.append(fresh)
+            result = allocate(self, host.shape, shapes.dtype_of(host.dtype), stream)
+            host_copy.write(result, host, stream, progress, blocking)
+            uploaded.append(result)
 
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
-            upload(host_copy.array_of(obj, wanted))
+            upload(host_copy.array_of(obj, target))
         else:
-            from hearth.arrays.asarray import on_gpu, with_host_array
+            from hearth.arrays.asarray import gpu_memory_of, with_host_array
 
-            found = on_gpu(obj)
-            if found is not None:
-                fresh = self._from_gpu(obj, found, stream)
-                return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
-            with_host_array(obj, wanted, upload)
-        return made[0]
+            memory = gpu_memory_of(obj)
+            if memory is not None:
+                copy = self._from_gpu(obj, memory, stream)
+                return copy if target is None else copy.astype(target, stream, copy=False)
+            with_host_array(obj, target, upload)
+        return uploaded[0]
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array with arbitrary contents.
@@ -331,11 +331,11 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: The shape has a negative axis, or is too large, or `fill_value` is more than one value.
             DtypeError: The shape is not made of whole numbers, or `fill_value` cannot be an element of that type.
         """
-        fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
-        if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
-            fill_value = np.zeros((), fresh.dtype)
-        fresh.fill(fill_value, stream)
-        return fresh
+        array = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
+        if isinstance(fill_value, int) and fill_value == 0 and getattr(array._dtype, "names", None) is not None:
+            fill_value = np.zeros((), array.dtype)
+        array.fill(fill_value, stream)
+        return array
 
     def arange(
         self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, stream: BaseStream | None = None
@@ -474,7 +474,7 @@ class BaseDevice(ABC, Generic[A, S]):
         """
 
     @abstractmethod
-    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
+    def _from_gpu(self, obj: Any, memory: GpuMemory, stream: BaseStream | None) -> A:
         """Returns a copy on this device of `obj`, an array in GPU memory of this process."""
 
     @abstractmethod
@@ -553,7 +553,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
     # ---- requests whose answers the subclass waits for ----
 
-    def _synchronizing(self) -> Reply:
+    def _request_sync(self) -> Reply:
         connection = self._connection
         if connection._deferred:
             connection.raise_deferred()
@@ -564,24 +564,24 @@ class BaseDevice(ABC, Generic[A, S]):
         reply.signalled_result = DONE
         return reply
 
-    def _flushing(self, stream: BaseStream | None) -> Reply:
+    def _request_flush(self, stream: BaseStream | None) -> Reply:
         connection = self._connection
         connection.raise_deferred(NO_STREAM)  # the stream's handle is known only after the device is attached
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)
 
-    def _asking_usage(self) -> PendingResult[MemoryUsage]:
+    def _request_memory_usage(self) -> PendingResult[MemoryUsage]:
         from hearth.types import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         return self._connection.request(command, lambda result: MemoryUsage.of(result.memory_usage))
 
-    def _cleaning(self) -> Reply:
+    def _request_cleanup(self) -> Reply:
         command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
         return self._connection.attachment().request(command)
 
-    def _now(self) -> DeviceInfo:
+    def _describe_now(self) -> DeviceInfo:
         for device in self._node._describe().devices:
             if device.ordinal == self.ordinal:
                 return device

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="BaseDevice[Any, Any]")
 """The class of the node's devices."""
 
-_LONGEST_LAUNCH_S = 365 * 86400.0
+_MAX_LAUNCH_TIMEOUT_S = 365 * 86400.0
 
 
-def session_of(
+def open_node_session(
     target: str | None,
     timeout: float,
     name: str | None,
@@ -81,11 +81,11 @@ def session_of(
             reason="INVALID_ARGUMENT",
             fix="pass a timeout above 0, in seconds.",
         )
-    if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
+    if not 0 <= launch_timeout <= _MAX_LAUNCH_TIMEOUT_S:
         raise ArgumentError(
-            f"launch_timeout is {launch_timeout} s; it must be from 0 to {_LONGEST_LAUNCH_S:g}.",
+            f"launch_timeout is {launch_timeout} s; it must be from 0 to {_MAX_LAUNCH_TIMEOUT_S:g}.",
             reason="INVALID_ARGUMENT",
-            fix=f"pass seconds up to {_LONGEST_LAUNCH_S:g}; 0 selects the daemon's default.",
+            fix=f"pass seconds up to {_MAX_LAUNCH_TIMEOUT_S:g}; 0 selects the daemon's default.",
         )
     if isolation not in (None, "shared", "dedicated"):
         raise ArgumentError(
@@ -96,10 +96,10 @@ def session_of(
     dedicated = None if isolation is None else isolation == "dedicated"
 
     def attempt(within: float | None = None) -> NodeSession:
-        found = targets.resolve(target)  # for each attempt: a daemon that starts meanwhile creates its socket
-        shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
+        address = targets.resolve(target)  # for each attempt: a daemon that starts meanwhile creates its socket
+        credential = credentials.find(address, token, ca, certificate, key, insecure=insecure)
         session = open_session(
-            found, shown, timeout, name,
+            address, credential, timeout, name,
             dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
             make_connection=make_connection, meanwhile=meanwhile,
         )  # fmt: skip
@@ -188,9 +188,9 @@ class BaseNode(ABC, Generic[D]):
         self._session.check()
         connection = self._session.connections.get(ordinal)
         if connection is None:
-            known = sorted(self._session.connections)
+            ordinals = sorted(self._session.connections)
             raise ArgumentError(
-                f"node {self.name} has no device {ordinal}; it has {known or 'none'}.",
+                f"node {self.name} has no device {ordinal}; it has {ordinals or 'none'}.",
                 reason="DEVICE_NOT_FOUND",
                 fix="check the devices with node.devices.",
             )
@@ -229,11 +229,11 @@ class BaseNode(ABC, Generic[D]):
 
     # ---- requests ----
 
-    def _synchronizing(self) -> list[Reply]:
+    def _request_sync(self) -> list[Reply]:
         self._session.check()
         replies: list[Reply] = []
         try:
-            replies += (device._synchronizing() for device in self.devices if device._connection.used)
+            replies += (device._request_sync() for device in self.devices if device._connection.used)
         except BaseException:
             for reply in replies:
                 reply.abandon()

@@ -254,7 +254,7 @@ class BaseStream(CupyNames):
     """The capture that the stream is in; None: the stream is not captured."""
     _graph: object | None = None
     """The graph that `begin_capture` records: `hearth.kernels.base_graph.BaseGraph`; None without a capture."""
-    _before: BaseEvent | None = None
+    _event_before_capture: BaseEvent | None = None
     """The event behind the work that was submitted before the capture, which `done` queries during the capture."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
@@ -263,7 +263,7 @@ class BaseStream(CupyNames):
         self._default = default
         self._attachment: Attachment | None = None
         self._handle = 0
-        self._making = threading.Lock()
+        self._create_lock = threading.Lock()
         self._sync = 0, SYNC
         """The stream's handle, and the serialized Sync command that waits for that stream."""
         self._probe: tuple[tuple[Attachment, int], BaseEvent] | None = None
@@ -278,7 +278,7 @@ class BaseStream(CupyNames):
             return self._handle
         if self._recorder is not None:
             self._recorder.check_attachment(attachment)
-        with self._making:
+        with self._create_lock:
             if self._attachment is not attachment:
                 handle = self._connection.mint()
                 create = commands_pb2.CreateStream(stream=handle, priority=self.priority)
@@ -297,7 +297,7 @@ class BaseStream(CupyNames):
         """True while the work of the stream is recorded instead of run; see `Device.graph`."""
         return self._recorder is not None
 
-    def _synchronizing(self) -> Reply:
+    def _request_sync(self) -> Reply:
         connection = self._connection
         connection.raise_deferred(self._handle)
         attachment = connection.attachment()
@@ -309,7 +309,7 @@ class BaseStream(CupyNames):
         reply.signalled_result = DONE
         return reply
 
-    def _cancelling(self) -> Cancelling | None:
+    def _queue_cancel(self) -> Cancelling | None:
         """Queues the cancelling of the stream's commands; returns None if there is nothing to cancel."""
         from hearth.session.cancelling import Cancelling
 
@@ -324,12 +324,12 @@ class BaseStream(CupyNames):
 
     def _enter_capture(self, recorder: LaunchRecorder, capture: StreamCapture) -> None:
         """Marks the stream as captured. The command that makes the daemon capture it follows."""
-        self._before = self._probing()[0]
+        self._event_before_capture = self._probe_event()[0]
         self._recorder, self._capture = recorder, capture
 
     def _leave_capture(self) -> None:
         """Marks the stream as not captured, because the capture has ended."""
-        self._recorder = self._capture = self._graph = self._before = self._probe = None
+        self._recorder = self._capture = self._graph = self._event_before_capture = self._probe = None
 
     def _check_callback(self) -> None:
         """Raises `LaunchError` if the work of the stream is recorded: a recording contains no callbacks."""
@@ -371,19 +371,19 @@ class BaseStream(CupyNames):
             event._recorded_on(attachment, self._connection)
             event._capture.join(self, event)
         elif self._capture is not None:
-            raise _outside(event)
+            raise _outside_capture(event)
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.wait_event.event = event._recorded_on(attachment, self._connection)
         attachment.submit(command)
 
-    def _probing(self) -> tuple[BaseEvent, bool]:
+    def _probe_event(self) -> tuple[BaseEvent, bool]:
         """Returns an event behind all work submitted so far, and True if it may have been recorded just now.
 
         During a capture, the event is behind the work before the capture. A fresh event is to be queried twice, because
         even an idle stream needs a moment to complete the record itself.
         """
-        if self._before is not None:
-            return self._before, True
+        if self._event_before_capture is not None:
+            return self._event_before_capture, True
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
@@ -479,7 +479,7 @@ class BaseEvent(CupyNames):
                 fix="record an event on a stream of the same device.",
             )
 
-    def _measuring(self, start: BaseEvent) -> PendingResult[float]:
+    def _request_elapsed(self, start: BaseEvent) -> PendingResult[float]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
@@ -490,9 +490,9 @@ class BaseEvent(CupyNames):
         """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
         from hearth.session.reply import DoneCallback
 
-        DoneCallback(self._querying(True).reply, deliver, call, self)
+        DoneCallback(self._request_query(True).reply, deliver, call, self)
 
-    def _querying(self, wait: bool) -> PendingResult[bool]:
+    def _request_query(self, wait: bool) -> PendingResult[bool]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.query_event.event = self._recorded_on(attachment, self._connection)
@@ -505,7 +505,7 @@ class BaseEvent(CupyNames):
             attachment.space.deferred_frees.add("event", self._handle)
 
 
-def _outside(event: BaseEvent) -> LaunchError:
+def _outside_capture(event: BaseEvent) -> LaunchError:
     return LaunchError(
         f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
         reason="CAPTURE_INVALID",

@@ -212,15 +212,15 @@ cuda.runtime.memoryTypeHost cuda.runtime.memoryTypeDevice cuda.runtime.memoryTyp
 @cache
 def fixes() -> dict[str, str]:
     """Returns what to use instead of each name, without a full stop."""
-    found: dict[str, str] = {}
+    table: dict[str, str] = {}
     names: list[str] = []
     for line in _TABLE.strip().splitlines():
         if line.startswith(" "):
-            found.update(dict.fromkeys(names, line.strip()))
+            table.update(dict.fromkeys(names, line.strip()))
             names = []
         else:
             names += line.split()
-    return found
+    return table
 
 
 def refusal(name: str) -> UnsupportedAttributeError:
@@ -249,10 +249,10 @@ class CupyNamespace:
     def __getattr__(self, name: str) -> CupyNamespace:
         if name.startswith("__"):
             raise AttributeError(name)
-        whole = f"{self._name}.{name}"
-        if any(each.startswith(f"{whole}.") for each in fixes()):
-            return CupyNamespace(whole)
-        raise refusal(whole)
+        full_name = f"{self._name}.{name}"
+        if any(key.startswith(f"{full_name}.") for key in fixes()):
+            return CupyNamespace(full_name)
+        raise refusal(full_name)
 
     def __call__(self, *_args: object, **_keywords: object) -> NoReturn:
         """Raises the error of the name itself, which CuPy can call."""
@@ -270,9 +270,9 @@ class CupyNames:
     if not TYPE_CHECKING:  # with it, type checkers would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            whole = f"{self._cupy}.{name}" if self._cupy else name
-            if whole in fixes():
-                raise refusal(whole)
-            if whole == "cuda":
-                return CupyNamespace(whole)
+            full_name = f"{self._cupy}.{name}" if self._cupy else name
+            if full_name in fixes():
+                raise refusal(full_name)
+            if full_name == "cuda":
+                return CupyNamespace(full_name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -57,7 +57,7 @@ class HearthPlugin(WorkerPlugin):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickled to the workers: each worker opens a separate session
-        return _again, (type(self), self._target, self._options)
+        return _make_plugin, (type(self), self._target, self._options)
 
     async def setup(self, worker: Worker) -> None:
         """Connects the worker; called by Dask.
@@ -89,7 +89,7 @@ class HearthPlugin(WorkerPlugin):
         Blocks for one request to the daemon.
         """
         with self._lock:
-            if self._node is not None and not _lives(self._node):
+            if self._node is not None and not _exists(self._node):
                 self._node.close()
                 self._node = None
             if self._node is None:
@@ -121,11 +121,11 @@ def node() -> Node:
     return plugin.node()
 
 
-def _again(kind: type[HearthPlugin], target: str | None, options: dict[str, Any]) -> HearthPlugin:
+def _make_plugin(kind: type[HearthPlugin], target: str | None, options: dict[str, Any]) -> HearthPlugin:
     return kind(target, **options)
 
 
-def _lives(node: Node) -> bool:
+def _exists(node: Node) -> bool:
     """Returns True if the session still exists. A broken connection counts as alive, because it may be restored."""
     session = node._session
     request = node_pb2.RenewSessionRequest(session_token=session.token)

@@ -69,7 +69,9 @@ _ALL = [
         ("float64", "d", "f"),
     )
 ]
-_BY_NAME: dict[object, Element] = {name: each for each in _ALL for name in (each.name, each.str, each.str[1:])}
+_BY_NAME: dict[object, Element] = {
+    name: element for element in _ALL for name in (element.name, element.str, element.str[1:])
+}
 _BY_NAME |= {bool: _BY_NAME["bool"], int: _BY_NAME["int64"], float: _BY_NAME["float64"]}
 _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u"), "f": "f", "d": "f"}
 """Kind of type by the format code of a buffer; the buffer itself gives the size of an element."""
@@ -145,9 +147,9 @@ def writable(buffer: object, size: int) -> memoryview:
             fix="pass a bytearray(x.nbytes), or an array.array or a NumPy array of the same size.",
         ) from None
     if view.readonly or not view.c_contiguous or view.nbytes != size:
-        wrong = "read-only" if view.readonly else f"of {view.nbytes} bytes" if view.c_contiguous else "not contiguous"
+        problem = "read-only" if view.readonly else f"of {view.nbytes} bytes" if view.c_contiguous else "not contiguous"
         raise ArgumentError(
-            f"the buffer is {wrong}; it must be writable, contiguous and of {size} bytes.",
+            f"the buffer is {problem}; it must be writable, contiguous and of {size} bytes.",
             reason="INVALID_ARGUMENT",
             fix="pass e.g. bytearray(x.nbytes), or a part of a larger buffer: memoryview(b)[:x.nbytes].",
         )

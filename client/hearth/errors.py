@@ -140,7 +140,7 @@ class CommunicatorError(HearthError):
 
         Ordinals of devices in a group of one session, otherwise ranks.
         """
-        return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
+        return [int(rank) for rank in self.details.get("missing", "").split(",") if rank.strip().isdecimal()]
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -177,17 +177,17 @@ class ConnectError(UnavailableError, ConnectionError):
     """No daemon answers at the address, or the connection to the daemon broke."""
 
 
-def broken(what: str, fix: str = "connect again.") -> ConnectError:
+def broken(message: str, fix: str = "connect again.") -> ConnectError:
     """Builds the error of a broken connection; the work in progress may continue over another connection.
 
     Args:
-        what: Message of the error.
+        message: Message of the error.
         fix: Advice on how to continue.
 
     Returns:
         A `ConnectError` whose `broken` is True.
     """
-    error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix=fix)
+    error = ConnectError(message, reason="DEVICE_UNAVAILABLE", fix=fix)
     error.broken = True
     return error
 

@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 
 
 def pairs(title: str, rows: Iterable[tuple[str, object]]) -> str:
@@ -39,11 +39,11 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
         The HTML text.
     """
     cells = "".join(f"<th>{_text(name)}</th>" for name in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows[:_MOST_ROWS])
-    more = len(rows) - _MOST_ROWS
-    rest = f"<tr><td colspan={len(head)}>and {more} more</td></tr>" if more > 0 else ""
-    parts = f"<thead><tr>{cells}</tr></thead><tbody>{body}{rest}</tbody>"
-    return f"<div><b>hearth.{_text(title)}</b><table>{parts}</table></div>"
+    body = "".join(f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows[:_MAX_ROWS])
+    more = len(rows) - _MAX_ROWS
+    footer = f"<tr><td colspan={len(head)}>and {more} more</td></tr>" if more > 0 else ""
+    content = f"<thead><tr>{cells}</tr></thead><tbody>{body}{footer}</tbody>"
+    return f"<div><b>hearth.{_text(title)}</b><table>{content}</table></div>"
 
 
 def size(count: float) -> str:

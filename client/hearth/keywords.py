@@ -29,11 +29,11 @@ def unknown_keyword(
         reason: The error's reason.
     """
     name = next(iter(unknown))
-    known = names(function)
+    accepted = names(function)
     return kind(
-        f"{call}: there is no keyword {name}{suggestion(name, known)}",
+        f"{call}: there is no keyword {name}{suggestion(name, accepted)}",
         reason=reason,
-        fix=f"use these keywords: {', '.join(known)}." if known else "call it without keywords.",
+        fix=f"use these keywords: {', '.join(accepted)}." if accepted else "call it without keywords.",
         details={"keyword": name},
     )
 
@@ -43,27 +43,27 @@ def names(function: Callable[..., Any]) -> list[str]:
     import inspect
 
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    return [name for name, each in parameters.items() if each.default is not each.empty]
+    return [name for name, parameter in parameters.items() if parameter.default is not parameter.empty]
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, accepted: Iterable[str]) -> str:
     """Returns the end of the sentence that names an unknown keyword: a question with the closest one, or a full stop.
 
     Args:
         name: The unknown keyword.
-        known: The keywords that are accepted.
+        accepted: The keywords that are accepted.
     """
-    close = closest(name, known)
+    close = closest(name, accepted)
     return f"; did you mean {close}?" if close else "."
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, candidates: Iterable[str]) -> str:
     """Returns the most similar of the known names; an empty string if no name is similar.
 
     Args:
         name: The name to compare.
-        known: The known names.
+        candidates: The known names.
     """
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+    return next(iter(difflib.get_close_matches(name, list(candidates), 1)), "")

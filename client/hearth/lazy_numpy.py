@@ -2,7 +2,7 @@
 
 The import of NumPy takes longer than everything else that a client does until its first result. A program that uses
 only Python's own numbers and buffers never imports it. No NumPy array can exist in a process that has not imported
-NumPy, so values are not checked for being one unless `here` is true.
+NumPy, so values are not checked for being one unless `is_imported` returns True.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy import *  # noqa: F403
 
 
-def here() -> builtins.bool:
+def is_imported() -> builtins.bool:
     """Returns True if this process has imported NumPy, or is importing it."""
     return sys.modules.get("numpy") is not None
 

@@ -23,16 +23,16 @@ Progress = Callable[[int, int], None]
 _WIDTH = 30
 INTERVAL_S = 0.1
 """Seconds between two drawings of a line."""
-_LEAST_BYTES = 16 << 20
+_MIN_BYTES = 16 << 20
 """Smallest transfer that `show_progress` shows; a call's own ``progress=True`` shows smaller ones too."""
-PATIENCE_S = 0.5
+DELAY_S = 0.5
 """Seconds that an operation must take before `show_progress` shows it."""
 
 
-class _Asked:
+class _Setting:
     """The setting of `show_progress`, for all threads."""
 
-    always = False
+    enabled = False
 
 
 class show_progress:
@@ -49,8 +49,8 @@ class show_progress:
     """
 
     def __init__(self, on: bool = True) -> None:
-        self._before = _Asked.always
-        _Asked.always = bool(on)
+        self._previous = _Setting.enabled
+        _Setting.enabled = bool(on)
 
     def __enter__(self) -> show_progress:
         return self
@@ -58,7 +58,7 @@ class show_progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _Asked.always = self._before
+        _Setting.enabled = self._previous
 
 
 def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
@@ -74,30 +74,30 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
     """
     if callable(progress):
         return progress
-    if progress is None and _Asked.always:
-        return _bar(label, _LEAST_BYTES, PATIENCE_S)
+    if progress is None and _Setting.enabled:
+        return _bar(label, _MIN_BYTES, DELAY_S)
     return _bar(label, 0, 0.0) if progress else None
 
 
 @contextlib.contextmanager
-def waiting(label: str, patience: float = PATIENCE_S, interval: float = INTERVAL_S) -> Iterator[None]:
+def waiting(label: str, delay: float = DELAY_S, interval: float = INTERVAL_S) -> Iterator[None]:
     """Context manager that shows how long its block takes, if `show_progress` is on.
 
     Args:
         label: Text at the beginning of the line.
-        patience: Seconds after which the time is shown.
+        delay: Seconds after which the time is shown.
         interval: Seconds between two updates of the line.
     """
-    line = _line() if _Asked.always else None
+    line = _line() if _Setting.enabled else None
     if line is None:
         yield
         return
-    over = threading.Event()
+    ended = threading.Event()
     started = time.monotonic()
 
     def watch() -> None:
-        pause = patience
-        while not over.wait(pause):
+        pause = delay
+        while not ended.wait(pause):
             line.draw(f"{label}: {time.monotonic() - started:.1f} s")
             pause = interval
 
@@ -106,7 +106,7 @@ def waiting(label: str, patience: float = PATIENCE_S, interval: float = INTERVAL
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         watcher.join()
         line.end(f"{label}: {time.monotonic() - started:.1f} s")
 
@@ -176,11 +176,11 @@ class _Notebook:
         Args:
             text: The text, one line.
         """
-        said = {"text/plain": text}
+        content = {"text/plain": text}
         if self._handle is None:
-            self._handle = self._display(said, raw=True, display_id=True)
+            self._handle = self._display(content, raw=True, display_id=True)
         else:
-            self._handle.update(said, raw=True)
+            self._handle.update(content, raw=True)
 
     def end(self, text: str) -> None:
         """Draws the final text, which stays in the cell; does nothing if no text was drawn before.
@@ -199,51 +199,51 @@ def _line() -> _Line | None:
         return None
     if type(stderr).__module__.startswith("ipykernel."):
         try:
-            shown = importlib.import_module("IPython.display")
+            display_module = importlib.import_module("IPython.display")
         except ImportError:
             return None
-        return _Notebook(shown.display)
+        return _Notebook(display_module.display)
     try:
         return _Terminal(stderr) if stderr.isatty() else None
     except ValueError:  # stderr is closed
         return None
 
 
-def _bar(label: str, least: int, patience: float) -> _Bar | None:
+def _bar(label: str, min_bytes: int, delay: float) -> _Bar | None:
     line = _line()
-    return None if line is None else _Bar(label, line, least, patience)
+    return None if line is None else _Bar(label, line, min_bytes, delay)
 
 
 class _Bar:
-    """Progress bar of a transfer of at least `least` bytes; drawn from `patience` seconds after its start."""
+    """Progress bar of a transfer of at least `min_bytes` bytes; drawn from `delay` seconds after its start."""
 
-    def __init__(self, label: str, line: _Line, least: int = 0, patience: float = 0.0) -> None:
+    def __init__(self, label: str, line: _Line, min_bytes: int = 0, delay: float = 0.0) -> None:
         self._label = label
         self._line = line
-        self._least = least
-        self._patience = patience
+        self._min_bytes = min_bytes
+        self._delay = delay
         self._started = time.monotonic()
-        self._next = self._started + patience
+        self._next = self._started + delay
         self._lock = threading.Lock()
-        self._said = ""
+        self._drawn = ""
 
     def __call__(self, done: int, total: int) -> None:
-        if total < self._least:
+        if total < self._min_bytes:
             return
         with self._lock:
-            now, over = time.monotonic(), done >= total
-            if (self._patience and not self._said) if over else now < self._next:
+            now, is_complete = time.monotonic(), done >= total
+            if (self._delay and not self._drawn) if is_complete else now < self._next:
                 return
             self._next = now + INTERVAL_S
-            self._said = self._text(done, total, now - self._started)
-            self._line.draw(self._said)
-            if over:
-                self._line.end(self._said)
-                self._said = ""
+            self._drawn = self._text(done, total, now - self._started)
+            self._line.draw(self._drawn)
+            if is_complete:
+                self._line.end(self._drawn)
+                self._drawn = ""
 
     def __del__(self) -> None:
-        if getattr(self, "_said", ""):  # the transfer was interrupted: the next output must start on a new line
-            self._line.end(f"{self._said}(interrupted)")
+        if getattr(self, "_drawn", ""):  # the transfer was interrupted: the next output must start on a new line
+            self._line.end(f"{self._drawn}(interrupted)")
 
     def _text(self, done: int, total: int, seconds: float) -> str:
         share = done / total if total else 1.0

@@ -45,15 +45,15 @@ def type_of(value: Any) -> Dtype:
 
     It is an `Element` if NumPy is not imported and a matching one exists, otherwise the result of `dtype_of`.
     """
-    return (None if np.here() else dtypes.named(value)) or dtype_of(value)
+    return (None if np.is_imported() else dtypes.named(value)) or dtype_of(value)
 
 
 def type_of_value(value: Any) -> Dtype:
     """Returns the default type of an array made of the single `value`, which is NumPy's default."""
-    found = None if np.here() else dtypes.named(type(value))
-    if found is None or dtypes.pattern(value, found) is None:  # an int beyond 64 bits has another type
+    element = None if np.is_imported() else dtypes.named(type(value))
+    if element is None or dtypes.pattern(value, element) is None:  # an int beyond 64 bits has another type
         return np.asarray(value).dtype
-    return found
+    return element
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
@@ -64,12 +64,12 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     try:
         dtype = np.dtype(value)
     except TypeError as error:
-        found = named(value) if isinstance(value, str) else None
-        if found is None:
+        ml_dtype = named(value) if isinstance(value, str) else None
+        if ml_dtype is None:
             raise DtypeError(
                 f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix=_fix(value)
             ) from None
-        dtype = found
+        dtype = ml_dtype
     if dtype.hasobject:
         raise DtypeError(
             f"dtype {dtype} contains Python objects, which cannot be stored in device memory.",
@@ -134,25 +134,25 @@ def named(name: str) -> np.dtype[Any] | None:
         return None
 
 
-def check_range(least: int, most: int, dtype: np.dtype[Any]) -> None:
+def check_range(lowest: int, highest: int, dtype: np.dtype[Any]) -> None:
     """Checks that a dtype can hold a range of integers; other dtypes than integers are not checked.
 
     NumPy 2 raises the same error for Python ints, NumPy 1 keeps the low bits of the value.
 
     Args:
-        least: The lowest of the integers.
-        most: The highest of the integers.
+        lowest: The lowest of the integers.
+        highest: The highest of the integers.
         dtype: The dtype.
 
     Raises:
-        OverflowError: `least` or `most` is outside of the range of the integer `dtype`.
+        OverflowError: `lowest` or `highest` is outside of the range of the integer `dtype`.
     """
     if dtype.kind not in "iu":
         return
     bits = 8 * dtype.itemsize
     low, high = (0, (1 << bits) - 1) if dtype.kind == "u" else (-1 << bits - 1, (1 << bits - 1) - 1)
-    if least < low or most > high:
-        raise OverflowError(f"{least if least < low else most} is outside of {dtype}'s range, {low} to {high}")
+    if lowest < low or highest > high:
+        raise OverflowError(f"{lowest if lowest < low else highest} is outside of {dtype}'s range, {low} to {high}")
 
 
 def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -227,40 +227,40 @@ def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[
     """
     if axis is None:
         return {at for at, length in enumerate(shape) if length == 1}
-    gone = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
-    longer = sorted(at for at in gone if shape[at] != 1)
+    removed = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
+    longer = sorted(at for at in removed if shape[at] != 1)
     if longer:
         raise ArgumentError(
             f"axis {longer[0]} of shape {shape} has length {shape[longer[0]]}; only axes of length 1 can be removed.",
             reason="INVALID_ARGUMENT",
             fix="use squeeze() without arguments to remove all axes of length 1.",
         )
-    return gone
+    return removed
 
 
-def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
+def permutation(axes: int, arguments: Sequence[Any]) -> tuple[int, ...]:
     """Determines the order of axes that the arguments of `transpose` describe.
 
     Args:
         axes: Number of axes of the array.
-        given: The arguments of `transpose`: none or None to reverse the axes, one sequence, or one number for each
+        arguments: The arguments of `transpose`: none or None to reverse the axes, one sequence, or one number for each
             axis.
 
     Returns:
         For each axis of the result, the axis of the array.
 
     Raises:
-        ArgumentError: `given` does not name each axis once.
+        ArgumentError: `arguments` does not name each axis once.
         IndexError: There is no such axis.
     """
-    if len(given) == 1 and (given[0] is None or isinstance(given[0], Sequence)):
-        given = given[0] or ()
-    if not given:
+    if len(arguments) == 1 and (arguments[0] is None or isinstance(arguments[0], Sequence)):
+        arguments = arguments[0] or ()
+    if not arguments:
         return tuple(reversed(range(axes)))
-    order = tuple(_axis(at, axes) for at in given)
+    order = tuple(_axis(at, axes) for at in arguments)
     if sorted(order) != list(range(axes)):
         raise ArgumentError(
-            f"{tuple(given)} does not list each of {axes} axes once.",
+            f"{tuple(arguments)} does not list each of {axes} axes once.",
             reason="INVALID_ARGUMENT",
             fix="list every axis, e.g. transpose(0, 2, 1).",
         )
@@ -282,8 +282,8 @@ def swapped(axes: int, first: SupportsIndex, second: SupportsIndex) -> tuple[int
         IndexError: There is no such axis.
     """
     order = list(range(axes))
-    one, other = _axis(first, axes), _axis(second, axes)
-    order[one], order[other] = other, one
+    first_axis, second_axis = _axis(first, axes), _axis(second, axes)
+    order[first_axis], order[second_axis] = second_axis, first_axis
     return tuple(order)
 
 
@@ -302,16 +302,16 @@ def moved(axes: int, source: Any, destination: Any) -> tuple[int, ...]:
         IndexError: There is no such axis.
         ArgumentError: `source` and `destination` differ in length, or name an axis twice.
     """
-    since = [_axis(at, axes) for at in (source if isinstance(source, Sequence) else (source,))]
-    to = [_axis(at, axes) for at in (destination if isinstance(destination, Sequence) else (destination,))]
-    if len(since) != len(to) or len(set(since)) != len(since) or len(set(to)) != len(to):
+    sources = [_axis(at, axes) for at in (source if isinstance(source, Sequence) else (source,))]
+    positions = [_axis(at, axes) for at in (destination if isinstance(destination, Sequence) else (destination,))]
+    if len(sources) != len(positions) or len(set(sources)) != len(sources) or len(set(positions)) != len(positions):
         raise ArgumentError(
             f"axes {source} cannot be moved to {destination}.",
             reason="INVALID_ARGUMENT",
             fix="name each axis once, and a separate position for each.",
         )
-    order = [at for at in range(axes) if at not in since]
-    for position, at in sorted(zip(to, since, strict=True)):
+    order = [at for at in range(axes) if at not in sources]
+    for position, at in sorted(zip(positions, sources, strict=True)):
         order.insert(position, at)
     return tuple(order)
 
@@ -335,8 +335,8 @@ def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
     """
     index = []
     for axis in reversed(shape):
-        at, along = divmod(at, axis)
-        index.append(along)
+        at, index_on_axis = divmod(at, axis)
+        index.append(index_on_axis)
     return tuple(reversed(index))
 
 
@@ -351,10 +351,10 @@ def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         Bytes from one element to the next along each axis.
     """
     strides = []
-    step = itemsize
+    stride = itemsize
     for axis in reversed(shape):
-        strides.append(step)
-        step *= max(axis, 1)
+        strides.append(stride)
+        stride *= max(axis, 1)
     return tuple(reversed(strides))
 
 
@@ -372,9 +372,9 @@ def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
         ArgumentError: The shape does not have `size` elements.
     """
     axes = [operator.index(axis) for axis in shape]
-    known = math.prod(axis for axis in axes if axis != -1)
-    if axes.count(-1) == 1 and known > 0 and size % known == 0:
-        axes[axes.index(-1)] = size // known
+    product = math.prod(axis for axis in axes if axis != -1)
+    if axes.count(-1) == 1 and product > 0 and size % product == 0:
+        axes[axes.index(-1)] = size // product
     if any(axis < 0 for axis in axes) or math.prod(axes) != size:
         raise ArgumentError(
             f"an array of {size} elements cannot have shape {tuple(shape)}.",

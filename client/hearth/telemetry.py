@@ -45,7 +45,7 @@ Attributes = Mapping[str, "str | int | float | bool"]
 _API: Final = "opentelemetry.trace"
 _COROUTINE: Final = 0x80
 """The value of `inspect.CO_COROUTINE`; an import of `inspect` would take longer than all imports needed to connect."""
-_MOST_STATE: Final = 512
+_MAX_STATE: Final = 512
 """Maximum number of characters of ``tracestate`` that are passed on, which is the minimum that W3C requires. Metadata
 is bounded, and a call must not fail because of its trace."""
 _modules: Final = sys.modules
@@ -53,12 +53,12 @@ _tracer: tuple[Any, Any] = (None, None)
 """The application's tracer provider, and the tracer obtained from it."""
 
 
-class _Nothing:
+class _NoSpan:
     """A span that records nothing, used if the application makes no spans."""
 
     __slots__ = ()
 
-    def __enter__(self) -> _Nothing:
+    def __enter__(self) -> _NoSpan:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +82,7 @@ class _Nothing:
         ...
 
 
-_NOTHING: Final = _Nothing()
+_NO_SPAN: Final = _NoSpan()
 
 
 def span(name: str, /, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
@@ -92,7 +92,7 @@ def span(name: str, /, attributes: Attributes | None = None) -> AbstractContextM
     ...     read()
     """
     tracer = _find_tracer() if _API in _modules else None
-    return _NOTHING if tracer is None else _recorded(tracer, name, attributes)
+    return _NO_SPAN if tracer is None else _recorded_span(tracer, name, attributes)
 
 
 def traced(
@@ -107,31 +107,31 @@ def traced(
     Args:
         name: Name of the span.
         describe: Called with the function's arguments; returns the attributes of the span, or None if the call is to
-            have no span. None: `place`.
+            have no span. None: `location`.
         outcome: Called with the function's result; returns further attributes of the span. None: no further attributes.
 
     Returns:
         The decorator.
     """
-    describing = describe or place
+    describe_call = describe or location
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_flags & _COROUTINE:
-            awaiting: Callable[P, T] = _awaiting(function, name, describing, outcome)
-            return awaiting
+            coroutine: Callable[P, T] = _traced_coroutine(function, name, describe_call, outcome)
+            return coroutine
 
         @wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> T:
             if _API not in _modules or _find_tracer() is None:
                 return function(*args, **keywords)
-            attributes = _said(describing, args, keywords)
+            attributes = _attributes_of(describe_call, args, keywords)
             if attributes is None:
                 return function(*args, **keywords)
             with span(name, attributes) as current:
                 result = function(*args, **keywords)
                 if outcome is not None:
-                    current.set_attributes(_said(outcome, (result,), {}) or {})
+                    current.set_attributes(_attributes_of(outcome, (result,), {}) or {})
                 return result
 
         return call
@@ -139,7 +139,7 @@ def traced(
     return wrap
 
 
-def _awaiting(
+def _traced_coroutine(
     function: Callable[..., Any],
     name: str,
     describe: Callable[..., Attributes | None],
@@ -147,14 +147,14 @@ def _awaiting(
 ) -> Any:
     @wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
-        made = _API in _modules and _find_tracer() is not None
-        attributes = _said(describe, args, keywords) if made else None
+        enabled = _API in _modules and _find_tracer() is not None
+        attributes = _attributes_of(describe, args, keywords) if enabled else None
         if attributes is None:
             return await function(*args, **keywords)
         with span(name, attributes) as current:
             result = await function(*args, **keywords)
             if outcome is not None:
-                current.set_attributes(_said(outcome, (result,), {}) or {})
+                current.set_attributes(_attributes_of(outcome, (result,), {}) or {})
             return result
 
     return call
@@ -176,12 +176,12 @@ def context() -> tuple[tuple[str, str], ...]:
         TraceContextTextMapPropagator().inject(carrier)
     except Exception:  # e.g. half imported by another thread: no call may fail because of its trace
         return ()
-    if len(carrier.get("tracestate", "")) > _MOST_STATE:
+    if len(carrier.get("tracestate", "")) > _MAX_STATE:
         del carrier["tracestate"]
     return tuple(carrier.items())
 
 
-def made() -> bool:
+def is_enabled() -> bool:
     """Returns True if spans are made: the application has configured a tracer provider of OpenTelemetry."""
     return _API in _modules and _find_tracer() is not None
 
@@ -189,7 +189,7 @@ def made() -> bool:
 # ---- attributes of spans ----
 
 
-def place(owner: Any, /, *_: object, **__: object) -> Attributes:
+def location(owner: Any, /, *_: object, **__: object) -> Attributes:
     """Returns daemon, session and device as attributes, for an object that has a connection or is a node or a group."""
     connection = getattr(owner, "_connection", None)
     if connection is not None:
@@ -251,19 +251,19 @@ def _of_transport(transport: Any) -> dict[str, Any]:
 
     By OpenTelemetry's conventions, the address of a Unix socket is its path.
     """
-    found: dict[str, Any] = {"hearth.session": transport.session_id}
+    attributes: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
     if target.startswith("unix:"):
-        return {**found, "network.transport": "unix", "server.address": target.removeprefix("unix:")}
+        return {**attributes, "network.transport": "unix", "server.address": target.removeprefix("unix:")}
     host, _, port = target.rpartition(":")
-    found |= {"network.transport": "tcp", "server.address": host.strip("[]") or target}
-    return {**found, "server.port": int(port)} if port.isdecimal() else found
+    attributes |= {"network.transport": "tcp", "server.address": host.strip("[]") or target}
+    return {**attributes, "server.port": int(port)} if port.isdecimal() else attributes
 
 
 # ---- internals ----
 
 
-def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
+def _attributes_of(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
     """Returns the attributes that `describe` returns; no attributes if it fails.
 
     It fails for wrong arguments, which the called function itself reports.
@@ -283,8 +283,8 @@ def _find_tracer() -> Any:
     try:
         api = _modules[_API]
         provider = api.get_tracer_provider()
-        known, tracer = _tracer
-        if known is not provider:
+        known_provider, tracer = _tracer
+        if known_provider is not provider:
             from hearth_proto import VERSION
 
             inactive = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
@@ -296,7 +296,7 @@ def _find_tracer() -> Any:
 
 
 @contextmanager
-def _recorded(tracer: Any, name: str, attributes: Attributes | None) -> Iterator[Any]:
+def _recorded_span(tracer: Any, name: str, attributes: Attributes | None) -> Iterator[Any]:
     kind = _modules[_API].SpanKind.CLIENT
     with tracer.start_as_current_span(name, kind=kind, attributes=attributes) as current:
         try:

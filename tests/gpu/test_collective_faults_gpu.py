@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 import hearth
-from tests.support.collectives.losses import DEVICES, Kept, Survivors, in_turn, recovers, reduced_once, strike, works
+from tests.support.collectives.losses import (
+    DEVICES,
+    RankData,
+    Survivors,
+    recovers,
+    reduced_once,
+    shuffled,
+    strike,
+    works,
+)
 from tests.support.collectives.ranks import several
 from tests.support.collectives.two_daemons import TwoDaemons
 from tests.support.daemon.harness import on_gpu
@@ -70,7 +79,7 @@ def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Rand
 def test_devices_of_a_daemon(cache: Path) -> None:
     with several(cache, 2, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
         gpus = node.devices[:4]
-        for kind, rng in in_turn(KINDS, ROUNDS):
+        for kind, rng in shuffled(KINDS, ROUNDS):
             order = rng.sample(gpus, len(gpus))
             victim = rng.randrange(len(gpus))
             with play(kind, hearth.Group(order), victim, daemon.device_pid(order[victim].ordinal), rng):
@@ -84,7 +93,7 @@ def test_a_survivor_is_busy(cache: Path) -> None:
     with several(cache, 2, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
         gpus = node.devices[:2]
         group, victim = hearth.Group(gpus), daemon.device_pid(1)
-        kept, arrays = Kept(gpus[0], 7), reduced_once(group, LARGE)
+        kept, arrays = RankData(gpus[0], 7), reduced_once(group, LARGE)
         with gated(gpus[0]) as gate:
             gate.hold(stream=gpus[0].stream())
             for _ in range(MANY):
@@ -103,7 +112,7 @@ def test_two_daemons(cache: Path) -> None:
         assert [len(node.devices) for node in world.nodes] == [1, 1]
         assert len({gpu.properties.uuid for gpu in world.gpus}) == 2
         works(hearth.Group(world.gpus))
-        for kind, rng in in_turn(("daemon killed", "held", "killed"), ROUNDS):
+        for kind, rng in shuffled(("daemon killed", "held", "killed"), ROUNDS):
             order = rng.sample([0, 1], 2)  # the order decides which daemon coordinates
             victim = rng.randrange(2)
             daemon = world.daemons[order[victim]]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hearth
-from tests.support.daemon.durables import FAR, FAULTS, MIB, QUICK, back, kept, lose, noise
+from tests.support.daemon.durables import FAR, FAULTS, MIB, QUICK, durable_files, lose, noise, wait_serving
 from tests.support.daemon.harness import BACKEND, DaemonProcess
 from tests.support.daemon.kernels import gated
 
@@ -78,7 +78,7 @@ def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
             while lossy.counter("checkpoints") == done:
                 assert time.monotonic() < deadline, "the copy waits for work behind it"
             os.kill(lossy.device_pid(), signal.SIGKILL)
-            back(gpu)
+            wait_serving(gpu)
             assert (y.get() == 7).all()
 
 
@@ -107,4 +107,4 @@ def test_large_copies(lossy: DaemonProcess, record_property: Callable[[str, obje
         for name, value in figures.items():
             record_property(name, value)
             print(f"{name}: {value}")
-        assert kept(lossy.process.pid).bytes == 2 << 30
+        assert durable_files(lossy.process.pid).bytes == 2 << 30

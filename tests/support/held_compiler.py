@@ -29,9 +29,11 @@ class HeldCompiler:
         # Opened for reading and writing, so that no end waits for the other to be opened, and no read meets an end of
         # file.
         self._begun, self._go = (os.open(fifo, os.O_RDWR) for fifo in self._fifos)
-        begun, go = (shlex.quote(str(fifo)) for fifo in self._fifos)
+        begun_path, go_path = (shlex.quote(str(fifo)) for fifo in self._fifos)
         pattern = f"*{shlex.quote(broken)}*" if broken else "''"
-        self.path.write_text(_SCRIPT.format(broken=pattern, begun=begun, go=go, compiler=shlex.join(compiler)))
+        self.path.write_text(
+            _SCRIPT.format(broken=pattern, begun=begun_path, go=go_path, compiler=shlex.join(compiler))
+        )
         self.path.chmod(0o755)
 
     def begun(self, runs: int, seconds: float = 30) -> None:

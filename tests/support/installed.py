@@ -25,20 +25,20 @@ _DAEMON_ONLY = {"server", "cuda12", "cuda13", "cpu"}
 
 def closure(*requirements: str) -> set[str]:
     """Returns the names of the distributions that `pip install REQUIREMENTS` would install."""
-    found: dict[str, set[str]] = {}
-    left = [Requirement(text) for text in requirements]
-    while left:
-        each = left.pop()
-        name = canonicalize_name(each.name)
-        if name in found and each.extras <= found[name]:
+    extras_of: dict[str, set[str]] = {}
+    pending = [Requirement(text) for text in requirements]
+    while pending:
+        requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        if name in extras_of and requirement.extras <= extras_of[name]:
             continue
-        found[name] = found.get(name, set()) | each.extras
+        extras_of[name] = extras_of.get(name, set()) | requirement.extras
         for text in distribution(name).requires or ():
             needed = Requirement(text)
-            extras = found[name] or {""}
+            extras = extras_of[name] or {""}
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
-                left.append(needed)
-    return set(found)
+                pending.append(needed)
+    return set(extras_of)
 
 
 def make(folder: Path, *requirements: str, project: bool = True) -> Path:
@@ -79,28 +79,28 @@ def _link(source: Path, target: Path) -> None:
     if not target.exists():
         target.symlink_to(source)
     elif target.resolve() != source.resolve() and source.is_dir():
-        kept = list(target.resolve().iterdir())
+        entries = list(target.resolve().iterdir())
         if target.is_symlink():
             target.unlink()
             target.mkdir()
-        for each in (*kept, *source.iterdir()):
-            _link(each, target / each.name)
+        for entry in (*entries, *source.iterdir()):
+            _link(entry, target / entry.name)
 
 
-def said_by(page: str) -> list[str]:
+def requirements_on(page: str) -> list[str]:
     """Returns the requirements of a client's program that a page of the documentation names, the project first."""
-    found = [PROJECT]
+    requirements = [PROJECT]
     for command in _INSTALL.findall(page):
         for word in re.sub(r"['\"]", "", command).split():
             of_project = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
             if of_project is None:
-                found.append(word)
+                requirements.append(word)
             elif of_project[1] and of_project[1] not in _DAEMON_ONLY:
-                found.append(f"{PROJECT}[{of_project[1]}]")
-    return found
+                requirements.append(f"{PROJECT}[{of_project[1]}]")
+    return requirements
 
 
 def alone(environment: dict[str, str], python: Path) -> dict[str, str]:
     """Returns an environment in which `python` and `hearth` are those of `python`'s environment."""
-    kept = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return {**kept, "PATH": f"{python.parent}:{kept.get('PATH', os.defpath)}"}
+    variables = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**variables, "PATH": f"{python.parent}:{variables.get('PATH', os.defpath)}"}

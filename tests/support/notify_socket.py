@@ -14,7 +14,7 @@ class NotifySocket:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.heard: list[tuple[float, dict[str, str]]] = []
-        self._seen = 0
+        self._returned = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
 
@@ -25,13 +25,13 @@ class NotifySocket:
     def listen(self, seconds: float) -> list[dict[str, str]]:
         """Returns the messages that arrive within `seconds`; 0: those that have arrived already."""
         begin = len(self.heard)
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
-            self._socket.settimeout(max(0.0, until - time.monotonic()))
+            self._socket.settimeout(max(0.0, deadline - time.monotonic()))
             try:
                 message = self._socket.recv(4096).decode()
             except (TimeoutError, BlockingIOError):
-                return [each for _, each in self.heard[begin:]]
+                return [message for _, message in self.heard[begin:]]
             lines = dict(line.split("=", 1) for line in message.splitlines())
             self.heard.append((time.monotonic(), lines))
 
@@ -40,9 +40,9 @@ class NotifySocket:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.listen(0.02)
-            while self._seen < len(self.heard):
-                self._seen += 1
-                message = self.heard[self._seen - 1][1]
+            while self._returned < len(self.heard):
+                self._returned += 1
+                message = self.heard[self._returned - 1][1]
                 if condition(message):
                     return message
         raise AssertionError(f"not within {seconds:g} s; heard {self.heard[-5:]}")

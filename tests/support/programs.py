@@ -18,8 +18,8 @@ _PACKAGES = {"promtool": "prometheus", "chromium": "chromium", "systemd-analyze"
 
 def program(name: str) -> str:
     """Returns the program's path. Skips the test if the program is not installed."""
-    beside = Path(sys.executable).parent  # the `bin` directory of the virtual environment
-    found = shutil.which(name, path=f"{beside}:{os.environ.get('PATH', os.defpath)}")
-    if found is None:
+    directory = Path(sys.executable).parent  # the `bin` directory of the virtual environment
+    path = shutil.which(name, path=f"{directory}:{os.environ.get('PATH', os.defpath)}")
+    if path is None:
         pytest.skip(f"{name} is not installed (`make tools`, or the package {_PACKAGES.get(name, name)})")
-    return found
+    return path

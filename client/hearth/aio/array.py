@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Memory
 
 
-_MIDDLING = 512 << 10
+_SHARED_READ_BYTES = 512 << 10
 """Size in bytes from which a read through shared memory takes less time than a read in a batch, although it needs two
 wake-ups of other threads: half the time at 1 MiB (CPU)."""
 
@@ -142,14 +142,14 @@ class DeviceArray(BaseArray):
         stream: Stream | None,
         data: memoryview,
         blocking: bool,
-        callers: bool,
+        callers_memory: bool,
         timeout: float | None,
         progress: bool | Progress | None,
     ) -> None:
         """Reads all bytes into `data`.
 
-        `callers`: `data` is memory of the caller; otherwise nothing else refers to it. Raises `TimeoutError` after
-        `timeout` seconds.
+        `callers_memory`: `data` is memory of the caller; otherwise nothing else refers to it. Raises `TimeoutError`
+        after `timeout` seconds.
         """
         connection, source = self._connection, host_copy.contiguous(self, stream)
         part = host_copy.part_of(source, attachment, stream)
@@ -158,12 +158,12 @@ class DeviceArray(BaseArray):
             connection, attachment, len(data)
         ):
             reading = router.reading(connection, attachment, part, data, report)
-            await connection.home.asked(reading, timeout)
-        elif not blocking and callers and transfers.fillable(connection, attachment, data):
+            await connection.home.result_of(reading, timeout)
+        elif not blocking and callers_memory and transfers.fillable(connection, attachment, data):
             await transfers.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
         else:
             await transfers.download(
-                connection, cast("LoopAttachment", attachment), part, data, timeout, report, owned=not callers
+                connection, cast("LoopAttachment", attachment), part, data, timeout, report, owned=not callers_memory
             )
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
@@ -288,7 +288,11 @@ def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, s
 
     This is so if the connection has read such sizes repeatedly, and memory can probably be shared with the device.
     """
-    return plan.should_use_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
+    return (
+        plan.should_use_ring(connection, size)
+        and size >= _SHARED_READ_BYTES
+        and registered.likely(connection, attachment)
+    )
 
 
 class GlobalArray(DeviceArray):

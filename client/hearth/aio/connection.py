@@ -142,7 +142,7 @@ class LoopAttachment(Attachment):
         if session.error is not None or not in_loop():
             super()._await_room()
         elif queue.queued >= TIMES * queue.max_commands or queue.queued_bytes >= TIMES * queue.max_bytes:
-            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
+            raise queue_full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property
     def has_room(self) -> bool:
@@ -168,7 +168,7 @@ class LoopConnection(Connection):
         self.uploading = 0
         """Bytes of large arrays that are being uploaded."""
         self._opening: Work[None] | None = None
-        self._last: LoopAttachment | None = None
+        self._last_attachment: LoopAttachment | None = None
         """The attachment that is being opened, or was opened last."""
 
     # ---- attachments ----
@@ -186,7 +186,7 @@ class LoopConnection(Connection):
         if not in_loop():
             opening.result()
         attachment = self._attachment
-        if attachment is not None and (attachment.alive or attachment is self._last):
+        if attachment is not None and (attachment.alive or attachment is self._last_attachment):
             return attachment  # if it has just failed, its use raises the error
         raise UnavailableError(
             f"device {self.ordinal} is being reattached, and its arrays are being restored.",
@@ -199,24 +199,24 @@ class LoopConnection(Connection):
         if self.refusal is not None:
             raise self.refusal.again()
         with self._attaching:
-            opening, last, attachment = self._opening, self._last, self._attachment
-            if opening is not None and last is not None:
-                under_way = not opening.done() and last.session.error is None
-                if under_way or (attachment is not None and attachment.alive):
+            opening, last_attachment, attachment = self._opening, self._last_attachment, self._attachment
+            if opening is not None and last_attachment is not None:
+                is_opening = not opening.done() and last_attachment.session.error is None
+                if is_opening or (attachment is not None and attachment.alive):
                     return opening
             if attachment is not None and attachment.session.device_lost and self._space is not None:
                 self._space.lost = True  # `_ended` is about to set this
-            self._last = fresh = LoopAttachment(
+            self._last_attachment = new_attachment = LoopAttachment(
                 self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
                 # no array of an earlier space is left, so its generation may become known later
                 self._space = space = Space(0)
-                fresh.session.reverts = self.durables.any
-                fresh.adopt(space)
-                fresh.alive = True
-                self._attachment = fresh
-            self._opening = self.home.openings.run(partial(self._open, fresh))
+                new_attachment.session.reverts = self.durables.any
+                new_attachment.adopt(space)
+                new_attachment.alive = True
+                self._attachment = new_attachment
+            self._opening = self.home.openings.run(partial(self._open, new_attachment))
             return self._opening
 
     def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
@@ -224,20 +224,20 @@ class LoopConnection(Connection):
             attachment.space.lost = True  # objects submitted in that space were never created
         super()._ended(attachment, error, report)
 
-    def _open(self, fresh: LoopAttachment) -> None:
+    def _open(self, attachment: LoopAttachment) -> None:
         backoff = AttachBackoff(self.timeout, self.transport.absent)
-        fresh.open_with_retries(self.transport, self.token, self.ordinal, self.lease, backoff)
-        space = fresh.space
+        attachment.open_with_retries(self.transport, self.token, self.ordinal, self.lease, backoff)
+        space = attachment.space
         if space is None:
-            self._use(fresh)
+            self._use(attachment)
         else:
-            self.generation = space.generation = fresh.session.generation
+            self.generation = space.generation = attachment.session.generation
             if self.recorder is not None:
-                self.recorder.attached(self, fresh)
-            for handle in fresh.session.durable:  # no array referred to these handles when the attach began
+                self.recorder.attached(self, attachment)
+            for handle in attachment.session.durable:  # no array referred to these handles when the attach began
                 space.deferred_frees.add("buffer", handle)
         if self.refusal is not None:
-            fresh.end(self.refusal)
+            attachment.end(self.refusal)
 
     async def opened(self) -> None:
         """Returns when commands can be submitted. Raises the errors of `attachment`."""
@@ -248,22 +248,22 @@ class LoopConnection(Connection):
         opening = self._begin()
         attachment = self._attachment
         if attachment is None or not attachment.alive:
-            await self.home.over(opening)
+            await self.home.wait_done(opening)
             opening.result()
 
-    async def until_attached(self) -> None:
+    async def wait_attached(self) -> None:
         """Returns when the device is attached and its generation is known.
 
         Raises the error for which it cannot be attached.
         """
         self.home.check()
         opening = self._begin()
-        await self.home.over(opening)
+        await self.home.wait_done(opening)
         opening.result()
 
     async def ready(self) -> None:
         """Returns when the device is attached, the queue has room and at most `UPLOADS_SOFT` bytes are uploading."""
-        await self.until_attached()
+        await self.wait_attached()
         while self.uploading > self.uploads_soft or not self._has_room():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
@@ -278,7 +278,7 @@ class LoopConnection(Connection):
             UnsupportedError: The daemon is of an earlier version.
         """
         await self.home.call(cancelling.put_into_effect)
-        return await self.home.asked(cancelling.dropped)
+        return await self.home.result_of(cancelling.dropped)
 
     def _has_room(self) -> bool:
         attachment = self._attachment
@@ -297,7 +297,7 @@ class LoopConnection(Connection):
                 accepted.
         """
         if self.uploading and self.uploading + size > self.uploads_hard:
-            raise full(f"{self.uploading} bytes of arrays are being uploaded to the device")
+            raise queue_full(f"{self.uploading} bytes of arrays are being uploaded to the device")
         self.uploading += size
 
     def finish_upload(self, size: int) -> None:
@@ -312,10 +312,10 @@ class LoopConnection(Connection):
         self.uploading -= size
 
 
-def full(what: str) -> QuotaExceededError:
-    """Builds the error of a call that would have to wait; `what` describes the full queue."""
+def queue_full(description: str) -> QuotaExceededError:
+    """Builds the error of a call that would have to wait; `description` describes the full queue."""
     return QuotaExceededError(
-        f"{what}, and this call cannot wait in an event loop.",
+        f"{description}, and this call cannot wait in an event loop.",
         reason="QUEUE_FULL",
         fix="call await gpu.ready() regularly, as you would await drain() of an asyncio StreamWriter.",
     )

@@ -20,7 +20,7 @@ from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
 from hearth.cupy_names import CupyNames, refusal
 from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
-from hearth.kernels.dispatch import How, job_of
+from hearth.kernels.dispatch import DispatchOptions, job_of
 
 if TYPE_CHECKING:
     from typing import Never
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hearth.aio.graph import Graph, Prepared
     from hearth.aio.node import Node
     from hearth.aio.profile import Profile, Trace
-    from hearth.arrays.asarray import OnGpu
+    from hearth.arrays.asarray import GpuMemory
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
     from hearth.kernels.bindings import Array
@@ -73,14 +73,14 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Sends one request to the daemon.
         """
-        return (await self._known()).state
+        return (await self._fetch_info()).state
 
     async def generation(self) -> int:
         """Returns the number of processes that have served the device. Sends one request to the daemon."""
-        return (await self._known()).generation
+        return (await self._fetch_info()).generation
 
-    async def _known(self) -> DeviceInfo:
-        return await self._connection.home.call(self._now)
+    async def _fetch_info(self) -> DeviceInfo:
+        return await self._connection.home.call(self._describe_now)
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
@@ -96,7 +96,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         connection = self._connection
         await connection.opened()
-        await connection.home.answer(self._synchronizing(), timeout)
+        await connection.home.answer(self._request_sync(), timeout)
         connection.raise_deferred()
 
     @telemetry.traced("hearth.cancel")
@@ -130,17 +130,17 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             TimeoutError: The commands are not handed to the device in time.
         """
         await self._connection.opened()
-        await self._connection.home.answer(self._flushing(stream), timeout)
+        await self._connection.home.answer(self._request_flush(stream), timeout)
 
     async def memory_usage(self) -> MemoryUsage:
         """Returns the memory that this session holds on the device, and the memory that is free."""
         await self._connection.opened()
-        return await self._connection.home.asked(self._asking_usage())
+        return await self._connection.home.result_of(self._request_memory_usage())
 
     async def memory_cleanup(self) -> None:
         """Returns unused memory of the memory pools to the device."""
         await self._connection.opened()
-        await self._connection.home.answer(self._cleaning())
+        await self._connection.home.answer(self._request_cleanup())
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
         """Checks launches together, which one small command then runs. Returns when they are checked.
@@ -262,7 +262,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         backoff = backoff_within(wait)
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
         while True:
-            await self._connection.until_attached()  # the generation of the array is that of the attached process
+            await self._connection.wait_attached()  # the generation of the array is that of the attached process
             try:
                 return await self._connection.home.call(attach, undo=lambda array: array.free())
             except HearthError as error:
@@ -335,9 +335,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         from hearth.aio.dispatch import PendingDispatch
 
         await self._connection.opened()
-        how = How(shared_mem, iterations, timeout, stream, apart=True)
-        job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, how)
-        return await PendingDispatch(job, take=True)._run()
+        options = DispatchOptions(shared_mem, iterations, timeout, stream, apart=True)
+        job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, options)
+        return await PendingDispatch(job, copies_inputs=True)._run()
 
     # ---- plain calls ----
 
@@ -395,8 +395,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
         from hearth.aio.dispatch import PendingDispatch
 
-        how = How(shared_mem, iterations, timeout, stream, timed, copy)
-        return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, how))
+        options = DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy)
+        return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, options))
 
     def RawModule(
         self,
@@ -579,18 +579,18 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         return Trace(self._connection, self._trace_name, max_events)
 
-    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
-        from hearth.arrays.asarray import copied, local_gpu
+    def _from_gpu(self, obj: Any, memory: GpuMemory, stream: BaseStream | None) -> DeviceArray:
+        from hearth.arrays.asarray import copy_to_device, local_gpu
 
         if not in_loop():  # a plain call from another thread, which may block
-            return copied(obj, found, self, stream)
-        here = local_gpu(obj, self)
-        fresh = allocate(self, found.shape, shapes.dtype_of(found.dtype), stream)
-        if fresh.nbytes:
-            attachment = cast("LoopAttachment", fresh._usable())
-            part = host_copy.part_of(fresh, attachment, stream)
-            transfers.upload_from_gpu(self._connection, attachment, part, fresh.nbytes, here, obj, found)
-        return fresh
+            return copy_to_device(obj, memory, self, stream)
+        gpu = local_gpu(obj, self)
+        array = allocate(self, memory.shape, shapes.dtype_of(memory.dtype), stream)
+        if array.nbytes:
+            attachment = cast("LoopAttachment", array._usable())
+            target = host_copy.part_of(array, attachment, stream)
+            transfers.upload_from_gpu(self._connection, attachment, target, array.nbytes, gpu, obj, memory)
+        return array
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(

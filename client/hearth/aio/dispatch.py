@@ -24,23 +24,23 @@ class PendingDispatch(BasePendingDispatch):
     Cancelling such an await does not cancel the dispatch.
     """
 
-    def __init__(self, job: Job, *, take: bool = False) -> None:
+    def __init__(self, job: Job, *, copies_inputs: bool = False) -> None:
         """Starts the transfers of the dispatch.
 
-        `take`: its large inputs still lie in the caller's memory, and a thread copies them.
+        `copies_inputs`: its large inputs still lie in the caller's memory, and a thread copies them.
         """
         self._home = cast("LoopConnection", job.connection).home
-        self._over: asyncio.Task[None] | None = None
-        self._take = take
-        self._taken: Work[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
+        self._copies_inputs = copies_inputs
+        self._input_copy: Work[None] | None = None
         super().__init__(job)
 
     def _start_transfers(self) -> Work[None]:
-        if self._take:
-            self._taken = self._home.dispatches.run(self._job.take)
-        task = _DispatchTask(self._home, self._job, self._taken)
+        if self._copies_inputs:
+            self._input_copy = self._home.dispatches.run(self._job.copy_inputs)
+        task = _DispatchTask(self._home, self._job, self._input_copy)
         self._home.dispatches.run(task.begin)
-        return task.over
+        return task.completion
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
@@ -56,7 +56,7 @@ class PendingDispatch(BasePendingDispatch):
             HearthError: The dispatch failed; raised by every call.
             TimeoutError: The dispatch is still pending; it continues.
         """
-        await self._settled(timeout)
+        await self._wait_ended(timeout)
         return self._finish(0)
 
     async def cancel(self) -> bool:
@@ -69,17 +69,17 @@ class PendingDispatch(BasePendingDispatch):
         Raises:
             UnsupportedError: The daemon is of an earlier version.
         """
-        cancelling = self._cancelling()
+        cancelling = self._queue_cancel()
         return cancelling is not None and await cast("LoopConnection", self._job.connection).cancelled(cancelling) > 0
 
-    async def _settled(self, timeout: float | None) -> None:
+    async def _wait_ended(self, timeout: float | None) -> None:
         """Returns when the dispatch has ended. Raises `TimeoutError` after `timeout` seconds."""
         self._home.check()
-        if self._over is None:
-            ending = self._home.over(self._carrier) if isinstance(self._carrier, Work) else None
-            self._over = self._home.loop.create_task(ending or self._home.answered(self._job.reply))
-        await asyncio.wait([self._over], timeout=timeout)
-        if not self._over.done():
+        if self._end_task is None:
+            ending = self._home.wait_done(self._carrier) if isinstance(self._carrier, Work) else None
+            self._end_task = self._home.loop.create_task(ending or self._home.wait_answered(self._job.reply))
+        await asyncio.wait([self._end_task], timeout=timeout)
+        if not self._end_task.done():
             raise TimeoutError(
                 f"the dispatch did not complete within {timeout:g} s; it continues.",
                 reason="DEADLINE_EXCEEDED",
@@ -95,8 +95,8 @@ class PendingDispatch(BasePendingDispatch):
             return await self.result()
         except BaseException as error:
             self._job.drop()
-            if self._taken is not None:
-                await self._home.wait_uncancelled(self._taken, error)
+            if self._input_copy is not None:
+                await self._home.wait_uncancelled(self._input_copy, error)
             raise
 
 
@@ -107,15 +107,15 @@ class _DispatchTask:
     dispatch is answered; no thread waits in between. Otherwise one thread carries out all transfers.
     """
 
-    def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
+    def __init__(self, home: Home, job: Job, input_copy: Work[None] | None) -> None:
         """Prepares the transfer.
 
-        `taken` is the task that copies the inputs in another thread; None: no copy is needed.
+        `input_copy` is the task that copies the inputs in another thread; None: no copy is needed.
         """
-        self.over: Work[None] = Work(lambda: None)
+        self.completion: Work[None] = Work(lambda: None)
         self._home = home
         self._job = job
-        self._taken = taken
+        self._input_copy = input_copy
         self._lock = threading.Lock()
         self._listens = False
 
@@ -123,10 +123,10 @@ class _DispatchTask:
         """Starts the transfer; called in a thread of the pool, which may block."""
         job = self._job
         try:
-            if self._taken is not None:
-                self._taken.result()
+            if self._input_copy is not None:
+                self._input_copy.result()
             cast("LoopAttachment", job.attachment).wait_opened()
-            if job.place():
+            if job.offer_memory():
                 self._listens = True
                 job.reply.listen(self._answered)
                 return
@@ -135,15 +135,15 @@ class _DispatchTask:
                 error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             job.fail(error)
             job.cancel()
-            self.over.set_result(None)
+            self.completion.set_result(None)
             return
         self._start_transfers()
 
     def _answered(self) -> None:
         """Has a thread finish the transfer. Called by the receiving thread, possibly twice."""
         with self._lock:
-            first, self._listens = self._listens, False
-        if first:
+            is_first, self._listens = self._listens, False
+        if is_first:
             self._home.dispatches.run(self._copy_out)
 
     def _copy_out(self) -> None:
@@ -154,4 +154,4 @@ class _DispatchTask:
         try:
             run_job(self._job)
         finally:
-            self.over.set_result(None)
+            self.completion.set_result(None)

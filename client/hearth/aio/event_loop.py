@@ -42,8 +42,8 @@ class Home:
         self.uploads = Threads("hearth-aio-upload", UPLOADS)
         self.downloads = Threads("hearth-aio-download", DOWNLOADS)
         self.dispatches = Threads("hearth-aio-dispatch", DISPATCHES)
-        self._came: deque[asyncio.Future[None]] = deque()
-        self._called = False
+        self._done: deque[asyncio.Future[None]] = deque()
+        self._delivery_scheduled = False
 
     def check(self) -> None:
         """Raises `UnsupportedError` if called in another event loop."""
@@ -72,7 +72,7 @@ class Home:
             HearthError: The command failed.
         """
         try:
-            await self.answered(reply, timeout)
+            await self.wait_answered(reply, timeout)
         except BaseException:
             reply.abandon()
             raise
@@ -80,11 +80,11 @@ class Home:
             raise reply.given_up(timeout)
         return reply.wait()
 
-    async def asked(self, asked: PendingResult[T], timeout: float | None = None) -> T:
+    async def result_of(self, pending: PendingResult[T], timeout: float | None = None) -> T:
         """Returns the result of a request. If the await is cancelled, the reply is abandoned.
 
         Args:
-            asked: The request that was sent.
+            pending: The request that was sent.
             timeout: Seconds to wait at most; None: no limit.
 
         Returns:
@@ -94,8 +94,8 @@ class Home:
             TimeoutError: The answer has not arrived in time.
             HearthError: The request failed.
         """
-        await self.answer(asked.reply, timeout)
-        return asked.wait()
+        await self.answer(pending.reply, timeout)
+        return pending.wait()
 
     async def answers(self, replies: Sequence[Reply], timeout: float | None = None) -> None:
         """Waits for all replies, like `wait_for_all`. If the await is cancelled, the replies are abandoned.
@@ -111,17 +111,17 @@ class Home:
         deadline = None if timeout is None else self.loop.time() + timeout
         try:
             for reply in replies:
-                await self.answered(reply, None if deadline is None else max(0.0, deadline - self.loop.time()))
+                await self.wait_answered(reply, None if deadline is None else max(0.0, deadline - self.loop.time()))
         except BaseException:
             for reply in replies:
                 reply.abandon()
             raise
-        late = [reply.given_up(timeout) for reply in replies if not reply.answered]
+        timeouts = [reply.given_up(timeout) for reply in replies if not reply.answered]
         wait_for_all([reply for reply in replies if not reply.abandoned])
-        if late:
-            raise late[0]
+        if timeouts:
+            raise timeouts[0]
 
-    async def answered(self, reply: Reply, timeout: float | None = None) -> None:
+    async def wait_answered(self, reply: Reply, timeout: float | None = None) -> None:
         """Returns when the answer has arrived or `timeout` seconds have passed.
 
         Only one task may wait for a reply at a time.
@@ -136,14 +136,14 @@ class Home:
         self.check()
         if reply.answered:
             return
-        came: asyncio.Future[None] = self.loop.create_future()
-        reply.listen(partial(self._post, came))
+        future: asyncio.Future[None] = self.loop.create_future()
+        reply.listen(partial(self._post, future))
         try:
             if timeout is None:
-                await came
+                await future
             else:
-                with self._waking(came, timeout):
-                    await came
+                with self._waking(future, timeout):
+                    await future
         finally:
             reply.unlisten()
 
@@ -165,16 +165,16 @@ class Home:
             UnsupportedError: The node belongs to another event loop.
         """
         self.check()
-        given = self.calls.run(work)
+        task = self.calls.run(work)
         try:
-            await self.over(given)
+            await self.wait_done(task)
         except BaseException:
-            if not given.cancel() and undo is not None:
-                given.add_done_callback(partial(self._undo, undo))
+            if not task.cancel() and undo is not None:
+                task.add_done_callback(partial(self._undo, undo))
             raise
-        return given.result()
+        return task.result()
 
-    async def over(self, work: Work[Any], timeout: float | None = None) -> None:
+    async def wait_done(self, work: Work[Any], timeout: float | None = None) -> None:
         """Returns when the work has ended or `timeout` seconds have passed. Several tasks may wait for the same work.
 
         Args:
@@ -187,10 +187,10 @@ class Home:
         self.check()
         if work.done():
             return
-        came: asyncio.Future[None] = self.loop.create_future()
-        work.add_done_callback(lambda _: self._post(came))
-        with self._waking(came, timeout):
-            await came
+        future: asyncio.Future[None] = self.loop.create_future()
+        work.add_done_callback(lambda _: self._post(future))
+        with self._waking(future, timeout):
+            await future
 
     async def wait_uncancelled(self, work: Work[Any], error: BaseException) -> None:
         """Waits until a thread no longer uses the memory of the calling task, even if the task is cancelled meanwhile.
@@ -205,7 +205,7 @@ class Home:
             work.join()
         while not work.done():
             try:
-                await self.over(work)
+                await self.wait_done(work)
             except GeneratorExit:
                 work.join()
                 raise
@@ -224,35 +224,35 @@ class Home:
     # ---- internals ----
 
     @contextlib.contextmanager
-    def _waking(self, came: asyncio.Future[None], timeout: float | None) -> Iterator[None]:
+    def _waking(self, future: asyncio.Future[None], timeout: float | None) -> Iterator[None]:
         """Wakes the task that waits for the future after `timeout` seconds, unless the block ends earlier."""
-        late = None if timeout is None else self.loop.call_later(timeout, _wake, came)
+        timer = None if timeout is None else self.loop.call_later(timeout, _wake, future)
         try:
             yield
         finally:
-            if late is not None:
-                late.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def _undo(self, undo: Callable[[T], object], work: Work[T]) -> None:
         if not work.cancelled() and work.exception() is None:
             self.calls.run(partial(undo, work.result()))
 
-    def _post(self, came: asyncio.Future[None]) -> None:
+    def _post(self, future: asyncio.Future[None]) -> None:
         """Wakes the task that waits for the future.
 
         Futures completed at about the same time are delivered by one call into the loop.
         """
-        self._came.append(came)
-        if not self._called:
-            self._called = True
+        self._done.append(future)
+        if not self._delivery_scheduled:
+            self._delivery_scheduled = True
             self.call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # reset first, so that a future posted from now on schedules another call
-        while self._came:
-            _wake(self._came.popleft())
+        self._delivery_scheduled = False  # reset first, so that a future posted from now on schedules another call
+        while self._done:
+            _wake(self._done.popleft())
 
 
-def _wake(came: asyncio.Future[None]) -> None:
-    if not came.done():
-        came.set_result(None)
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

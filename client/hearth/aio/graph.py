@@ -38,7 +38,7 @@ class _Recording(AsyncWith, Program):
         """Waits until the request that ends the recording is answered; closes the handle if that fails."""
         if ending is not None:
             with self._or_closed():
-                await self._connection.home.asked(ending)
+                await self._connection.home.result_of(ending)
 
 
 class Graph(_Recording, BaseGraph):

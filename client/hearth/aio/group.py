@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from hearth.collectives.flight_recorder import FlightRecord
-    from hearth.collectives.group_members import Named
+    from hearth.collectives.group_members import Member
     from hearth.session.collective_order import RankOrder
 
 
@@ -42,10 +42,10 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
 
     def __init__(self, devices: Sequence[Device], *, timeout: float | None = None) -> None:
         devices = list(devices)
-        for each in devices:
-            if not isinstance(each, Device):
+        for device in devices:
+            if not isinstance(device, Device):
                 raise DtypeError(
-                    f"{each!r} is not a device of hearth.aio.",
+                    f"{device!r} is not a device of hearth.aio.",
                     reason="INVALID_ARGUMENT",
                     fix="pass devices of nodes from hearth.aio.connect; use hearth.Group for devices of "
                     "hearth.connect.",
@@ -53,8 +53,8 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         self._unformed = False
         if devices:
             self._home = devices[0]._connection.home
-            for each in devices:
-                each._connection.home.check()
+            for device in devices:
+                device._connection.home.check()
         super().__init__(devices, timeout=timeout)
 
     def _form_all(self) -> None:
@@ -63,9 +63,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     # ---- calls that are awaited ----
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._formed_now().__await__()
+        return self._form_now().__await__()
 
-    async def _formed_now(self) -> Self:
+    async def _form_now(self) -> Self:
         if self._unformed:
             form = super()._form_all
             await self._home.call(form, undo=lambda _: self._close())
@@ -102,9 +102,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             ArgumentError: A rank is not in this group, or is named twice.
             ClosedError: The group is closed.
         """
-        return await Group(self._chosen(ranks), timeout=self._timeout)
+        return await Group(self._devices_of(ranks), timeout=self._timeout)
 
-    async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
+    async def rebuild(self, without: Iterable[Member] | Member = ()) -> Group:
         """Makes a new group without lost members, in the same order, and closes this one.
 
         To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
@@ -119,9 +119,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = await Group(remaining(self, self.devices, without), timeout=self._timeout)
+        group = await Group(remaining(self, self.devices, without), timeout=self._timeout)
         await self.close()
-        return fresh
+        return group
 
     async def flight_recorder(self) -> list[FlightRecord]:
         """Returns the group's last operations: see `hearth.Group.flight_recorder`."""
@@ -134,7 +134,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         """
         self._home.check()
         closing = self._home.calls.run(self._close)
-        await self._home.over(closing)
+        await self._home.wait_done(closing)
         closing.result()
 
     async def __aenter__(self) -> Self:

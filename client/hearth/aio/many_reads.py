@@ -42,10 +42,10 @@ async def read_all(
         for index, pending in reads.steps(on):
             try:
                 if pending is not None:
-                    await connection.home.asked(pending, reads.left)
+                    await connection.home.result_of(pending, reads.remaining)
                 else:
                     array = cast("DeviceArray", reads.arrays[index])
-                    host = await array.get(None if out is None else out[index], on, timeout=reads.left)
+                    host = await array.get(None if out is None else out[index], on, timeout=reads.remaining)
                     reads.hosts[index] = reads.buffers[index] = host
             except HearthError as error:
                 reads.failed(index, error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from hearth import telemetry
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.event_loop import Home
-from hearth.base_node import BaseNode, session_of
+from hearth.base_node import BaseNode, open_node_session
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,9 +79,9 @@ def connect(
         raise unknown_keyword("hearth.aio.connect", unknown, connect)
     return Connecting(
         partial(
-            session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,
+            open_node_session, target, timeout, name, token, ca, certificate, key, insecure=insecure,
             isolation=isolation, launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
-            meanwhile=_import_parts,
+            meanwhile=_import_device_modules,
         )
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ def _make_connection(
     return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
 
 
-def _import_parts() -> None:
+def _import_device_modules() -> None:
     import hearth.aio.connection
     import hearth.aio.device  # noqa: F401
 
@@ -175,7 +175,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
             await connection.opened()
-        await self._home.answers(self._synchronizing(), timeout)
+        await self._home.answers(self._request_sync(), timeout)
 
     async def describe(self) -> NodeInfo:
         """Describes the node: name, versions, features, and the present state of every device.
@@ -245,7 +245,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         """
         self._home.check()
         closing = self._home.calls.run(self._close)
-        await self._home.over(closing)
+        await self._home.wait_done(closing)
         closing.result()
 
     async def __aenter__(self) -> Self:

@@ -35,7 +35,7 @@ class Profile(AsyncWith, BaseProfile):
     ) -> None:
         ending = self._end(error)
         if ending is not None:
-            await self._connection.home.asked(ending)
+            await self._connection.home.result_of(ending)
 
 
 class Trace(AsyncWith, BaseTrace):
@@ -50,11 +50,11 @@ class Trace(AsyncWith, BaseTrace):
         await self._connection.opened()
         if self._connection.recorder is not None:
             await self._connection.home.call(self._pause)
-        begun = self._begin()
+        request = self._begin()
         try:
-            await self._connection.home.asked(begun)
+            await self._connection.home.result_of(request)
         except asyncio.CancelledError:
-            self._connection.home.calls.run(partial(self._undo, begun))
+            self._connection.home.calls.run(partial(self._undo, request))
             raise
         return self
 
@@ -67,11 +67,11 @@ class Trace(AsyncWith, BaseTrace):
         ending = self._end(error)
         if ending is not None:
             try:
-                await self._connection.home.asked(ending)
+                await self._connection.home.result_of(ending)
             finally:
                 self._resume()
 
-    def _undo(self, begun: PendingResult[None]) -> None:
+    def _undo(self, request: PendingResult[None]) -> None:
         with contextlib.suppress(HearthError):  # the trace did not start, e.g. because another trace is running
-            begun.wait()
+            request.wait()
             self._drop()

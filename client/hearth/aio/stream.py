@@ -41,7 +41,7 @@ class Stream(BaseStream):
         """
         connection = self._connection
         await connection.opened()
-        await connection.home.answer(self._synchronizing(), timeout)
+        await connection.home.answer(self._request_sync(), timeout)
         connection.raise_deferred()
 
     async def cancel(self) -> int:
@@ -59,7 +59,7 @@ class Stream(BaseStream):
         Raises:
             UnsupportedError: The daemon is of an earlier version.
         """
-        cancelling = self._cancelling()
+        cancelling = self._queue_cancel()
         return 0 if cancelling is None else await self._connection.cancelled(cancelling)
 
     def record(self, event: Event | None = None) -> Event:
@@ -150,13 +150,13 @@ class Stream(BaseStream):
         """
         connection = self._connection
         await connection.opened()
-        event, fresh = self._probing()
-        if await connection.home.asked(event._querying(False)):
+        event, is_new = self._probe_event()
+        if await connection.home.result_of(event._request_query(False)):
             return True
-        if not fresh:
+        if not is_new:
             return False
         await connection.opened()
-        return await connection.home.asked(event._querying(False))
+        return await connection.home.result_of(event._request_query(False))
 
 
 class Event(BaseEvent):
@@ -170,7 +170,7 @@ class Event(BaseEvent):
         Raises `LaunchError` if the event was recorded in a capture, which continues.
         """
         await self._connection.opened()
-        return await self._connection.home.asked(self._querying(False))
+        return await self._connection.home.result_of(self._request_query(False))
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
@@ -185,7 +185,7 @@ class Event(BaseEvent):
             TimeoutError: The work is not done in time; it continues.
         """
         await self._connection.opened()
-        await self._connection.home.asked(self._querying(True), timeout)
+        await self._connection.home.result_of(self._request_query(True), timeout)
 
     def add_done_callback(self, fn: Callable[[Event], object]) -> None:
         """Has ``fn(event)`` called when the work before the last record is done. Does not wait.
@@ -220,7 +220,7 @@ class Event(BaseEvent):
             InvalidHandleError: An event was lost with its connection or device process.
         """
         await self._connection.opened()
-        return await self._connection.home.asked(self._measuring(start))
+        return await self._connection.home.result_of(self._request_elapsed(start))
 
 
 async def get_elapsed_time(start_event: Event, end_event: Event) -> float:

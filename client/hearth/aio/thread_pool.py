@@ -51,21 +51,21 @@ class Work(Future[T]):
         Args:
             timeout: Seconds to wait at most; None: no limit.
         """
-        over = threading.Event()
-        self.add_done_callback(lambda _: over.set())
-        over.wait(timeout)
+        ended = threading.Event()
+        self.add_done_callback(lambda _: ended.set())
+        ended.wait(timeout)
 
 
 class Threads:
-    """A pool of up to `most` threads, which run tasks in the order of their submission. Safe from any thread."""
+    """A pool of up to `limit` threads, which run tasks in the order of their submission. Safe from any thread."""
 
-    def __init__(self, name: str, most: int, idle: float | None = None) -> None:
+    def __init__(self, name: str, limit: int, idle: float | None = None) -> None:
         """`idle`: seconds without work after which a thread ends; None: `IDLE_S`."""
         self._idle_s = IDLE_S if idle is None else idle
         self._name = name
-        self._most = most
+        self._limit = limit
         # Not a `SimpleQueue`: if several threads wait for it with a timeout, some may wait forever (CPython 3.11).
-        self._given = threading.Condition()
+        self._condition = threading.Condition()
         self._queue: deque[Work[Any]] = deque()
         self._threads = 0
         self._idle = 0
@@ -79,39 +79,39 @@ class Threads:
         Returns:
             The task. Its error is a `HearthError` if no thread could be started.
         """
-        given = Work(work)
-        with self._given:
-            self._queue.append(given)
-            self._given.notify()
-            if len(self._queue) <= self._idle or self._threads >= self._most:
-                return given
+        task = Work(work)
+        with self._condition:
+            self._queue.append(task)
+            self._condition.notify()
+            if len(self._queue) <= self._idle or self._threads >= self._limit:
+                return task
             self._threads += 1
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
         except RuntimeError as error:  # the system allows no more threads, or the interpreter shuts down
-            with self._given:
+            with self._condition:
                 self._threads -= 1
                 if self._threads:
-                    return given
-                self._queue.remove(given)
-            given.set_exception(
+                    return task
+                self._queue.remove(task)
+            task.set_exception(
                 HearthError(
                     f"no thread could be started: {error}.",
                     reason="INTERNAL",
                     fix="raise the limit on threads (ulimit -u); no thread can be started while Python shuts down.",
                 )
             )
-        return given
+        return task
 
     def _run(self) -> None:
-        while (given := self._next()) is not None:
-            given.do()
-            del given  # releases memory that the task refers to
+        while (task := self._next()) is not None:
+            task.do()
+            del task  # releases memory that the task refers to
 
     def _next(self) -> Work[Any] | None:
-        with self._given:
+        with self._condition:
             self._idle += 1
-            self._given.wait_for(lambda: self._queue, self._idle_s)
+            self._condition.wait_for(lambda: self._queue, self._idle_s)
             self._idle -= 1
             if self._queue:
                 return self._queue.popleft()

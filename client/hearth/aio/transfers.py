@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
-    from hearth.arrays.asarray import OnGpu
+    from hearth.arrays.asarray import GpuMemory
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
@@ -88,8 +88,8 @@ def upload(
     except BaseException:
         connection.finish_upload(size)
         raise
-    up = _Upload(connection, attachment, reply, number, report, size, lambda: data)
-    connection.home.uploads.run(up.run)
+    transfer = _Upload(connection, attachment, reply, number, report, size, lambda: data)
+    connection.home.uploads.run(transfer.run)
 
 
 def upload_read(
@@ -127,8 +127,8 @@ def upload_read(
         read(memory)
         return memory
 
-    up = _Upload(connection, attachment, reply, number, None, size, source)
-    connection.home.uploads.run(up.run)
+    transfer = _Upload(connection, attachment, reply, number, None, size, source)
+    connection.home.uploads.run(transfer.run)
 
 
 def upload_from_gpu(
@@ -136,9 +136,9 @@ def upload_from_gpu(
     attachment: LoopAttachment,
     part: BufferPart,
     size: int,
-    here: CudaDevice,
-    source: object,
-    found: OnGpu,
+    gpu: CudaDevice,
+    owner: object,
+    memory: GpuMemory,
 ) -> None:
     """Writes to an array on the device from memory of a GPU of this process. Does not wait.
 
@@ -147,16 +147,16 @@ def upload_from_gpu(
         attachment: The attachment to use.
         part: The bytes on the device to write, and the stream.
         size: Number of bytes.
-        here: The GPU of this process, which copies the bytes to the host.
-        source: The object that owns the memory, which is kept alive until it has been read.
-        found: The address and the stream of the source.
+        gpu: The GPU of this process, which copies the bytes to the host.
+        owner: The object that owns the memory, which is kept alive until it has been read.
+        memory: The address and the stream of the source.
     """
     from hearth.transport.memory_segments import address_of
 
-    keep = [source]
+    keep = [owner]
 
     def read(into: memoryview) -> None:
-        here.copy(address_of(into), found.address, len(into), found.stream)
+        gpu.copy(address_of(into), memory.address, len(into), memory.stream)
         keep.clear()
 
     upload_read(connection, attachment, part, size, read)
@@ -261,7 +261,7 @@ class _Download(_Transfer):
         super().__init__(connection, attachment, reply, number, report)
         self._into = into
         self._owned = owned
-        self._from: memoryview | None = None
+        self._buffer: memoryview | None = None
         """Receive buffer, copied to the caller's memory afterwards. While it is shared memory, the device writes
         to it."""
         self._dropped = self._copying_out = False
@@ -273,10 +273,10 @@ class _Download(_Transfer):
         memory already.
         """
         size = len(self._into)
-        there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
-        if there is None:
-            there = self._into if self._owned else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-        if self._transfer_to(there):
+        buffer = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
+        if buffer is None:
+            buffer = self._into if self._owned else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        if self._transfer_to(buffer):
             return True
         self.copy_out()
         return False
@@ -288,38 +288,38 @@ class _Download(_Transfer):
         """
         return self._transfer_to(self._into)
 
-    def _transfer_to(self, there: memoryview) -> bool:
-        """Transfers the bytes to `there`.
+    def _transfer_to(self, buffer: memoryview) -> bool:
+        """Transfers the bytes to `buffer`.
 
         Returns True if they will be there when the read is answered, False if they are there already.
         """
         connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
         attachment.wait_opened()
-        landing = None
-        if registered.shareable(there):
-            landing = registered.download(connection, attachment, number, there)
-        self._from = there
-        if landing is not None and landing.guaranteed:
-            reply.on_error = partial(registered.mark_spoiled, there)  # the session thereby keeps `there` alive
+        destination = None
+        if registered.shareable(buffer):
+            destination = registered.download(connection, attachment, number, buffer)
+        self._buffer = buffer
+        if destination is not None and destination.guaranteed:
+            reply.on_error = partial(registered.mark_spoiled, buffer)  # the session thereby keeps `buffer` alive
             if reply.error is not None:
-                registered.mark_spoiled(there)
+                registered.mark_spoiled(buffer)
             return True
         try:
-            router.carry_download(connection, attachment, reply, number, there, None, self._report)
+            router.carry_download(connection, attachment, reply, number, buffer, None, self._report)
         except HearthError:
-            if landing is None or not reply.answered or reply.error is not None:
-                raise  # otherwise the device had received the address of `there`, and has written to it
+            if destination is None or not reply.answered or reply.error is not None:
+                raise  # otherwise the device had received the address of `buffer`, and has written to it
         self._report = None
         return False
 
     def copy_out(self) -> None:
         """Copies the bytes to the caller's memory; called in a thread of the pool."""
         with self._lock:
-            if self._dropped or self._from is None:
+            if self._dropped or self._buffer is None:
                 return
             self._copying_out = True
-        registered.copy(self._into, self._from)
-        self._from = None
+        registered.copy(self._into, self._buffer)
+        self._buffer = None
         if self._report is not None:
             self._report(len(self._into), len(self._into))
 
@@ -361,24 +361,24 @@ async def download(
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
     reply, number = router.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, report, into, owned=owned)
-    work: Work[bool] | Work[None] = home.downloads.run(down.begin)
+    transfer = _Download(connection, attachment, reply, number, report, into, owned=owned)
+    work: Work[bool] | Work[None] = home.downloads.run(transfer.begin)
     shared = False
     try:
-        await home.over(work, timeout)
+        await home.wait_done(work, timeout)
         if not work.done():
             raise reply.given_up(timeout)
         shared = not work.exception() and bool(work.result())
         if shared:
-            await home.answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
+            await home.wait_answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
             if not reply.answered:
                 raise reply.given_up(timeout)
             if reply.error is None:
-                work = home.downloads.run(down.copy_out)
-                await home.over(work)
+                work = home.downloads.run(transfer.copy_out)
+                await home.wait_done(work)
     except BaseException as error:
         reply.abandon()
-        if down.drop():
+        if transfer.drop():
             await home.wait_uncancelled(work, error)
         raise
     if shared:
@@ -427,10 +427,10 @@ async def fill(
     """
     home = connection.home
     reply, number = router.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, report, into, owned=True)
-    work = home.downloads.run(down.fill)
+    transfer = _Download(connection, attachment, reply, number, report, into, owned=True)
+    work = home.downloads.run(transfer.fill)
     try:
-        await home.over(work, timeout)
+        await home.wait_done(work, timeout)
         if not work.done():
             raise reply.given_up(timeout)
     except BaseException:

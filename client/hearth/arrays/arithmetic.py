@@ -47,10 +47,10 @@ def refuse_operators(array_type: type[T]) -> type[T]:
     return array_type
 
 
-def refusal(what: str) -> UnsupportedTypeError:
-    """Builds the error of an operation; `what` names the operation as the subject of a sentence."""
+def refusal(operation: str) -> UnsupportedTypeError:
+    """Builds the error of an operation; `operation` names the operation as the subject of a sentence."""
     return UnsupportedTypeError(
-        f"{what} is not supported for device arrays: Hearth runs kernels and provides no array operations.",
+        f"{operation} is not supported for device arrays: Hearth runs kernels and provides no array operations.",
         reason="UNSUPPORTED",
         fix=_FIX,
     )
@@ -67,7 +67,7 @@ def unpicklable() -> UnsupportedTypeError:
 
 
 def _refusing(symbol: str) -> Callable[..., NoReturn]:
-    def refuse(self: object, *others: object) -> NoReturn:
+    def refuse(self: object, *operands: object) -> NoReturn:
         raise refusal(f"`{symbol}`")
 
     return refuse
@@ -115,9 +115,9 @@ def missing(array: object, name: str) -> AttributeError:
         array: The array.
         name: Name of the attribute.
     """
-    why = ""
+    advice = ""
     if name in _INTERFACES:
-        why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
+        advice = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
     elif name in _NUMPYS:
-        why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
-    return AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}{why}", name=name, obj=array)
+        advice = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
+    return AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=array)

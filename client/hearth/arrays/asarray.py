@@ -29,7 +29,7 @@ _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
 _TO_HOST = "pass it from host memory: a.get() for CuPy, a.cpu() for PyTorch, np.asarray(a) for JAX."
 
 
-class OnGpu(NamedTuple):
+class GpuMemory(NamedTuple):
     """Contiguous memory of a GPU in this process."""
 
     address: int
@@ -50,7 +50,7 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
     Raises:
         DtypeError: `obj` cannot be converted to an array.
     """
-    kind, why = _dlpack_device(obj)[0], ""
+    kind, cause = _dlpack_device(obj)[0], ""
     try:
         if kind in (dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
             _by_dlpack(obj, dtype, use)
@@ -59,7 +59,7 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
     except _FAILURES as error:
         if isinstance(error, HearthError):
             raise
-        host, why = None, f"{error}"
+        host, cause = None, f"{error}"
     if host is not None:
         use(host)
         return
@@ -70,22 +70,22 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
         except _FAILURES as error:
             if isinstance(error, HearthError):
                 raise
-            why = f"{why}; {error}"
+            cause = f"{cause}; {error}"
     raise DtypeError(
-        f"this {_name(obj)} cannot be converted to an array ({why}).",
+        f"this {_name(obj)} cannot be converted to an array ({cause}).",
         reason="INVALID_ARGUMENT",
         fix="pass an object that np.asarray accepts.",
     )
 
 
 def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
-    with dlpack.Taken(obj.__dlpack__()) as taken:
-        host = taken.host()
+    with dlpack.ConsumedTensor(obj.__dlpack__()) as tensor:
+        host = tensor.host()
         use(np.asarray(host, dtype, order="C"))
         del host
 
 
-def on_gpu(obj: Any) -> OnGpu | None:
+def gpu_memory_of(obj: Any) -> GpuMemory | None:
     """Describes an object's GPU memory; returns None if the object has none.
 
     Raises:
@@ -93,24 +93,26 @@ def on_gpu(obj: Any) -> OnGpu | None:
             nor CUDA.
     """
     try:
-        said = getattr(obj, "__cuda_array_interface__", None)
+        interface = getattr(obj, "__cuda_array_interface__", None)
     except _FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
             f"this {_name(obj)} does not export its memory: {error}.",
             reason="UNSUPPORTED",
             fix="detach it first: t.detach().",
         ) from None
-    if isinstance(said, dict):
-        dtype = np.dtype(said["typestr"])
-        shape = tuple(int(axis) for axis in said["shape"])
-        strides = said.get("strides") or shapes.strides_of(shape, dtype.itemsize)
-        return OnGpu(_dense(obj, said["data"][0], shape, strides, dtype), shape, dtype, said.get("stream"))
+    if isinstance(interface, dict):
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(int(axis) for axis in interface["shape"])
+        strides = interface.get("strides") or shapes.strides_of(shape, dtype.itemsize)
+        return GpuMemory(
+            _dense(obj, interface["data"][0], shape, strides, dtype), shape, dtype, interface.get("stream")
+        )
     kind = _dlpack_device(obj)[0]
     if kind == dlpack.CUDA:
-        with dlpack.Taken(obj.__dlpack__()) as taken:
-            address = _dense(obj, taken.address, taken.shape, taken.strides, taken.dtype)
+        with dlpack.ConsumedTensor(obj.__dlpack__()) as tensor:
+            address = _dense(obj, tensor.address, tensor.shape, tensor.strides, tensor.dtype)
             # the memory remains valid because the object keeps it
-            return OnGpu(address, taken.shape, taken.dtype, None)
+            return GpuMemory(address, tensor.shape, tensor.dtype, None)
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
             f"this {_name(obj)} is on a device of DLPack type {kind}, which cannot be read here.",
@@ -120,12 +122,12 @@ def on_gpu(obj: Any) -> OnGpu | None:
     return None
 
 
-def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream | None) -> A:
+def copy_to_device(obj: Any, memory: GpuMemory, device: DeviceContext[A], stream: BaseStream | None) -> A:
     """Copies GPU memory of this process to a new array on a device. Blocks until the copy is complete, for both sides.
 
     Args:
         obj: The object that owns the memory.
-        found: The memory.
+        memory: The memory.
         device: The device.
         stream: Stream of the allocation; None: the current one.
 
@@ -138,16 +140,16 @@ def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream 
     from hearth.arrays.allocation import allocate
     from hearth.interop import ipc
 
-    here = local_gpu(obj, device)
-    fresh = allocate(device, found.shape, shapes.dtype_of(found.dtype), stream)
-    if fresh.nbytes:
+    gpu = local_gpu(obj, device)
+    array = allocate(device, memory.shape, shapes.dtype_of(memory.dtype), stream)
+    if array.nbytes:
         try:
-            view = ipc.export(fresh)
+            view = ipc.export(array)
         except UnsupportedError as error:
             raise _unreachable(obj, device, error) from error
         with view:
-            here.copy(view.address, found.address, fresh.nbytes, found.stream)
-    return fresh
+            gpu.copy(view.address, memory.address, array.nbytes, memory.stream)
+    return array
 
 
 def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
@@ -167,12 +169,12 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
     from hearth.interop.ipc_memory import device_of
 
     try:
-        here = device_of(device.properties)
-        if not isinstance(here, CudaDevice):
+        gpu = device_of(device.properties)
+        if not isinstance(gpu, CudaDevice):
             raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED", fix=_TO_HOST)
     except UnsupportedError as error:
         raise _unreachable(obj, device, error) from error
-    return here
+    return gpu
 
 
 def _unreachable(obj: Any, device: DeviceContext[Any], error: UnsupportedError) -> UnsupportedError:
@@ -198,11 +200,11 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
 
 def _dlpack_device(obj: Any) -> tuple[int, int]:
     """Returns DLPack's device type and number of `obj`; type 0: the object does not support DLPack."""
-    ask = getattr(type(obj), "__dlpack_device__", None)
-    if ask is None or not hasattr(type(obj), "__dlpack__"):
+    method = getattr(type(obj), "__dlpack_device__", None)
+    if method is None or not hasattr(type(obj), "__dlpack__"):
         return 0, 0
     try:
-        kind, number = ask(obj)
+        kind, number = method(obj)
         return int(kind), int(number)
     except _FAILURES:
         return 0, 0

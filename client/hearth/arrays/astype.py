@@ -24,12 +24,12 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 _SOURCE = string.Template(r"""
 $includes
-extern "C" __global__ void hearth_astype(const char* from, $to* to, long long count, long long columns,
+extern "C" __global__ void hearth_astype(const char* from, $to_type* to, long long count, long long columns,
                                          long long pitch) {
     long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
-        const $since v = ((const $since*)(from + i / columns * pitch))[i % columns];
-        $to w;
+        const $from_type v = ((const $from_type*)(from + i / columns * pitch))[i % columns];
+        $to_type w;
         $convert
         to[i] = w;
     }
@@ -45,7 +45,7 @@ _NAMES = {
 _TO_FLOAT = {"float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
 _FROM_DOUBLE = {"float16": "__double2half((double)({}))", "bfloat16": "__double2bfloat16((double)({}))"}
 _FROM_FLOAT = {"float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
-_PARTS = {"complex64": "float", "complex128": "double"}
+_COMPONENTS = {"complex64": "float", "complex128": "double"}
 
 
 def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: bool) -> A:
@@ -65,34 +65,34 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
         UnsupportedError: The device does not convert between these dtypes.
         DtypeError: `casting` forbids the conversion.
     """
-    wanted = shapes.dtype_of(dtype)
-    if wanted == array.dtype:
+    target = shapes.dtype_of(dtype)
+    if target == array.dtype:
         return array.copy(on) if copy else array
-    source = kernel_source(array.dtype, wanted)
-    if not np.can_cast(array.dtype, wanted, casting):
+    source = kernel_source(array.dtype, target)
+    if not np.can_cast(array.dtype, target, casting):
         raise DtypeError(
-            f"an array of {array.dtype} cannot be cast to {wanted} with casting={casting!r}.",
+            f"an array of {array.dtype} cannot be cast to {target} with casting={casting!r}.",
             reason="INVALID_ARGUMENT",
             fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
     if isinstance(array._rows, layouts.StrideLayout):
         array = array.copy(on)
-    fresh: A = array._device.empty(array.shape, wanted, on)
+    result: A = array._device.empty(array.shape, target, on)
     if array.size:
         rows = array._as_rows()
         columns = array.size if rows.dense else rows.width // array.itemsize
-        args = (array, fresh, array.size, columns, rows.pitch)
+        args = (array, result, array.size, columns, rows.pitch)
         run_kernel(array._device, source, "hearth_astype", array.size, args, on)
-    return fresh
+    return result
 
 
-def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
+def kernel_source(from_dtype: np.dtype[Any], to_dtype: np.dtype[Any]) -> str:
     """Generates the CUDA C++ source of a conversion kernel.
 
     Args:
-        since: Type of the source's elements.
-        to: Type of the result's elements.
+        from_dtype: Type of the source's elements.
+        to_dtype: Type of the result's elements.
 
     Returns:
         The source of the kernel ``hearth_astype``.
@@ -100,37 +100,40 @@ def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
     Raises:
         UnsupportedError: One of the dtypes has no C++ type here.
     """
-    for dtype in (since, to):
-        if not known(dtype):
+    for dtype in (from_dtype, to_dtype):
+        if not is_supported(dtype):
             raise UnsupportedError(
-                f"{since} cannot be cast to {to} on the device, where {dtype} is not supported.",
+                f"{from_dtype} cannot be cast to {to_dtype} on the device, where {dtype} is not supported.",
                 reason="UNSUPPORTED",
                 fix="cast on the host, gpu.asarray(x.get().astype(dtype)), or reinterpret the bytes: x.view(dtype).",
             )
-    includes = _INCLUDES if {since.name, to.name} & {"float16", "bfloat16"} else ""
+    includes = _INCLUDES if {from_dtype.name, to_dtype.name} & {"float16", "bfloat16"} else ""
     return _SOURCE.substitute(
-        includes=includes, since=_NAMES[since.name], to=_NAMES[to.name], convert=_conversion(since.name, to.name)
+        includes=includes,
+        from_type=_NAMES[from_dtype.name],
+        to_type=_NAMES[to_dtype.name],
+        convert=_conversion(from_dtype.name, to_dtype.name),
     )
 
 
-def known(*dtypes: np.dtype[Any] | None) -> bool:
+def is_supported(*dtypes: np.dtype[Any] | None) -> bool:
     """Returns True if the device converts between these dtypes; None stands for no dtype and counts as known."""
     return all(dtype is None or (dtype.name in _NAMES and dtype.isbuiltin != 0) for dtype in dtypes)
 
 
-def _conversion(since: str, to: str) -> str:
-    if to in _PARTS:
-        part = _PARTS[to]
-        if since in _PARTS:
-            return f"w.x = ({part})v.x; w.y = ({part})v.y;"
-        return f"w.x = ({part})({_plain('v', since)}); w.y = 0;"
-    if since in _PARTS:
-        if to == "bool":
+def _conversion(from_name: str, to_name: str) -> str:
+    if to_name in _COMPONENTS:
+        component = _COMPONENTS[to_name]
+        if from_name in _COMPONENTS:
+            return f"w.x = ({component})v.x; w.y = ({component})v.y;"
+        return f"w.x = ({component})({_plain('v', from_name)}); w.y = 0;"
+    if from_name in _COMPONENTS:
+        if to_name == "bool":
             return "w = v.x != 0 || v.y != 0;"
-        return f"w = {_narrowed('v.x', since, to)};"
-    if to == "bool":
-        return f"w = {_plain('v', since)} != 0;"
-    return f"w = {_narrowed(_plain('v', since), since, to)};"
+        return f"w = {_narrowed('v.x', from_name, to_name)};"
+    if to_name == "bool":
+        return f"w = {_plain('v', from_name)} != 0;"
+    return f"w = {_narrowed(_plain('v', from_name), from_name, to_name)};"
 
 
 def _plain(value: str, dtype: str) -> str:
@@ -138,9 +141,9 @@ def _plain(value: str, dtype: str) -> str:
     return _TO_FLOAT.get(dtype, "{}").format(value)
 
 
-def _narrowed(value: str, since: str, to: str) -> str:
-    if to not in _FROM_FLOAT:
-        return f"({_NAMES[to]})({value})"
-    short = since in ("float32", "complex64", *_TO_FLOAT, "bool", "int8", "uint8", "int16", "uint16")
+def _narrowed(value: str, from_name: str, to_name: str) -> str:
+    if to_name not in _FROM_FLOAT:
+        return f"({_NAMES[to_name]})({value})"
+    short = from_name in ("float32", "complex64", *_TO_FLOAT, "bool", "int8", "uint8", "int16", "uint16")
     # converts in one step, so that the value is rounded only once
-    return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)
+    return (_FROM_FLOAT if short else _FROM_DOUBLE)[to_name].format(value)

@@ -155,12 +155,12 @@ class BaseArray(DeviceOperand):
         from hearth import html_repr
 
         device = self._device
-        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device._node.name}"
+        location = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device._node.name}"
         rows: list[tuple[str, object]] = [
             ("shape", self.shape),
             ("dtype", self.dtype),
             ("size", html_repr.size(self.nbytes)),
-            ("device", place),
+            ("device", location),
         ]
         if not self.flags.c_contiguous:
             rows.append(("strides", self.strides))
@@ -322,8 +322,8 @@ class BaseArray(DeviceOperand):
         from hearth.arrays import views
 
         dense = self._rows is None
-        shape, fresh, strides = views.reinterpreted(self._shape, self._strides, self._dtype, dtype, dense=dense)
-        return self._view(0, shape, fresh, strides)
+        shape, new_dtype, strides = views.reinterpreted(self._shape, self._strides, self._dtype, dtype, dense=dense)
+        return self._view(0, shape, new_dtype, strides)
 
     # ---- writes ----
 
@@ -353,7 +353,7 @@ class BaseArray(DeviceOperand):
             DtypeError: The dtypes differ.
         """
         copies = self._copies
-        if copies is not None and progress is None and not telemetry.made():
+        if copies is not None and progress is None and not telemetry.is_enabled():
             copy = copies.find(self, a, UP, stream, blocking)
             if copy is not None:
                 if not blocking:
@@ -361,10 +361,10 @@ class BaseArray(DeviceOperand):
                     return
                 if copy.run(a):
                     return
-        if not np.here():
-            found = dtypes.host(a)
-            if found is not None and found.element is self._dtype and found.shape == self._shape:
-                host_copy.write_bytes(self, found.data, stream, progress, blocking)
+        if not np.is_imported():
+            buffer = dtypes.host(a)
+            if buffer is not None and buffer.element is self._dtype and buffer.shape == self._shape:
+                host_copy.write_bytes(self, buffer.data, stream, progress, blocking)
                 return
         dtype = self.dtype
         host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
@@ -449,9 +449,9 @@ class BaseArray(DeviceOperand):
 
             return views.copied(self, stream, order)
         self._usable()
-        fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
-        fresh.copy_from(self, stream)
-        return fresh
+        result: Self = allocate(self._device, self._shape, self._dtype, stream)
+        result.copy_from(self, stream)
+        return result
 
     def flatten(self, stream: BaseStream | None = None, *, order: str = "C") -> Self:
         """Copies the array to new memory on the same device, with one axis. Sent one way: does not block.
@@ -568,8 +568,8 @@ class BaseArray(DeviceOperand):
         strides: tuple[int, ...] | None = None,
     ) -> Self:
         """Returns an array in the same memory that starts `offset` bytes after this one; C order without strides."""
-        made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
-        return made
+        view: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+        return view
 
     @abstractmethod  # enforced by mypy only: for an ABC, `isinstance` would take longer in every upload
     def _send(

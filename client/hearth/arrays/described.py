@@ -65,8 +65,8 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """Returns shape and dtype from a description; None if it describes no valid array (any program may publish)."""
     try:
-        said = json.loads(description)
-        shape, name = said["shape"], said["dtype"]
+        document = json.loads(description)
+        shape, name = document["shape"], document["dtype"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return valid(shape, name)

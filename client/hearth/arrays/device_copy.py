@@ -23,48 +23,50 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="ArrayLike")
 
 
-def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
+def copy_into(destination: ArrayLike, source: ArrayLike, stream: BaseStream | None) -> None:
     """Copies an array into another one, through a temporary copy if they overlap; see `BaseArray.copy_from`.
 
     Args:
-        to: The destination.
-        since: The source, of the same shape and dtype.
+        destination: The destination.
+        source: The source, of the same shape and dtype.
         stream: Stream of the destination's device; None: the current one.
 
     Raises:
         UnsupportedError: The arrays belong to different sessions.
         ArgumentError: The shape or dtype differs.
     """
-    if since._device._node._session is not to._device._node._session:
+    if source._device._node._session is not destination._device._node._session:
         raise UnsupportedError(
             "the arrays belong to different sessions.",
             reason="UNSUPPORTED",
             fix="copy through the host, x.set(y.get()), or use a hearth.Group over both devices: broadcast, "
             "send and recv.",
         )
-    if since._shape != to._shape or (since._dtype is not to._dtype and since.dtype != to.dtype):
+    if source._shape != destination._shape or (
+        source._dtype is not destination._dtype and source.dtype != destination.dtype
+    ):
         raise ArgumentError(
-            f"{since!r} cannot be copied into {to!r}.",
+            f"{source!r} cannot be copied into {destination!r}.",
             reason="INVALID_ARGUMENT",
             fix="use reshape or view, so that shape and dtype are the same.",
         )
-    attachment = to._usable()
-    since._usable()
-    if to.nbytes == 0:
+    attachment = destination._usable()
+    source._usable()
+    if destination.nbytes == 0:
         return
-    if to._memory is since._memory and overlap(to, since):
-        if to._offset == since._offset and to.strides == since.strides:
+    if destination._memory is source._memory and overlap(destination, source):
+        if destination._offset == source._offset and destination.strides == source.strides:
             return
-        since = since.copy(stream)
-    if since._connection is not to._connection:
-        copy_between(to, since, stream)
+        source = source.copy(stream)
+    if source._connection is not destination._connection:
+        copy_between(destination, source, stream)
         return
-    if isinstance(to._rows, layouts.StrideLayout) or isinstance(since._rows, layouts.StrideLayout):
-        strided_copy.copy(to, since, stream)
+    if isinstance(destination._rows, layouts.StrideLayout) or isinstance(source._rows, layouts.StrideLayout):
+        strided_copy.copy(destination, source, stream)
         return
-    handle = streams.resolve_captured(stream, to._connection, attachment)
-    for move in strided.copies_between(to._as_rows(), since._as_rows()):
-        attachment.submit(strided_copy.command(handle, to, since, move))
+    handle = streams.resolve_captured(stream, destination._connection, attachment)
+    for region in strided.copies_between(destination._as_rows(), source._as_rows()):
+        attachment.submit(strided_copy.command(handle, destination, source, region))
 
 
 def overlap(first: ArrayLike, second: ArrayLike) -> bool:
@@ -95,29 +97,38 @@ def _range(array: ArrayLike) -> tuple[int, int]:
     return array._offset, array._offset + array._as_rows().end
 
 
-def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
+def copy_between(destination: ArrayLike, source: ArrayLike, stream: BaseStream | None) -> None:
     """Copies an array to another device of its session.
 
     Args:
-        to: The destination, of the same shape and dtype; not empty.
-        since: The source. Its device's current stream is used there.
+        destination: The destination, of the same shape and dtype; not empty.
+        source: The source. Its device's current stream is used there.
         stream: Stream of the destination's device; None: the current one.
 
     Raises:
         LaunchError: One of the streams is being recorded in a graph.
     """
-    source = since if since._rows is None else since.copy()
-    target: ArrayLike = to if to._rows is None else to._device.empty(to.shape, to.dtype, stream)
-    here, there = source._connection, target._connection
-    order = sorted_order([here.ordinal, there.ordinal])
-    dtype, count = moved(source, source.size)
+    dense_source = source if source._rows is None else source.copy()
+    dense_destination: ArrayLike = (
+        destination
+        if destination._rows is None
+        else destination._device.empty(destination.shape, destination.dtype, stream)
+    )
+    source_connection, destination_connection = dense_source._connection, dense_destination._connection
+    order = sorted_order([source_connection.ordinal, destination_connection.ordinal])
+    dtype, count = wire_elements(dense_source, dense_source.size)
     commands = []
-    for peer, array, on in (1, source, streams.current(here)), (0, target, stream or streams.current(there)):
+    for peer, array, on in (
+        (1, dense_source, streams.current(source_connection)),
+        (0, dense_destination, stream or streams.current(destination_connection)),
+    ):
         attachment = array._usable()
         command = commands_pb2.Command(stream=streams.resolve_for_collective(on, array._connection, attachment))
-        command.collective.devices.extend((here.ordinal, there.ordinal)[member] for member in order.members)
+        command.collective.devices.extend(
+            (source_connection.ordinal, destination_connection.ordinal)[member] for member in order.members
+        )
         operation = command.collective.operations.add(count=count, dtype=dtype, peer=order.rank(peer))
-        if array is source:
+        if array is dense_source:
             operation.kind = commands_pb2.COLLECTIVE_KIND_SEND
             operation.source, operation.source_offset = array._memory.handle, array._offset
         else:
@@ -125,11 +136,11 @@ def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> 
             operation.destination, operation.destination_offset = array._memory.handle, array._offset
         commands.append((array._connection.sequence, attachment, command))
     submit_in_order(commands, order)
-    if target is not to:
-        to.copy_from(target, stream)
+    if dense_destination is not destination:
+        destination.copy_from(dense_destination, stream)
 
 
-def moved(array: ArrayLike, elements: int) -> tuple[str, int]:
+def wire_elements(array: ArrayLike, elements: int) -> tuple[str, int]:
     """Chooses the dtype with which elements are sent that are only moved.
 
     Args:
@@ -150,31 +161,31 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def converts(since: np.dtype[Any], to: np.dtype[Any]) -> bool:
-    """Returns True if the device converts elements of dtype `since` to dtype `to`."""
+def converts(source: np.dtype[Any], destination: np.dtype[Any]) -> bool:
+    """Returns True if the device converts elements of dtype `source` to dtype `destination`."""
     from hearth.arrays import astype
 
-    return astype.known(since, to)
+    return astype.is_supported(source, destination)
 
 
-def from_session(device: DeviceContext[A], obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
+def from_session(device: DeviceContext[A], obj: A, dtype: np.dtype[Any] | None, stream: BaseStream | None) -> A:
     """Copies an array of any device of the session to new memory on a device.
 
     Args:
         device: The device.
         obj: The array.
-        wanted: Type of the elements, to which the device converts them; None: that of `obj`.
+        dtype: Type of the elements, to which the device converts them; None: that of `obj`.
         stream: Stream of the copy; None: the current one.
 
     Returns:
         The copy.
     """
-    if wanted is not None and wanted != obj.dtype:
-        obj = obj.astype(wanted, stream if obj._connection is device._connection else None)
+    if dtype is not None and dtype != obj.dtype:
+        obj = obj.astype(dtype, stream if obj._connection is device._connection else None)
         if obj._connection is device._connection:
             return obj
     if obj._connection is device._connection:
         return obj.copy(stream)
-    fresh = allocate(device, obj.shape, obj.dtype, stream)
-    fresh.copy_from(obj, stream)
-    return fresh
+    result = allocate(device, obj.shape, obj.dtype, stream)
+    result.copy_from(obj, stream)
+    return result

@@ -37,20 +37,20 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
     if array._nbytes == 0:
         return
     repeated = pattern if any(pattern) else b"\0"
-    rows, start, alone = array._rows, array._offset, False
+    rows, start, first_only = array._rows, array._offset, False
     if isinstance(rows, StrideLayout):
         from hearth.arrays import strided_copy
 
         strides = array.strides
         axes = strided_copy.common_axes(array._shape, strides, strides, array.itemsize)
-        move = axes.move
-        alone = move is None
-        if move is None:
+        single_copy = axes.single_copy
+        first_only = single_copy is None
+        if single_copy is None:
             strided_copy.check_writable(array)
             rows = RowLayout(0, array.itemsize)
         else:
-            start += move.to
-            rows = RowLayout(0, move.width, move.rows, move.to_pitch)
+            start += single_copy.destination_offset
+            rows = RowLayout(0, single_copy.width, single_copy.rows, single_copy.destination_pitch)
     if len(repeated) not in PATTERNS or start % len(repeated):
         host = np.full(array._shape, np.frombuffer(pattern, array.dtype)[0], array.dtype)
         host_copy.write(array, host, stream, None)
@@ -59,8 +59,8 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
     handle = streams.resolve_captured(stream, array._connection, attachment)
     width = array._nbytes if rows is None else rows.width
     attachment.submit(encode.fill(handle, array._memory.handle, start, width, repeated))
-    if alone:
-        _repeat_first(array, stream)
+    if first_only:
+        _repeat_first_element(array, stream)
     elif rows is not None:
         _repeat_row(array, rows, start - array._offset, handle, attachment)
 
@@ -80,7 +80,7 @@ def pattern_of(array: ArrayLike, value: Any) -> bytes:
     return shapes.element(value, array.dtype).tobytes() if pattern is None else pattern
 
 
-def _repeat_first(array: ArrayLike, stream: BaseStream | None) -> None:
+def _repeat_first_element(array: ArrayLike, stream: BaseStream | None) -> None:
     """Launches the kernel that copies the first element to all elements, itself included."""
     from hearth.arrays import strided_copy
 
@@ -92,6 +92,8 @@ def _repeat_row(array: ArrayLike, rows: RowLayout, start: int, handle: int, atta
     """Copies the first row, which begins `start` bytes after the array's first element, to all other rows."""
     from hearth.arrays import strided, strided_copy
 
-    for move in strided.doublings(rows):
-        at = move._replace(to=move.to + start, since=move.since + start)
-        attachment.submit(strided_copy.command(handle, array, array, at))
+    for region in strided.doublings(rows):
+        shifted = region._replace(
+            destination_offset=region.destination_offset + start, source_offset=region.source_offset + start
+        )
+        attachment.submit(strided_copy.command(handle, array, array, shifted))

@@ -39,12 +39,12 @@ def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, st
     for array in _checked(connection, arrays, "durable"):
         command.set_durable.buffers.append(array._memory.handle)
     command.set_durable.durable = durable
-    known = connection.durables
+    durables = connection.durables
     for array in arrays:
         if durable:
-            known.add(array._memory)
+            durables.add(array._memory)
         else:
-            known.discard(array._memory)
+            durables.discard(array._memory)
     attachment.submit(command)
 
 
@@ -73,18 +73,18 @@ def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream
     attachment.submit(command)
 
 
-def _checked(connection: Connection, arrays: Sequence[Any], what: str) -> list[BaseArray]:
+def _checked(connection: Connection, arrays: Sequence[Any], method: str) -> list[BaseArray]:
     """Returns one array for each buffer. Raises an error if an array cannot be used on this connection."""
     if not arrays:
         raise ArgumentError(
-            f"{what} was called without an array.",
+            f"{method} was called without an array.",
             reason="INVALID_ARGUMENT",
-            fix=f"pass at least one array: gpu.{what}(x, y).",
+            fix=f"pass at least one array: gpu.{method}(x, y).",
         )
     for array in arrays:
         if not isinstance(array, BaseArray):
             raise DtypeError(
-                f"{what} takes DeviceArrays, not a {type(array).__name__}.",
+                f"{method} takes DeviceArrays, not a {type(array).__name__}.",
                 reason="INVALID_ARGUMENT",
                 fix="pass the arrays as separate arguments: gpu.durable(*arrays).",
             )

@@ -73,11 +73,13 @@ def capsule(
         raise BufferError(str(error)) from error
 
 
-def _on_host(array: Shareable, wanted: tuple[int, ...], copy: bool | None, max_version: tuple[int, int] | None) -> Any:
-    if wanted[0] != _KDLCPU or copy is False:
+def _on_host(
+    array: Shareable, requested: tuple[int, ...], copy: bool | None, max_version: tuple[int, int] | None
+) -> Any:
+    if requested[0] != _KDLCPU or copy is False:
         raise BufferError(
             f"the array is on DLPack device {array.__dlpack_device__()} and cannot be exported to "
-            f"{wanted}{' without a copy' if copy is False else ''}; only copies to host memory, (1, 0), "
+            f"{requested}{' without a copy' if copy is False else ''}; only copies to host memory, (1, 0), "
             "are supported."
         )
     host = array.get()

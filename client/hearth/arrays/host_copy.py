@@ -108,7 +108,7 @@ class PinnedCopies:
         return None
 
     def add(
-        self, array: ArrayLike, host: np.ndarray[Any, Any], direction: int, given: BaseStream | None, copy: PinnedCopy
+        self, array: ArrayLike, host: np.ndarray[Any, Any], direction: int, stream: BaseStream | None, copy: PinnedCopy
     ) -> None:
         """Keeps a copy, to be found again by its host array.
 
@@ -116,7 +116,7 @@ class PinnedCopies:
             array: The device array.
             host: The host array, which was copied directly.
             direction: `UP` or `DOWN`.
-            given: Stream of the copy, as the caller gave it; None: the current one.
+            stream: Stream of the copy, as the caller gave it; None: the current one.
             copy: The copy.
         """
         pairs = self._pairs
@@ -130,7 +130,7 @@ class PinnedCopies:
                 return
         if len(pair.copies) >= _PAIRS:
             pair.copies.clear()
-        on = given if given is not None else streams.current(array._connection)
+        on = stream if stream is not None else streams.current(array._connection)
         pair.copies[direction, None if on is None else id(on)] = copy
 
 
@@ -212,16 +212,16 @@ def write(
         blocking: Blocks until pinned memory has been read.
     """
     if isinstance(array._rows, StrideLayout):
-        fresh = allocate(array._device, array._shape, array._dtype, stream)
-        write(fresh, host, stream, show, blocking)
-        array.copy_from(fresh, stream)
+        temporary = allocate(array._device, array._shape, array._dtype, stream)
+        write(temporary, host, stream, show, blocking)
+        array.copy_from(temporary, stream)
         return
     attachment = array._usable()
-    given, host = host, np.ascontiguousarray(host, array.dtype)
+    source, host = host, np.ascontiguousarray(host, array.dtype)
     part = part_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
     copy = array._send(attachment, part, plan.host_bytes(host), report, blocking, not _recorded(array, stream))
-    if copy is not None and host is given:
+    if copy is not None and host is source:
         _remember(array, host, UP, stream, copy)
 
 
@@ -239,9 +239,9 @@ def write_bytes(
         blocking: Blocks until pinned memory has been read.
     """
     if isinstance(array._rows, StrideLayout):
-        fresh = allocate(array._device, array._shape, array._dtype, stream)
-        write_bytes(fresh, data, stream, show, blocking)
-        array.copy_from(fresh, stream)
+        temporary = allocate(array._device, array._shape, array._dtype, stream)
+        write_bytes(temporary, data, stream, show, blocking)
+        array.copy_from(temporary, stream)
         return
     attachment = array._usable()
     part = part_of(array, attachment, stream)
@@ -361,15 +361,15 @@ def destination(
         ArgumentError: `out` is read-only, or of another shape or dtype.
     """
     host = np.empty(array._shape, array.dtype) if out is None else _check_out(array, out)
-    whole = host.flags.c_contiguous and host.dtype.isnative
-    return host, host if whole else np.empty(array._shape, array.dtype)
+    direct = host.flags.c_contiguous and host.dtype.isnative
+    return host, host if direct else np.empty(array._shape, array.dtype)
 
 
 def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not isinstance(out, np.ndarray) or out.shape != array._shape or out.dtype != array.dtype:
-        what = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        description = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise ArgumentError(
-            f"out is {what}; it must be a NumPy array of {array.dtype} {array._shape}.",
+            f"out is {description}; it must be a NumPy array of {array.dtype} {array._shape}.",
             reason="INVALID_ARGUMENT",
             fix="pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
         )
@@ -378,12 +378,12 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return out
 
 
-def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
+def _recorded(array: ArrayLike, stream: BaseStream | None) -> bool:
     """Returns True if the stream is being recorded.
 
     Such a stream accepts no copy from or to the host; the daemon refuses one at once if no memory is shared.
     """
-    on = given if given is not None else streams.current(array._connection)
+    on = stream if stream is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 AHEAD_BYTES = plan.MIN_SHARED_BYTES
 """Maximum size in bytes of an array whose read is sent ahead."""
-_MOST_AHEAD = 1024
+_MAX_READS_AHEAD = 1024
 """Maximum number of reads without an answer; further reads are sent after the oldest answers."""
-_MOST_BYTES_AHEAD = 8 << 20
+_MAX_BYTES_AHEAD = 8 << 20
 """Maximum number of bytes of those reads."""
 
 
@@ -75,7 +75,7 @@ class ManyReads:
         self._failed: list[tuple[int, HearthError]] = []
 
     @property
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Seconds until the deadline, at least 0; None: there is none."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
@@ -93,18 +93,18 @@ class ManyReads:
         stream = streams.resolve(on, self._connection, self.arrays[0]._usable())
         large: list[int] = []
         for index in range(len(self.arrays)):
-            while len(self._sent) >= _MOST_AHEAD or self._bytes_sent >= _MOST_BYTES_AHEAD:
+            while len(self._sent) >= _MAX_READS_AHEAD or self._bytes_sent >= _MAX_BYTES_AHEAD:
                 yield self._sent[0]
-                self._taken()
-            if not self._sent_ahead(index, stream, on):
+                self._drop_oldest()
+            if not self._send_ahead(index, stream, on):
                 large.append(index)
         for index in large:
             yield index, None
         while self._sent:
             yield self._sent[0]
-            self._taken()
+            self._drop_oldest()
 
-    def _sent_ahead(self, index: int, stream: int, on: BaseStream | None) -> bool:
+    def _send_ahead(self, index: int, stream: int, on: BaseStream | None) -> bool:
         """Sends the read of an array. Returns False, without sending it, if the array is too large for that."""
         array, data = self.arrays[index], plan.host_bytes(self.buffers[index])
         size = len(data)
@@ -125,7 +125,7 @@ class ManyReads:
         self._sent.append((index, pending))
         return True
 
-    def _taken(self) -> None:
+    def _drop_oldest(self) -> None:
         index, _ = self._sent.popleft()
         self._bytes_sent -= self.buffers[index].nbytes
 
@@ -149,11 +149,11 @@ class ManyReads:
     def results(self) -> list[np.ndarray[Any, Any]]:
         """Returns the host arrays, or raises the first error with a note for each array that could not be read."""
         if self._failed:
-            self._failed.sort(key=lambda failed: failed[0])
+            self._failed.sort(key=lambda failure: failure[0])
             error = self._failed[0][1]
-            for index, each in self._failed:
-                same = each is error
-                error.add_note(f"{_named(index, self.arrays[index])} was not read{'' if same else f': {each}'}")
+            for index, array_error in self._failed:
+                same = array_error is error
+                error.add_note(f"{_named(index, self.arrays[index])} was not read{'' if same else f': {array_error}'}")
             raise error
         for host, buffer in zip(self.hosts, self.buffers, strict=True):
             if host is not buffer:
@@ -187,10 +187,10 @@ def read_all(
         for index, pending in reads.steps(on):
             try:
                 if pending is not None:
-                    pending.wait(reads.left)
+                    pending.wait(reads.remaining)
                 else:
                     array, buffer = reads.arrays[index], reads.buffers[index]
-                    host_copy.read(array, array._usable(), on, buffer, reads.left, None, True)
+                    host_copy.read(array, array._usable(), on, buffer, reads.remaining, None, True)
             except HearthError as error:
                 reads.failed(index, error)
     except BaseException:  # a timeout or KeyboardInterrupt
@@ -236,9 +236,9 @@ def _outs(out: Any, count: int) -> Sequence[Any]:
     if out is None:
         return [None] * count
     if not isinstance(out, list | tuple) or len(out) != count:
-        what = f"has {len(out)} entries" if isinstance(out, list | tuple) else f"is a {type(out).__name__}"
+        description = f"has {len(out)} entries" if isinstance(out, list | tuple) else f"is a {type(out).__name__}"
         raise ArgumentError(
-            f"out {what}; {count} arrays are read.",
+            f"out {description}; {count} arrays are read.",
             reason="INVALID_ARGUMENT",
             fix="pass out=[array or None for each array].",
         )

@@ -69,7 +69,7 @@ class Publications:
             tenants = (tenants,)
         from hearth.arrays.described import describe
 
-        _check_whole(array)
+        _check_whole_buffer(array)
         array._usable()
         self._connection.report(_sync_all(), barrier=True)
         self._call(
@@ -104,7 +104,7 @@ class Publications:
         device: DeviceContext[A],
         name: str,
         tenant: str | None,
-        given_shape: shapes.Shape | None,
+        shape: shapes.Shape | None,
         dtype: Any,
     ) -> A:
         """Attaches a published array, and waits until it is published. Blocks.
@@ -114,7 +114,7 @@ class Publications:
             device: The device.
             name: The published name.
             tenant: Tenant that published it; None: this session's own.
-            given_shape: Shape to view the memory with; None: the publisher's.
+            shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
 
         Returns:
@@ -126,7 +126,7 @@ class Publications:
         backoff = backoff_within(wait)
         while True:
             try:
-                return self.attach(device, name, tenant, given_shape, dtype)
+                return self.attach(device, name, tenant, shape, dtype)
             except HearthError as error:
                 pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
                 if pause is None:
@@ -134,7 +134,7 @@ class Publications:
             time.sleep(pause)
 
     def attach(
-        self, device: DeviceContext[A], name: str, tenant: str | None, given_shape: shapes.Shape | None, dtype: Any
+        self, device: DeviceContext[A], name: str, tenant: str | None, shape: shapes.Shape | None, dtype: Any
     ) -> A:
         """Attaches a published array; see `Device.attach`. Blocks.
 
@@ -142,7 +142,7 @@ class Publications:
             device: The device.
             name: The published name.
             tenant: Tenant that published it; None: this session's own.
-            given_shape: Shape to view the memory with; None: the publisher's.
+            shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
 
         Returns:
@@ -156,11 +156,11 @@ class Publications:
         from hearth.arrays.described import parse
 
         connection = self._connection
-        shape = None if given_shape is None else shapes.shape_of(given_shape)
-        given = (shape, None if dtype is None else shapes.dtype_of(dtype))
+        requested_shape = None if shape is None else shapes.shape_of(shape)
+        requested = (requested_shape, None if dtype is None else shapes.dtype_of(dtype))
         attachment = connection.attachment()
-        asked = name, tenant or ""
-        handle = self._unanswered.pop(asked, 0) or connection.mint()
+        key = name, tenant or ""
+        handle = self._unanswered.pop(key, 0) or connection.mint()
         try:
             answer = self._call(
                 "AttachBuffer",
@@ -169,7 +169,7 @@ class Publications:
             )
         except HearthError as error:
             if error.broken or isinstance(error, ConnectError):
-                self._unanswered[asked] = handle
+                self._unanswered[key] = handle
             raise
         space = attachment.space
         if space is None or answer.generation != space.generation:
@@ -181,11 +181,11 @@ class Publications:
         memory = Memory(space, handle, answer.size)
         memory.read_only = True
         try:
-            found = _seen_as(name, answer.size, parse(answer.description), given)
+            described = _shape_and_dtype(name, answer.size, parse(answer.description), requested)
         except HearthError:
             memory.free()
             raise
-        return device._array_type(device, memory, 0, *found)
+        return device._array_type(device, memory, 0, *described)
 
     def listed(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach; see `Device.published`. Blocks."""
@@ -193,14 +193,14 @@ class Publications:
 
         request = device_pb2.ListPublishedRequest(target=self._target())
         answer = self._call("ListPublished", request, device_pb2.ListPublishedResponse)
-        found = []
-        for each in answer.buffers:
-            described = parse(each.description)
-            if described is not None and shapes.bytes_of(*described) != each.size:
+        published = []
+        for buffer in answer.buffers:
+            described = parse(buffer.description)
+            if described is not None and shapes.bytes_of(*described) != buffer.size:
                 described = None
             shape, dtype = described or (None, None)
-            found.append(PublishedArray(each.name, each.tenant, each.size, shape, dtype, each.attached))
-        return found
+            published.append(PublishedArray(buffer.name, buffer.tenant, buffer.size, shape, dtype, buffer.attached))
+        return published
 
     def _target(self) -> device_pb2.Target:
         return device_pb2.Target(session_token=self._connection.token, device=self._connection.ordinal)
@@ -231,17 +231,17 @@ def backoff_within(wait: float) -> Backoff:
     return Backoff(wait)
 
 
-def _seen_as(
+def _shape_and_dtype(
     name: str,
     size: int,
     described: tuple[tuple[int, ...], np.dtype[Any]] | None,
-    given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
+    requested: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description.
 
     Raises `ArgumentError` if they do not match the size.
     """
-    shape, dtype = given
+    shape, dtype = requested
     if dtype is None:
         if described is None:
             raise ArgumentError(
@@ -251,7 +251,7 @@ def _seen_as(
             )
         dtype = described[1]
     if shape is None:
-        shape = described[0] if described is not None and given[1] is None else (size // dtype.itemsize,)
+        shape = described[0] if described is not None and requested[1] is None else (size // dtype.itemsize,)
     if shapes.bytes_of(shape, dtype) != size:
         raise ArgumentError(
             f"{name!r} has {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)} bytes.",
@@ -261,7 +261,7 @@ def _seen_as(
     return shape, dtype
 
 
-def _check_whole(array: BaseArray) -> None:
+def _check_whole_buffer(array: BaseArray) -> None:
     """Raises `ArgumentError` if the array is only part of a buffer."""
     if array._offset or array._strides is not None or array.nbytes != array._memory.size:
         raise ArgumentError(

@@ -26,9 +26,9 @@ def arange(start: Any, stop: Any, step: Any, dtype: Any) -> np.ndarray[Any, Any]
         ArgumentError: There are no such numbers.
         DtypeError: No device has elements of that type.
     """
-    wanted = None if dtype is None else shapes.dtype_of(dtype)
+    element_type = None if dtype is None else shapes.dtype_of(dtype)
     first, last = (0, start) if stop is None else (start, stop)
-    return _computed("arange", lambda: np.arange(first, last, step, dtype=wanted))
+    return _computed("arange", lambda: np.arange(first, last, step, dtype=element_type))
 
 
 def linspace(start: Any, stop: Any, num: int, endpoint: bool, dtype: Any) -> np.ndarray[Any, Any]:
@@ -48,8 +48,8 @@ def linspace(start: Any, stop: Any, num: int, endpoint: bool, dtype: Any) -> np.
         ArgumentError: There are no such numbers.
         DtypeError: No device has elements of that type.
     """
-    wanted = None if dtype is None else shapes.dtype_of(dtype)
-    return _computed("linspace", lambda: np.linspace(start, stop, num, endpoint, dtype=wanted))
+    element_type = None if dtype is None else shapes.dtype_of(dtype)
+    return _computed("linspace", lambda: np.linspace(start, stop, num, endpoint, dtype=element_type))
 
 
 def _computed(name: str, compute: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -31,8 +31,10 @@ def assign(target: ArrayLike, value: Any) -> None:
         ArgumentError: The shapes do not match.
         DtypeError: The value cannot be converted to the view's dtype.
     """
-    numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
-    if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
+    is_scalar = isinstance(value, bool | int | float | complex | bytes) or (
+        np.is_imported() and isinstance(value, np.generic)
+    )
+    if is_scalar or (isinstance(value, tuple) and target.dtype.names is not None):
         target.fill(value)
         return
     host = _cast(value, target.dtype)
@@ -41,11 +43,11 @@ def assign(target: ArrayLike, value: Any) -> None:
         target.fill(host[()])
         return
     try:
-        whole = np.broadcast_to(host, target.shape)
+        broadcast = np.broadcast_to(host, target.shape)
     except ValueError:
         raise _shapes_differ(host.shape, target.shape) from None
     if target.nbytes <= _WHOLE_BYTES or host.ndim == target.ndim:
-        target.set(whole)
+        target.set(broadcast)
         return
     _spread(target, target.ndim - host.ndim, lambda block: block.set(np.broadcast_to(host, block.shape)))
 
@@ -77,27 +79,27 @@ def assign_array(target: ArrayLike, value: ArrayLike) -> None:
         ArgumentError: The shapes do not match.
         UnsupportedError: The array belongs to another session.
     """
-    given = value
+    original = value
     while value.shape[:1] == (1,):  # leading axes of length 1 are broadcast
         value = value[0]
     if value.size == 1:
         value = value.reshape(())
-    ahead = target.ndim - value.ndim
-    if ahead < 0 or value.shape != target.shape[ahead:]:
+    leading_axes = target.ndim - value.ndim
+    if leading_axes < 0 or value.shape != target.shape[leading_axes:]:
         try:
             fits = np.broadcast_shapes(value.shape, target.shape) == target.shape
         except ValueError:
             fits = False
         if not fits:
-            raise _shapes_differ(given.shape, target.shape)
+            raise _shapes_differ(original.shape, target.shape)
     if value._dtype is not target._dtype and value.dtype != target.dtype:
         value = value.astype(target.dtype)
     if value._memory is target._memory and device_copy.overlap(target, value):
         if value.shape == target.shape and (target._offset, target.strides) == (value._offset, value.strides):
             return
         value = value.copy()
-    if value.shape == target.shape[ahead:]:
-        _spread(target, ahead, lambda block: block.copy_from(value))
+    if value.shape == target.shape[leading_axes:]:
+        _spread(target, leading_axes, lambda block: block.copy_from(value))
     elif target.size:
         target.copy_from(_broadcast(value, target.shape))
 
@@ -117,15 +119,16 @@ def _broadcast(array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     return array._view(0, shape, array._dtype, (0,) * (len(shape) - len(steps)) + steps)
 
 
-def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
-    """Fills the first block behind the first `ahead` axes of `target` by `write`, and repeats it in all other blocks.
+def _spread(target: ArrayLike, leading_axes: int, write: Callable[[ArrayLike], None]) -> None:
+    """Fills the first block of `target` by `write`, and repeats it in all other blocks.
 
-    Copies on the device repeat it; each copy doubles the part that is filled.
+    A block has one index on each of the first `leading_axes` axes, and all elements of the other axes. Copies on the
+    device repeat it; each copy doubles the part that is filled.
     """
     if not target.size:
         return
-    write(target[(0,) * ahead])
-    for axis in reversed(range(ahead)):
+    write(target[(0,) * leading_axes])
+    for axis in reversed(range(leading_axes)):
         blocks = target[(0,) * axis]
         done, count = 1, len(blocks)
         while done < count:
@@ -134,16 +137,16 @@ def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -
             done += more
 
 
-def _without_leading(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _without_leading(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Removes leading axes of length 1 that the target does not have, as NumPy does in an assignment."""
-    while len(shape) > len(wanted) and shape[0] == 1:
+    while len(shape) > len(target_shape) and shape[0] == 1:
         shape = shape[1:]
     return shape
 
 
-def _shapes_differ(shape: tuple[int, ...], wanted: tuple[int, ...]) -> ArgumentError:
+def _shapes_differ(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
-        f"an array of shape {shape} cannot be broadcast to shape {wanted} of the assignment.",
+        f"an array of shape {shape} cannot be broadcast to shape {target_shape} of the assignment.",
         reason="INVALID_ARGUMENT",
         fix="reshape one of them; broadcasting repeats axes of length 1, and adds leading axes.",
     )

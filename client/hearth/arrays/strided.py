@@ -27,12 +27,12 @@ class Selection(NamedTuple):
 class StridedCopy(NamedTuple):
     """A copy on the device of `rows` rows of `width` bytes; offsets are relative to the starts of the two arrays."""
 
-    to: int
-    since: int
+    destination_offset: int
+    source_offset: int
     width: int
     rows: int
-    to_pitch: int
-    since_pitch: int
+    destination_pitch: int
+    source_pitch: int
 
 
 def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selection:
@@ -54,19 +54,19 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
     lengths: list[int] = []
     steps: list[int] = []
     axis = 0
-    for part in _expanded(len(shape), index):
-        if part is None:
+    for entry in _expanded(len(shape), index):
+        if entry is None:
             lengths.append(1)
             steps.append(0)
             continue
         length, stride = shape[axis], strides[axis]
-        if isinstance(part, slice):
-            chosen = range(*part.indices(length))
+        if isinstance(entry, slice):
+            chosen = range(*entry.indices(length))
             offset += chosen.start * stride if chosen else 0
             lengths.append(len(chosen))
             steps.append(stride * chosen.step)
         else:
-            at = _integer(part)
+            at = _integer(entry)
             if not -length <= at < length:
                 raise IndexError(f"index {at} is out of bounds for axis {axis} with size {length}")
             offset += at % length * stride
@@ -76,46 +76,46 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
 
 def _expanded(axes: int, index: Any) -> list[Any]:
     """Returns the parts of an index, with one part for each axis, and None for each new axis."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    dots = [position for position, part in enumerate(parts) if part is Ellipsis]
+    entries = list(index) if isinstance(index, tuple) else [index]
+    dots = [position for position, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    given = sum(part is not None and part is not Ellipsis for part in parts)
-    if given > axes:
-        raise IndexError(f"too many indices: the array has {axes} axes, {given} were indexed")
-    rest = [slice(None)] * (axes - given)
-    at = dots[0] if dots else len(parts)
-    return parts[:at] + rest + parts[at + 1 :]
+    indexed = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if indexed > axes:
+        raise IndexError(f"too many indices: the array has {axes} axes, {indexed} were indexed")
+    full_slices = [slice(None)] * (axes - indexed)
+    at = dots[0] if dots else len(entries)
+    return entries[:at] + full_slices + entries[at + 1 :]
 
 
-def _integer(part: Any) -> int:
-    if isinstance(part, int) and not isinstance(part, bool):
-        return part
-    if isinstance(part, bool | np.bool_) or getattr(part, "dtype", None) == np.bool_:
+def _integer(entry: Any) -> int:
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return entry
+    if isinstance(entry, bool | np.bool_) or getattr(entry, "dtype", None) == np.bool_:
         raise _unsupported("a mask", "select from a copy on the host, x.get()[mask], or in a kernel.")
-    if isinstance(part, list | tuple | np.ndarray | DeviceOperand) and (not hasattr(part, "ndim") or part.ndim):
+    if isinstance(entry, list | tuple | np.ndarray | DeviceOperand) and (not hasattr(entry, "ndim") or entry.ndim):
         raise _unsupported(
             "a list of indices",
             "take views one by one, select from a copy on the host, x.get()[indices], or gather in a kernel.",
         )
     try:
-        return int(part.__index__())
+        return int(entry.__index__())
     except (AttributeError, TypeError):
         raise IndexError(
-            f"{part!r} is not a valid index: use integers, slices (`:`), an ellipsis (`...`) or None"
+            f"{entry!r} is not a valid index: use integers, slices (`:`), an ellipsis (`...`) or None"
         ) from None
 
 
-def _unsupported(what: str, fix: str) -> UnsupportedError:
+def _unsupported(subject: str, fix: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{what} cannot be expressed as a view, whose elements are at a constant distance along each axis.",
+        f"{subject} cannot be expressed as a view, whose elements are at a constant distance along each axis.",
         reason="UNSUPPORTED",
         fix=fix,
     )
 
 
 def reshaped_strides(
-    shape: Sequence[int], strides: Sequence[int], itemsize: int, fresh: Sequence[int]
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, new_shape: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Computes the strides of an array that is reshaped without a copy, in C order of its elements.
 
@@ -126,73 +126,80 @@ def reshaped_strides(
         shape: Elements along each axis.
         strides: Bytes from one element to the next along each axis.
         itemsize: Bytes of an element.
-        fresh: The new shape, with the same number of elements.
+        new_shape: The new shape, with the same number of elements.
 
     Returns:
         Bytes from one element to the next along each axis; None if a copy would be necessary.
     """
     if 0 in shape:
-        return contiguous(fresh, itemsize).strides
+        return contiguous(new_shape, itemsize).strides
     axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
-    made: list[int] = []  # strides of the new axes, innermost first
-    step = itemsize  # stride of a new axis of length 1 behind all others
-    left = list(fresh)
+    new_strides: list[int] = []  # strides of the new axes, innermost first
+    distance = itemsize  # stride of a new axis of length 1 behind all others
+    remaining = list(new_shape)
     while axes:
-        length, step = axes.pop()
-        while axes and axes[-1][1] == length * step:
+        length, distance = axes.pop()
+        while axes and axes[-1][1] == length * distance:
             length *= axes.pop()[0]
         while length > 1:
-            if not left or length % left[-1]:
+            if not remaining or length % remaining[-1]:
                 return None
-            axis = left.pop()
-            made.append(step)
-            step *= axis
+            axis = remaining.pop()
+            new_strides.append(distance)
+            distance *= axis
             length //= axis
-    made += [step] * len(left)  # axes of length 1
-    return tuple(reversed(made))
+    new_strides += [distance] * len(remaining)  # axes of length 1
+    return tuple(reversed(new_strides))
 
 
-def copies_between(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
+def copies_between(destination: RowLayout, source: RowLayout) -> Iterator[StridedCopy]:
     """Generates the fewest copies that transfer an array to another one of the same shape and dtype.
 
     Args:
-        to: The rows of the destination.
-        since: The rows of the source.
+        destination: The rows of the destination.
+        source: The rows of the source.
 
     Returns:
         The copies.
     """
-    if to.dense and since.dense:
-        yield StridedCopy(to.offset, since.offset, to.size, 1, 0, 0)
-    elif to.dense or since.dense or to.width == since.width:
-        width, rows = (since if to.dense else to)[1:3]
-        to_pitch = width if to.dense else to.pitch
-        since_pitch = width if since.dense else since.pitch
-        yield StridedCopy(to.offset, since.offset, width, rows, to_pitch, since_pitch)
-    elif to.width < since.width:
-        yield from _fine(to, since)
+    if destination.dense and source.dense:
+        yield StridedCopy(destination.offset, source.offset, destination.size, 1, 0, 0)
+    elif destination.dense or source.dense or destination.width == source.width:
+        width, rows = (source if destination.dense else destination)[1:3]
+        destination_pitch = width if destination.dense else destination.pitch
+        source_pitch = width if source.dense else source.pitch
+        yield StridedCopy(destination.offset, source.offset, width, rows, destination_pitch, source_pitch)
+    elif destination.width < source.width:
+        yield from _fine(destination, source)
     else:
-        for move in _fine(since, to):
-            yield StridedCopy(move.since, move.to, move.width, move.rows, move.since_pitch, move.to_pitch)
-
-
-def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
-    """Generates the copies into rows that are shorter than those of the source, by a whole factor (`each`)."""
-    width = to.width
-    each = since.width // width
-    if since.rows <= each:
-        for row in range(since.rows):
-            start = to.offset + row * each * to.pitch
-            yield StridedCopy(start, since.offset + row * since.pitch, width, each, to.pitch, width)
-    else:
-        for column in range(each):
+        for region in _fine(source, destination):
             yield StridedCopy(
-                to.offset + column * to.pitch,
-                since.offset + column * width,
+                region.source_offset,
+                region.destination_offset,
+                region.width,
+                region.rows,
+                region.source_pitch,
+                region.destination_pitch,
+            )
+
+
+def _fine(destination: RowLayout, source: RowLayout) -> Iterator[StridedCopy]:
+    """Generates the copies into rows that are shorter than those of the source, by a whole factor."""
+    width = destination.width
+    factor = source.width // width
+    if source.rows <= factor:
+        for row in range(source.rows):
+            start = destination.offset + row * factor * destination.pitch
+            yield StridedCopy(start, source.offset + row * source.pitch, width, factor, destination.pitch, width)
+    else:
+        for column in range(factor):
+            yield StridedCopy(
+                destination.offset + column * destination.pitch,
+                source.offset + column * width,
                 width,
-                since.rows,
-                each * to.pitch,
-                since.pitch,
+                source.rows,
+                factor * destination.pitch,
+                source.pitch,
             )
 
 

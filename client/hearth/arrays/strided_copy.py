@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
 
-MOST_AXES = 32
+MAX_AXES = 32
 """Maximum number of axes of the kernel, after axes were merged."""
 _BLOCK = 256
-_MOST_BLOCKS = 1 << 16
+_MAX_BLOCKS = 1 << 16
 _TYPES = {
     1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "hearth_sixteen",
 }  # fmt: skip
@@ -36,7 +36,7 @@ _TYPES = {
 _SOURCE = string.Template(r"""
 struct hearth_axes {
     long long count, axes, to_start, from_start;
-    long long length[$most], to[$most], from[$most];
+    long long length[$max_axes], to[$max_axes], from[$max_axes];
 };
 struct alignas(16) hearth_sixteen { unsigned long long low, high; };
 
@@ -44,206 +44,223 @@ __device__ inline unsigned long long hearth_quotient(unsigned long long a, unsig
     return (a | b) >> 32 ? a / b : (unsigned int)a / (unsigned int)b;
 }
 
-extern "C" __global__ void hearth_strided_copy(char* to, const char* from, hearth_axes each) {
+extern "C" __global__ void hearth_strided_copy(char* to, const char* from, hearth_axes layout) {
     unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-    to += each.to_start;
-    from += each.from_start;
+    to += layout.to_start;
+    from += layout.from_start;
     for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-         i < (unsigned long long)each.count; i += step) {
-        unsigned long long left = i;
+         i < (unsigned long long)layout.count; i += step) {
+        unsigned long long remaining = i;
         long long t = 0, f = 0;
-        for (int axis = (int)each.axes - 1; axis > 0; --axis) {
-            unsigned long long quotient = hearth_quotient(left, (unsigned long long)each.length[axis]);
-            long long at = (long long)(left - quotient * (unsigned long long)each.length[axis]);
-            t += at * each.to[axis];
-            f += at * each.from[axis];
-            left = quotient;
+        for (int axis = (int)layout.axes - 1; axis > 0; --axis) {
+            unsigned long long quotient = hearth_quotient(remaining, (unsigned long long)layout.length[axis]);
+            long long at = (long long)(remaining - quotient * (unsigned long long)layout.length[axis]);
+            t += at * layout.to[axis];
+            f += at * layout.from[axis];
+            remaining = quotient;
         }
-        t += (long long)left * each.to[0];
-        f += (long long)left * each.from[0];
+        t += (long long)remaining * layout.to[0];
+        f += (long long)remaining * layout.from[0];
         *($type*)(to + t) = *(const $type*)(from + f);
     }
 }
 """)
 
 
-def command(stream: int, to: ArrayLike, since: ArrayLike, move: StridedCopy) -> commands_pb2.Command:
+def command(stream: int, destination: ArrayLike, source: ArrayLike, region: StridedCopy) -> commands_pb2.Command:
     """Builds the command that copies part of an array to another array on the same device.
 
     Args:
         stream: Handle of the stream.
-        to: The destination.
-        since: The source.
-        move: The rows to copy, relative to the starts of the two arrays.
+        destination: The destination.
+        source: The source.
+        region: The rows to copy, relative to the starts of the two arrays.
 
     Returns:
         The command.
     """
-    made = commands_pb2.Command(stream=stream)
-    made.copy.destination = to._memory.handle
-    made.copy.destination_offset = to._offset + move.to
-    made.copy.source = since._memory.handle
-    made.copy.source_offset = since._offset + move.since
-    made.copy.size = move.width
-    if move.rows > 1:
-        made.copy.rows = move.rows
-        made.copy.destination_pitch = move.to_pitch
-        made.copy.source_pitch = move.since_pitch
-    return made
+    copy_command = commands_pb2.Command(stream=stream)
+    copy_command.copy.destination = destination._memory.handle
+    copy_command.copy.destination_offset = destination._offset + region.destination_offset
+    copy_command.copy.source = source._memory.handle
+    copy_command.copy.source_offset = source._offset + region.source_offset
+    copy_command.copy.size = region.width
+    if region.rows > 1:
+        copy_command.copy.rows = region.rows
+        copy_command.copy.destination_pitch = region.destination_pitch
+        copy_command.copy.source_pitch = region.source_pitch
+    return copy_command
 
 
 class Axis(NamedTuple):
     """An axis that a copy runs along in both arrays."""
 
     length: int
-    to: int
+    destination_stride: int
     """Bytes from one element of the destination to the next; positive after `common_axes`."""
-    since: int
+    source_stride: int
     """Bytes from one element of the source to the next."""
 
 
 class CommonAxes(NamedTuple):
     """The axes of a copy. The last one is the bytes of a run without gaps in both arrays, with strides of 1."""
 
-    to: int
+    destination_offset: int
     """Offset of the first byte in the destination, relative to its first element."""
-    since: int
+    source_offset: int
     """Offset of the first byte in the source, relative to its first element."""
     axes: tuple[Axis, ...]
 
     @property
-    def move(self) -> StridedCopy | None:
+    def single_copy(self) -> StridedCopy | None:
         """The copy command that has the effect of the axes; None: no single command has."""
         *outer, run = self.axes
         if not outer:
-            return StridedCopy(self.to, self.since, run.length, 1, 0, 0)
-        if len(outer) > 1 or min(outer[0].to, outer[0].since) < run.length:
+            return StridedCopy(self.destination_offset, self.source_offset, run.length, 1, 0, 0)
+        rows = outer[0]
+        if len(outer) > 1 or min(rows.destination_stride, rows.source_stride) < run.length:
             return None
-        return StridedCopy(self.to, self.since, run.length, outer[0].length, outer[0].to, outer[0].since)
+        return StridedCopy(
+            self.destination_offset,
+            self.source_offset,
+            run.length,
+            rows.length,
+            rows.destination_stride,
+            rows.source_stride,
+        )
 
-    def unit(self, to: int, since: int) -> int:
+    def unit(self, destination_start: int, source_start: int) -> int:
         """Returns the largest number of bytes, a power of two up to 16, that a thread can copy at once.
 
         Args:
-            to: Offset in bytes of the destination's first element in its buffer.
-            since: Offset in bytes of the source's first element in its buffer.
+            destination_start: Offset in bytes of the destination's first element in its buffer.
+            source_start: Offset in bytes of the source's first element in its buffer.
         """
         *outer, run = self.axes
-        steps = [step for axis in outer for step in (axis.to, axis.since)]
-        return math.gcd(16, run.length, to + self.to, since + self.since, *steps)
+        strides = [stride for axis in outer for stride in (axis.destination_stride, axis.source_stride)]
+        first_bytes = destination_start + self.destination_offset, source_start + self.source_offset
+        return math.gcd(16, run.length, *first_bytes, *strides)
 
 
-def common_axes(shape: Sequence[int], to: Sequence[int], since: Sequence[int], itemsize: int) -> CommonAxes:
-    """Reorders, turns and merges the axes of a copy, so that it needs as few axes as possible.
+def common_axes(
+    shape: Sequence[int], destination_strides: Sequence[int], source_strides: Sequence[int], itemsize: int
+) -> CommonAxes:
+    """Reorders, reverses and merges the axes of a copy, so that it needs as few axes as possible.
 
     The order of the elements does not matter: each element of the destination is written once.
 
     Args:
         shape: Elements along each axis; none is 0.
-        to: Bytes from one element of the destination to the next along each axis; not 0 for axes longer than 1.
-        since: Bytes from one element of the source to the next along each axis; 0 repeats the element.
+        destination_strides: Bytes from one element of the destination to the next along each axis; not 0 for axes
+            longer than 1.
+        source_strides: Bytes from one element of the source to the next along each axis; 0 repeats the element.
         itemsize: Bytes of an element.
 
     Returns:
         The axes, with the largest strides of the destination first.
     """
-    to_start = since_start = 0
+    destination_offset = source_offset = 0
     axes: list[Axis] = []
-    for axis in map(Axis, shape, to, since):
-        if axis.to < 0 and axis.length > 1:
-            to_start += (axis.length - 1) * axis.to
-            since_start += (axis.length - 1) * axis.since
-            axes.append(Axis(axis.length, -axis.to, -axis.since))
+    for axis in map(Axis, shape, destination_strides, source_strides):
+        if axis.destination_stride < 0 and axis.length > 1:
+            destination_offset += (axis.length - 1) * axis.destination_stride
+            source_offset += (axis.length - 1) * axis.source_stride
+            axes.append(Axis(axis.length, -axis.destination_stride, -axis.source_stride))
         elif axis.length > 1:
             axes.append(axis)
-    axes.sort(key=lambda axis: (axis.to, abs(axis.since)), reverse=True)
+    axes.sort(key=lambda axis: (axis.destination_stride, abs(axis.source_stride)), reverse=True)
     merged = [Axis(itemsize, 1, 1)]  # innermost first
     for axis in reversed(axes):
         inner = merged[-1]
-        if axis.to == inner.to * inner.length and axis.since == inner.since * inner.length:
+        destination_end = inner.destination_stride * inner.length
+        source_end = inner.source_stride * inner.length
+        if axis.destination_stride == destination_end and axis.source_stride == source_end:
             merged[-1] = inner._replace(length=inner.length * axis.length)
         else:
             merged.append(axis)
-    return CommonAxes(to_start, since_start, tuple(reversed(merged)))
+    return CommonAxes(destination_offset, source_offset, tuple(reversed(merged)))
 
 
-def copy(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
+def copy(destination: ArrayLike, source: ArrayLike, stream: BaseStream | None) -> None:
     """Copies an array to another array of the same device. Sent one way: does not block.
 
     Args:
-        to: The destination, whose elements are apart from those of the source.
-        since: The source, of the same shape and dtype; not empty.
+        destination: The destination, whose elements are apart from those of the source.
+        source: The source, of the same shape and dtype; not empty.
         stream: Stream that orders the copy; None: the current one.
 
     Raises:
         ArgumentError: The destination is read-only.
-        UnsupportedError: The copy needs more than `MOST_AXES` axes.
+        UnsupportedError: The copy needs more than `MAX_AXES` axes.
     """
-    attachment = to._usable()
-    handle = streams.resolve_captured(stream, to._connection, attachment)  # refuses a stream that prepares launches
-    axes = common_axes(to._shape, to.strides, since.strides, to.itemsize)
-    move = axes.move
-    if move is not None:
-        attachment.submit(command(handle, to, since, move))
+    attachment = destination._usable()
+    # refuses a stream that prepares launches
+    handle = streams.resolve_captured(stream, destination._connection, attachment)
+    axes = common_axes(destination._shape, destination.strides, source.strides, destination.itemsize)
+    single_copy = axes.single_copy
+    if single_copy is not None:
+        attachment.submit(command(handle, destination, source, single_copy))
     else:
-        launch(to, since, axes, stream)
+        launch(destination, source, axes, stream)
 
 
-def check_writable(to: ArrayLike) -> None:
+def check_writable(destination: ArrayLike) -> None:
     """Checks that the kernel may write to an array.
 
     Args:
-        to: The array.
+        destination: The array.
 
     Raises:
         ArgumentError: The array is attached, or this session has published it.
     """
-    if to._memory.read_only or to._memory.published:  # the daemon does not refuse kernels that write to such memory
+    # the daemon does not refuse kernels that write to such memory
+    if destination._memory.read_only or destination._memory.published:
         raise ArgumentError(
-            f"{to!r} is or was published; a view of it that is not in rows at a constant distance is read-only.",
+            f"{destination!r} is or was published; a view of it that is not in rows at a constant distance is "
+            "read-only.",
             reason="READ_ONLY",
             fix="write to a copy, x.copy(), or to rows of the array.",
         )
 
 
-def launch(to: ArrayLike, since: ArrayLike, axes: CommonAxes, stream: BaseStream | None) -> None:
+def launch(destination: ArrayLike, source: ArrayLike, axes: CommonAxes, stream: BaseStream | None) -> None:
     """Launches the kernel that copies along `axes`.
 
     Args:
-        to: The destination.
-        since: The source.
+        destination: The destination.
+        source: The source.
         axes: The axes of the copy.
         stream: Stream of the launch; None: the current one.
 
     Raises:
         ArgumentError: The destination is read-only.
-        UnsupportedError: There are more than `MOST_AXES` axes.
+        UnsupportedError: There are more than `MAX_AXES` axes.
     """
-    check_writable(to)
-    if len(axes.axes) > MOST_AXES:
+    check_writable(destination)
+    if len(axes.axes) > MAX_AXES:
         raise UnsupportedError(
-            f"an array of shape {to._shape} with strides {to.strides} cannot be copied on the device: its elements "
-            f"are apart along {len(axes.axes) - 1} axes; the maximum is {MOST_AXES - 1}.",
+            f"an array of shape {destination._shape} with strides {destination.strides} cannot be copied on "
+            f"the device: its elements are apart along {len(axes.axes) - 1} axes; the maximum is {MAX_AXES - 1}.",
             reason="UNSUPPORTED",
             fix="copy parts of it with fewer axes, e.g. x[i].",
         )
-    unit = axes.unit(to._offset, since._offset)
+    unit = axes.unit(destination._offset, source._offset)
     *outer, run = axes.axes
-    each = [*outer, Axis(run.length // unit, unit, unit)]
-    if each[-1].length == 1 and len(each) > 1:
-        del each[-1]
-    count = math.prod(axis.length for axis in each)
-    argument = _argument(count, axes.to, axes.since, each)
-    read = since if since._memory is to._memory else ReadOnly(since)
-    run_kernel(to._device, _source(unit), "hearth_strided_copy", count, (to, read, argument), stream)
+    kernel_axes = [*outer, Axis(run.length // unit, unit, unit)]
+    if kernel_axes[-1].length == 1 and len(kernel_axes) > 1:
+        del kernel_axes[-1]
+    count = math.prod(axis.length for axis in kernel_axes)
+    argument = _argument(count, axes.destination_offset, axes.source_offset, kernel_axes)
+    read = source if source._memory is destination._memory else ReadOnly(source)
+    run_kernel(destination._device, _source(unit), "hearth_strided_copy", count, (destination, read, argument), stream)
 
 
-def _argument(count: int, to: int, since: int, axes: Sequence[Axis]) -> Any:
+def _argument(count: int, destination_offset: int, source_offset: int, axes: Sequence[Axis]) -> Any:
     """Returns the kernel's third argument, a structure that is passed by value."""
-    made = _structure()(count, len(axes), to, since)
+    structure = _structure()(count, len(axes), destination_offset, source_offset)
     for name, values in zip(("length", "to", "from"), zip(*axes, strict=True), strict=True):
-        getattr(made, name)[: len(axes)] = values
-    return made
+        getattr(structure, name)[: len(axes)] = values
+    return structure
 
 
 @cache
@@ -251,7 +268,7 @@ def _structure() -> Any:
     """Returns the class of the structure, made at its first use."""
     import ctypes  # only arrays that are not rows need it
 
-    numbers: Any = ctypes.c_longlong * MOST_AXES
+    numbers: Any = ctypes.c_longlong * MAX_AXES
     fields: list[tuple[str, Any]] = [(name, ctypes.c_longlong) for name in ("count", "axes", "to_start", "from_start")]
     fields += [(name, numbers) for name in ("length", "to", "from")]
     return type("_Axes", (ctypes.Structure,), {"_fields_": fields})
@@ -260,7 +277,7 @@ def _structure() -> Any:
 @cache
 def _source(unit: int) -> str:
     """Returns the source of the kernel that copies `unit` bytes at once."""
-    return _SOURCE.substitute(most=MOST_AXES, type=_TYPES[unit])
+    return _SOURCE.substitute(max_axes=MAX_AXES, type=_TYPES[unit])
 
 
 def run_kernel(
@@ -282,5 +299,5 @@ def run_kernel(
     kernel = kernels.get(source)
     if kernel is None:
         kernel = kernels[source] = device.RawKernel(source, name)
-    blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
+    blocks = min(-(-count // _BLOCK), _MAX_BLOCKS)
     kernel((blocks,), (_BLOCK,), args, stream=stream)

@@ -164,25 +164,25 @@ class TensorMap(DeviceOperand, Generic[A]):
                 fix="pass only one, e.g. x.tensor_map((64, 32)), which copies 64 rows of 32 elements at a time.",
             )
         command = commands_pb2.Command()
-        made = command.create_tensor_map
-        made.buffer = array._memory.handle
-        made.offset = array._offset
-        made.dtype, sizes, steps = _region(array, shape, strides, dtype)
-        made.shape.extend(reversed(sizes))
-        made.strides.extend(reversed(steps[:-1]))
+        message = command.create_tensor_map
+        message.buffer = array._memory.handle
+        message.offset = array._offset
+        message.dtype, sizes, steps = _region(array, shape, strides, dtype)
+        message.shape.extend(reversed(sizes))
+        message.strides.extend(reversed(steps[:-1]))
         if element_strides is not None:
-            made.element_strides.extend(reversed(_numbers("element_strides", element_strides, _U32)))
-        made.interleave, made.swizzle = interleave, swizzle
-        made.l2_promotion, made.oob_fill = l2_promotion, oob_fill
+            message.element_strides.extend(reversed(_numbers("element_strides", element_strides, _U32)))
+        message.interleave, message.swizzle = interleave, swizzle
+        message.l2_promotion, message.oob_fill = l2_promotion, oob_fill
         if box is not None:
-            made.tile.box.extend(reversed(_numbers("box", box, _U32)))
+            message.tile.box.extend(reversed(_numbers("box", box, _U32)))
         if isinstance(im2col, Im2colWide):
-            _fill_im2col_wide(made.im2col_wide, im2col)
+            _fill_im2col_wide(message.im2col_wide, im2col)
         elif im2col is not None:
-            _fill_im2col(made.im2col, im2col)
+            _fill_im2col(message.im2col, im2col)
         attachment = array._usable()
         handle = array._connection.mint()
-        made.tensor_map = handle
+        message.tensor_map = handle
         command.stream = streams.resolve(stream, array._connection, attachment, work=False)
         attachment.submit(command)
         space: Space = array._memory.space
@@ -241,7 +241,7 @@ def _region(
             reason="INVALID_ARGUMENT",
             fix="move an axis without gaps to the last position.",
         )
-    if any(step < 0 for step in steps):
+    if any(stride < 0 for stride in steps):
         raise ArgumentError(
             f"the strides {steps} of the array contain a negative one, which TMA does not have.",
             reason="INVALID_ARGUMENT",
@@ -265,37 +265,37 @@ def _size_of(name: str, otherwise: int) -> int:
         return otherwise
 
 
-def _fill_im2col(message: commands_pb2.CreateTensorMap.Im2col, given: Im2col) -> None:
-    message.lower_corner.extend(reversed(_numbers("lower_corner", given.lower_corner, _I32)))
-    message.upper_corner.extend(reversed(_numbers("upper_corner", given.upper_corner, _I32)))
-    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (given.channels_per_pixel,), _U32)
-    (message.pixels_per_column,) = _numbers("pixels_per_column", (given.pixels_per_column,), _U32)
+def _fill_im2col(message: commands_pb2.CreateTensorMap.Im2col, im2col: Im2col) -> None:
+    message.lower_corner.extend(reversed(_numbers("lower_corner", im2col.lower_corner, _I32)))
+    message.upper_corner.extend(reversed(_numbers("upper_corner", im2col.upper_corner, _I32)))
+    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (im2col.channels_per_pixel,), _U32)
+    (message.pixels_per_column,) = _numbers("pixels_per_column", (im2col.pixels_per_column,), _U32)
 
 
-def _fill_im2col_wide(message: commands_pb2.CreateTensorMap.Im2colWide, given: Im2colWide) -> None:
-    (message.lower_corner_width,) = _numbers("lower_corner_width", (given.lower_corner_width,), _I32)
-    (message.upper_corner_width,) = _numbers("upper_corner_width", (given.upper_corner_width,), _I32)
-    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (given.channels_per_pixel,), _U32)
-    if given.pixels_per_column is not None:
-        (message.pixels_per_column,) = _numbers("pixels_per_column", (given.pixels_per_column,), _U32)
-    message.mode = given.mode
+def _fill_im2col_wide(message: commands_pb2.CreateTensorMap.Im2colWide, im2col: Im2colWide) -> None:
+    (message.lower_corner_width,) = _numbers("lower_corner_width", (im2col.lower_corner_width,), _I32)
+    (message.upper_corner_width,) = _numbers("upper_corner_width", (im2col.upper_corner_width,), _I32)
+    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (im2col.channels_per_pixel,), _U32)
+    if im2col.pixels_per_column is not None:
+        (message.pixels_per_column,) = _numbers("pixels_per_column", (im2col.pixels_per_column,), _U32)
+    message.mode = im2col.mode
 
 
-def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple[int, ...]:
-    """Returns `given` as whole numbers within the range `allowed`. Raises `ArgumentError` or `DtypeError`."""
+def _numbers(name: str, values: Sequence[int], allowed: tuple[int, int]) -> tuple[int, ...]:
+    """Returns `values` as whole numbers within the range `allowed`. Raises `ArgumentError` or `DtypeError`."""
     low, high = allowed
     try:
-        numbers = tuple(operator.index(each) for each in given)
+        numbers = tuple(operator.index(value) for value in values)
     except TypeError:
         raise DtypeError(
-            f"{what} is {given!r}; it must be a sequence of integers.",
+            f"{name} is {values!r}; it must be a sequence of integers.",
             reason="INVALID_ARGUMENT",
             fix="use int(...) or //, and pass a tuple even for one axis.",
         ) from None
     for number in numbers:
         if not low <= number <= high:
             raise ArgumentError(
-                f"{what} contains {number}; its values must be from {low} to {high}.",
+                f"{name} contains {number}; its values must be from {low} to {high}.",
                 reason="INVALID_ARGUMENT",
                 fix="check how the value is computed.",
             )

@@ -63,24 +63,24 @@ def reshaped(array: A, shape: tuple[SupportsIndex, ...], order: str, copy: bool 
         ArgumentError: The shape does not have the array's number of elements, or `order` is unknown.
         UnsupportedError: `copy` is False, and a copy would be necessary.
     """
-    fresh = shapes.reshaped(array.size, shape)
+    new_shape = shapes.reshaped(array.size, shape)
     if _in_f_order(array, order):
-        turned = reshaped(ordered(array, _reversed(array.ndim)), fresh[::-1], "C", copy)
-        return ordered(turned, _reversed(len(fresh)))
+        transposed = reshaped(ordered(array, _reversed(array.ndim)), new_shape[::-1], "C", copy)
+        return ordered(transposed, _reversed(len(new_shape)))
     if not copy:
         if array._rows is None:
-            return array._view(0, fresh, array._dtype)
-        strides = strided.reshaped_strides(array.shape, array.strides, array.itemsize, fresh)
+            return array._view(0, new_shape, array._dtype)
+        strides = strided.reshaped_strides(array.shape, array.strides, array.itemsize, new_shape)
         if strides is not None:
-            return array._view(0, fresh, array._dtype, strides)
+            return array._view(0, new_shape, array._dtype, strides)
     if copy is False:
         raise UnsupportedError(
-            f"an array of shape {array.shape} with strides {array.strides} cannot be reshaped to {fresh} without a "
+            f"an array of shape {array.shape} with strides {array.strides} cannot be reshaped to {new_shape} without a "
             "copy.",
             reason="UNSUPPORTED",
             fix="omit copy=False, and write the result back with x.copy_from(...) if it was changed.",
         )
-    return array.copy()._view(0, fresh, array._dtype)
+    return array.copy()._view(0, new_shape, array._dtype)
 
 
 def squeezed(
@@ -100,9 +100,9 @@ def squeezed(
         ArgumentError: An axis in `axis` is longer than 1.
         IndexError: There is no such axis.
     """
-    gone = shapes.squeezed(shape, axis)
-    kept = [at for at in range(len(shape)) if at not in gone]
-    return tuple(shape[at] for at in kept), None if strides is None else tuple(strides[at] for at in kept)
+    removed = shapes.squeezed(shape, axis)
+    remaining = [at for at in range(len(shape)) if at not in removed]
+    return tuple(shape[at] for at in remaining), None if strides is None else tuple(strides[at] for at in remaining)
 
 
 def copied(array: A, stream: BaseStream | None, order: str) -> A:
@@ -121,15 +121,15 @@ def copied(array: A, stream: BaseStream | None, order: str) -> A:
     """
     if not _in_f_order(array, order):
         return array.copy(stream)
-    turn = _reversed(array.ndim)
-    return ordered(ordered(array, turn).copy(stream), turn)
+    reverse = _reversed(array.ndim)
+    return ordered(ordered(array, reverse).copy(stream), reverse)
 
 
 def _in_f_order(array: ArrayLike, order: str) -> bool:
     """Returns True if `order` asks for Fortran's order of the array's elements; raises `ArgumentError` if unknown."""
     if order == "A":
-        found = flags(array)
-        return found.f_contiguous and not found.c_contiguous
+        layout = flags(array)
+        return layout.f_contiguous and not layout.c_contiguous
     if order not in ("C", "F"):
         raise ArgumentError(
             f"order={order!r} is not an order of elements.", reason="INVALID_ARGUMENT", fix='use "C", "F" or "A".'
@@ -156,14 +156,14 @@ def ordered(array: A, order: tuple[int, ...]) -> A:
 
 
 def reinterpreted(
-    shape: tuple[int, ...], strides: Strides, since: Dtype, dtype: Any, *, dense: bool
+    shape: tuple[int, ...], strides: Strides, old_dtype: Dtype, dtype: Any, *, dense: bool
 ) -> tuple[tuple[int, ...], Dtype, Strides]:
     """Computes shape, dtype and strides of the same bytes as elements of another dtype.
 
     Args:
         shape: Elements along each axis.
         strides: Strides in bytes; None: those of C order.
-        since: The present dtype.
+        old_dtype: The present dtype.
         dtype: The new dtype.
         dense: The array is contiguous.
 
@@ -174,26 +174,26 @@ def reinterpreted(
         ArgumentError: The last axis is not contiguous, or its bytes are not a multiple of the new element's size.
         DtypeError: No device has elements of that type.
     """
-    fresh = shapes.reinterpreted(dtype)
-    if fresh.itemsize == since.itemsize:
-        return shape, fresh, strides
-    if not shape or shape[-1] * since.itemsize % fresh.itemsize:
+    new_dtype = shapes.reinterpreted(dtype)
+    if new_dtype.itemsize == old_dtype.itemsize:
+        return shape, new_dtype, strides
+    if not shape or shape[-1] * old_dtype.itemsize % new_dtype.itemsize:
         raise ArgumentError(
-            f"the last axis of shape {shape} of {since} cannot be divided into elements of {fresh}.",
+            f"the last axis of shape {shape} of {old_dtype} cannot be divided into elements of {new_dtype}.",
             reason="INVALID_ARGUMENT",
             fix="reshape or slice first.",
         )
     if dense:
         strides = None
     if strides is not None:
-        if strides[-1] != since.itemsize:
+        if strides[-1] != old_dtype.itemsize:
             raise ArgumentError(
                 f"the last axis of this view is not contiguous: its stride is {strides[-1]} bytes.",
                 reason="INVALID_ARGUMENT",
                 fix="use x.copy().view(...), which makes a contiguous copy first.",
             )
-        strides = (*strides[:-1], fresh.itemsize)
-    return (*shape[:-1], shape[-1] * since.itemsize // fresh.itemsize), fresh, strides
+        strides = (*strides[:-1], new_dtype.itemsize)
+    return (*shape[:-1], shape[-1] * old_dtype.itemsize // new_dtype.itemsize), new_dtype, strides
 
 
 def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
@@ -214,7 +214,7 @@ def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
         if array.size != 1:
             raise ValueError(f"item() without an index requires exactly one element; the array has {array.size}")
         return array
-    at = tuple(operator.index(each) for each in index)
+    at = tuple(operator.index(entry) for entry in index)
     if len(at) == 1:
         if not -array.size <= at[0] < array.size:
             raise IndexError(f"index {at[0]} is out of bounds for size {array.size}")

@@ -191,12 +191,12 @@ class DeviceArray(BaseArray):
             raise TypeError("only an integer array without axes can be an index")
         return int(self.item())
 
-    def __format__(self, how: str) -> str:
-        if not how:
+    def __format__(self, format_spec: str) -> str:
+        if not format_spec:
             return str(self)
         if self._shape:
-            raise TypeError(f"{how!r} formats one element, not an array of shape {self._shape}: format x.get()")
-        return format(self.item(), how)
+            raise TypeError(f"{format_spec!r} formats one element, not an array of shape {self._shape}: format x.get()")
+        return format(self.item(), format_spec)
 
     def _bytes(self) -> memoryview:
         data = memoryview(bytearray(self._nbytes))

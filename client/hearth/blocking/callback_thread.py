@@ -21,9 +21,9 @@ class CallbackThread:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._due: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         name = f"hearth-callbacks-{connection.ordinal}"
-        threading.Thread(target=_call_all, args=(self._due,), name=name, daemon=True).start()
+        threading.Thread(target=_call_all, args=(self._queue,), name=name, daemon=True).start()
 
     def deliver(self, call: Callable[[], None]) -> None:
         """Has the thread call a function. Does not block.
@@ -31,18 +31,18 @@ class CallbackThread:
         Args:
             call: The function; its exception is logged.
         """
-        self._due.put(call)
+        self._queue.put(call)
 
     def close(self) -> None:
         """Ends the thread after the callbacks that are due. Does not wait for them."""
-        self._due.put(None)
+        self._queue.put(None)
 
     def forked(self) -> None:
         """Does nothing: the thread and its callbacks belong to the parent process."""
 
 
-def _call_all(due: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := due.get()) is not None:
+def _call_all(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := queue.get()) is not None:
         try:
             call()
         except Exception:

@@ -82,13 +82,13 @@ class BlockingConnection(Connection):
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = _attachment_type()(
+                new_attachment = _attachment_type()(
                     self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
                 )
                 try:
-                    fresh.open(self.transport, self.token, self.ordinal, backoff.attempt_timeout, self.lease)
+                    new_attachment.open(self.transport, self.token, self.ordinal, backoff.attempt_timeout, self.lease)
                     break
                 except HearthError as error:
                     time.sleep(backoff.pause(error))
-            self._use(fresh)
-            return fresh
+            self._use(new_attachment)
+            return new_attachment

@@ -17,7 +17,7 @@ from hearth.kernels import dispatch as dispatches
 if TYPE_CHECKING:
     from typing import Never
 
-    from hearth.arrays.asarray import OnGpu
+    from hearth.arrays.asarray import GpuMemory
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
     from hearth.blocking.dispatch import PendingDispatch
@@ -57,12 +57,12 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Blocks for one request to the daemon.
         """
-        return self._now().state
+        return self._describe_now().state
 
     @property
     def generation(self) -> int:
         """Number of processes that have served the device. Blocks for one request to the daemon."""
-        return self._now().generation
+        return self._describe_now().generation
 
     # ---- code ----
 
@@ -254,8 +254,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._synchronizing().wait(timeout)
-        if self._connection._deferred:  # errors that arrived during the wait; `_synchronizing` raised earlier ones
+        self._request_sync().wait(timeout)
+        if self._connection._deferred:  # errors that arrived during the wait; `_request_sync` raised earlier ones
             self._connection.raise_deferred()
 
     @telemetry.traced("hearth.cancel")
@@ -291,7 +291,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             HearthError: A command of the stream failed.
             TimeoutError: The commands are not handed to the device in time.
         """
-        self._flushing(stream).wait(timeout)
+        self._request_flush(stream).wait(timeout)
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Measures the time that the work of a ``with`` block takes.
@@ -379,9 +379,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             from hearth.keywords import unknown_keyword
 
             raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
-        given = (args, ins, outs, scalars)
-        how = dispatches.How(shared_mem, iterations, timeout, stream)
-        job = dispatches.job_of(self, function, grid, block, given, out, how)
+        argument_lists = (args, ins, outs, scalars)
+        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream)
+        job = dispatches.job_of(self, function, grid, block, argument_lists, out, options)
         job.run()
         return [output.host for output in job.outputs]
 
@@ -439,9 +439,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
         from hearth.blocking.dispatch import PendingDispatch
 
-        given = (args, ins, outs, scalars)
-        how = dispatches.How(shared_mem, iterations, timeout, stream, timed, copy)
-        return PendingDispatch(dispatches.job_of(self, function, grid, block, given, out, how))
+        argument_lists = (args, ins, outs, scalars)
+        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy)
+        return PendingDispatch(dispatches.job_of(self, function, grid, block, argument_lists, out, options))
 
     # ---- contents ----
 
@@ -486,11 +486,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Blocks until the device has answered.
         """
-        return self._asking_usage().wait()
+        return self._request_memory_usage().wait()
 
     def memory_cleanup(self) -> None:
         """Returns unused memory of the memory pools to the device. Blocks until that is done."""
-        self._cleaning().wait()
+        self._request_cleanup().wait()
 
     # ---- published arrays ----
 
@@ -574,10 +574,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     # ---- internals ----
 
-    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
-        from hearth.arrays.asarray import copied
+    def _from_gpu(self, obj: Any, memory: GpuMemory, stream: BaseStream | None) -> DeviceArray:
+        from hearth.arrays.asarray import copy_to_device
 
-        return copied(obj, found, self, stream)
+        return copy_to_device(obj, memory, self, stream)
 
     def _at_host(self, a: DeviceArray) -> Any:
         return a.get()

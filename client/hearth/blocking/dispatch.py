@@ -54,7 +54,7 @@ class PendingDispatch(BasePendingDispatch):
         Raises:
             UnsupportedError: The daemon is of an earlier version.
         """
-        cancelling = self._cancelling()
+        cancelling = self._queue_cancel()
         if cancelling is None:
             return False
         cancelling.put_into_effect()

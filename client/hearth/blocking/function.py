@@ -66,12 +66,12 @@ class Function(BaseFunction):
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, size: int) -> None:
-        most = self.max_dynamic_shared_size_bytes
-        if not 0 <= size <= most:
+        maximum = self.max_dynamic_shared_size_bytes
+        if not 0 <= size <= maximum:
             raise ArgumentError(
-                f"{size} bytes of dynamic shared memory for {self.name}; a launch may have {most}.",
+                f"{size} bytes of dynamic shared memory for {self.name}; a launch may have {maximum}.",
                 reason="INVALID_ARGUMENT",
-                fix=f"set at most {most}, or nothing: a launch requests what it needs.",
+                fix=f"set at most {maximum}, or nothing: a launch requests what it needs.",
             )
 
     @property
@@ -85,7 +85,7 @@ class Function(BaseFunction):
 
     @preferred_shared_memory_carveout.setter
     def preferred_shared_memory_carveout(self, percent: int) -> None:
-        described = self._describing(percent).wait()
+        described = self._request_description(percent).wait()
         if described.preferred_shared_memory_carveout != percent:
             raise UnsupportedError(
                 "this daemon does not set the preferred shared memory of kernels.",
@@ -128,7 +128,7 @@ class Function(BaseFunction):
         Raises:
             LaunchError: No multiprocessor can run such a block.
         """
-        return self._occupying(block, shared_mem, cluster).wait()
+        return self._request_occupancy(block, shared_mem, cluster).wait()
 
     def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
         """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
@@ -152,11 +152,11 @@ class Function(BaseFunction):
         if not block:
             block = self._blocks.get(shared_mem, 0)
         if not block:
-            block = self._blocks[shared_mem] = self._suggesting(shared_mem).wait().suggested_block
+            block = self._blocks[shared_mem] = self._request_suggestion(shared_mem).wait().suggested_block
         return self._covering(n, block, stream, shared_mem)
 
     def _describe(self) -> commands_pb2.FunctionResult:
         if self._described is None:
             with progress.waiting("compile"):
-                self._described = self._describing().wait()
+                self._described = self._request_description().wait()
         return self._described

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hearth.collectives.flight_recorder import FlightRecord
-    from hearth.collectives.group_members import Named
+    from hearth.collectives.group_members import Member
 
 
 class Group(BaseGroup[Device, DeviceArray]):
@@ -68,9 +68,9 @@ class Group(BaseGroup[Device, DeviceArray]):
             ArgumentError: A rank is not in this group, or is named twice.
             ClosedError: The group is closed.
         """
-        return Group(self._chosen(ranks), timeout=self._timeout)
+        return Group(self._devices_of(ranks), timeout=self._timeout)
 
-    def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
+    def rebuild(self, without: Iterable[Member] | Member = ()) -> Group:
         """Makes a new group without lost members, in the same order, and closes this one.
 
         Blocks until the new group is formed, if it is over several sessions.
@@ -87,9 +87,9 @@ class Group(BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = Group(remaining(self, self.devices, without), timeout=self._timeout)
+        group = Group(remaining(self, self.devices, without), timeout=self._timeout)
         self.close()
-        return fresh
+        return group
 
     def flight_recorder(self) -> list[FlightRecord]:
         """Returns the group's last operations, oldest first, as its daemons recorded them.

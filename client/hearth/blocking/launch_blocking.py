@@ -63,7 +63,7 @@ class LaunchBlockingAttachment(BlockingAttachment):
         if kind == "begin_capture":
             self._captured = {**self._captured, stream: stream}
         elif kind == "end_capture":
-            self._captured = {each: origin for each, origin in self._captured.items() if origin != stream}
+            self._captured = {captured: origin for captured, origin in self._captured.items() if origin != stream}
             self._events = {event: origin for event, origin in self._events.items() if origin != stream}
         elif kind == "record_event" and stream in self._captured:
             self._events = {**self._events, command.record_event.event: self._captured[stream]}

@@ -117,9 +117,9 @@ class RawModule(BaseModule[Function, GlobalArray]):
             InvalidHandleError: There is no such variable.
             ArgumentError: An array of `dtype` and `shape` does not have the variable's size.
         """
-        return self._finding(name, dtype, shape).wait()
+        return self._request_global(name, dtype, shape).wait()
 
     @telemetry.traced("hearth.compile")
     def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
         with progresses.waiting("compile"):
-            return self._describing().wait(timeout)
+            return self._request_description().wait(timeout)

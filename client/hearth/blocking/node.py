@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
-from hearth.base_node import BaseNode, session_of
+from hearth.base_node import BaseNode, open_node_session
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,10 +77,10 @@ def connect(
 
         raise unknown_keyword("hearth.connect", unknown, connect)
     return Node(
-        session_of(
+        open_node_session(
             target, timeout, name, token, ca, certificate, key, insecure=insecure, isolation=isolation,
             launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready, make_connection=_make_connection,
-            meanwhile=_import_parts,
+            meanwhile=_import_device_modules,
         )
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def _make_connection(
     return BlockingConnection(transport, token, ordinal, limits, timeout, lease)
 
 
-def _import_parts() -> None:
+def _import_device_modules() -> None:
     import hearth.blocking.connection
     import hearth.blocking.device  # noqa: F401
 
@@ -153,7 +153,7 @@ class Node(BaseNode["Device"]):
         """
         from hearth.session.reply import wait_for_all
 
-        wait_for_all(self._synchronizing(), timeout)
+        wait_for_all(self._request_sync(), timeout)
 
     def describe(self) -> NodeInfo:
         """Describes the node: name, versions, features, and the present state of every device.

@@ -34,7 +34,7 @@ class Stream(BaseStream):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._synchronizing().wait(timeout)
+        self._request_sync().wait(timeout)
         self._connection.raise_deferred(self._handle)  # answers to everything sent earlier have arrived before this one
 
     def cancel(self) -> int:
@@ -52,7 +52,7 @@ class Stream(BaseStream):
         Raises:
             UnsupportedError: The daemon is of an earlier version.
         """
-        cancelling = self._cancelling()
+        cancelling = self._queue_cancel()
         if cancelling is None:
             return 0
         cancelling.put_into_effect()
@@ -148,8 +148,8 @@ class Stream(BaseStream):
 
         Blocks for one request to the device, or two; reports no errors.
         """
-        event, fresh = self._probing()
-        return event._querying(False).wait() or (fresh and event._querying(False).wait())
+        event, is_new = self._probe_event()
+        return event._request_query(False).wait() or (is_new and event._request_query(False).wait())
 
 
 class Event(BaseEvent):
@@ -161,7 +161,7 @@ class Event(BaseEvent):
 
         Raises `LaunchError` if the event was recorded in a capture, which continues.
         """
-        return self._querying(False).wait()
+        return self._request_query(False).wait()
 
     @telemetry.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
@@ -175,7 +175,7 @@ class Event(BaseEvent):
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._querying(True).wait(timeout)
+        self._request_query(True).wait(timeout)
 
     def add_done_callback(self, fn: Callable[[Event], object]) -> None:
         """Has ``fn(event)`` called when the work before the last record is done. Does not block.
@@ -212,7 +212,7 @@ class Event(BaseEvent):
             ArgumentError: One of the events was never recorded, or they belong to different devices.
             InvalidHandleError: An event was lost with its connection or device process.
         """
-        return self._measuring(start).wait()
+        return self._request_elapsed(start).wait()
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:

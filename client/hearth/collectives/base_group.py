@@ -13,22 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hearth import base_stream as streams
 from hearth.arrays.base_array import BaseArray
-from hearth.arrays.device_copy import moved
+from hearth.arrays.device_copy import wire_elements
 from hearth.base_device import BaseDevice
-from hearth.collectives.batch import Batch, check_none_open, opened
+from hearth.collectives.batch import Batch, check_none_open, open_batch
 from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.formations import Formations, abandon
-from hearth.collectives.group_members import checked, rank_of
-from hearth.collectives.operands import (
-    Operands,
-    check_array,
-    check_out,
-    check_rank,
-    nanoseconds,
-    split,
-)
-from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
+from hearth.collectives.group_members import check_devices, rank_of
+from hearth.collectives.operands import Operands, check_array, check_out, check_rank, nanoseconds, share_shape
+from hearth.collectives.part import RankPart, by_rank, parts_from_root, parts_of_all, parts_to_root
 from hearth.collectives.reduction import PremulSum, Reduction, reduction
 from hearth.collectives.rendezvous import describe
 from hearth.errors import ArgumentError, ClosedError
@@ -65,7 +58,7 @@ class BaseGroup(Generic[D, A]):
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
-        self.devices: list[D] = checked(devices)
+        self.devices: list[D] = check_devices(devices)
         self._operands: Operands[A] = Operands(self.devices)
         nanoseconds(timeout)
         self._timeout = TIMEOUT_S if timeout is None else timeout
@@ -78,7 +71,7 @@ class BaseGroup(Generic[D, A]):
         self._formations = Formations(self._sessions, ordinals, self._timeout)
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
         if len(set(self._sessions)) == 1:
-            self._given, self._sorted = in_order(ordinals), sorted_order(ordinals)
+            self._given_order, self._sorted_order = in_order(ordinals), sorted_order(ordinals)
         else:
             self._form_all()
 
@@ -101,7 +94,7 @@ class BaseGroup(Generic[D, A]):
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
-        if isinstance(self._given.name, tuple):
+        if isinstance(self._given_order.name, tuple):
             return f"<hearth.Group of devices {self._ordinals}{closed}>"
         listed = ", ".join(f"{device.node.name}/{device.ordinal}" for device in self.devices)
         return f"<hearth.Group {self.id[:8]} of {listed}{closed}>"
@@ -133,9 +126,9 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays, written=outs is None)
-        by, size = self._reduction(op, sources, sources[0].size)
+        reducer, size = self._reduction(op, sources, sources[0].size)
         targets = sources if outs is None else self._operands.outs(outs, sources[0].shape, sources[0])
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, by.dtype, by)
+        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, reducer.dtype, reducer)
         self._run(parts, size, timeout_ns)
         return targets
 
@@ -167,9 +160,9 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
         sources = self._operands.arrays(arrays)
-        by, size = self._reduction(op, sources, sources[0].size)
+        reducer, size = self._reduction(op, sources, sources[0].size)
         target = self._operands.out("out", out, root, sources[0].shape, sources[0])
-        parts = to_root(commands_pb2.COLLECTIVE_KIND_REDUCE, sources, target, root, size, by.dtype, by)
+        parts = parts_to_root(commands_pb2.COLLECTIVE_KIND_REDUCE, sources, target, root, size, reducer.dtype, reducer)
         self._run(parts, size, timeout_ns)
         return target
 
@@ -204,10 +197,10 @@ class BaseGroup(Generic[D, A]):
             source = sources[root]
             targets = sources if outs is None else self._operands.outs(outs, source.shape, source)
         else:
-            source = self._operands.one("array", arrays, root)
+            source = self._operands.single("array", arrays, root)
             targets = self._operands.outs(outs, source.shape, source, {root: source})
-        dtype, size = moved(source, source.size)
-        parts = from_root(commands_pb2.COLLECTIVE_KIND_BROADCAST, source, targets, root, size, dtype)
+        dtype, size = wire_elements(source, source.size)
+        parts = parts_from_root(commands_pb2.COLLECTIVE_KIND_BROADCAST, source, targets, root, size, dtype)
         self._run(parts, size, timeout_ns)
         return targets
 
@@ -237,8 +230,8 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
         targets = self._operands.outs(outs, (len(self.devices), *sources[0].shape), sources[0])
-        dtype, size = moved(sources[0], sources[0].size)
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
+        dtype, size = wire_elements(sources[0], sources[0].size)
+        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -270,10 +263,12 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
-        shape = split("arrays[0]", sources[0], len(self.devices))
-        by, size = self._reduction(op, sources, math.prod(shape))
+        shape = share_shape("arrays[0]", sources[0], len(self.devices))
+        reducer, size = self._reduction(op, sources, math.prod(shape))
         targets = self._operands.outs(outs, shape, sources[0])
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, by.dtype, by)
+        parts = parts_of_all(
+            commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, reducer.dtype, reducer
+        )
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -302,10 +297,10 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
-        share = split("arrays[0]", sources[0], len(self.devices))
+        share = share_shape("arrays[0]", sources[0], len(self.devices))
         targets = self._operands.outs(outs, sources[0].shape, sources[0])
-        dtype, size = moved(sources[0], math.prod(share))
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
+        dtype, size = wire_elements(sources[0], math.prod(share))
+        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -338,8 +333,8 @@ class BaseGroup(Generic[D, A]):
         root = check_rank("root", root, len(self.devices))
         sources = self._operands.arrays(arrays)
         target = self._operands.out("out", out, root, (len(self.devices), *sources[0].shape), sources[0])
-        dtype, size = moved(sources[0], sources[0].size)
-        parts = to_root(commands_pb2.COLLECTIVE_KIND_GATHER, sources, target, root, size, dtype)
+        dtype, size = wire_elements(sources[0], sources[0].size)
+        parts = parts_to_root(commands_pb2.COLLECTIVE_KIND_GATHER, sources, target, root, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return target
 
@@ -372,13 +367,13 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
-        source = self._operands.one("array", array, root)
-        shape = split("array", source, len(self.devices))
+        source = self._operands.single("array", array, root)
+        shape = share_shape("array", source, len(self.devices))
         if outs is not None and shape[0] == 1 and all(getattr(out, "shape", None) == shape[1:] for out in outs):
             shape = shape[1:]
         targets = self._operands.outs(outs, shape, source)
-        dtype, size = moved(source, math.prod(shape))
-        parts = from_root(commands_pb2.COLLECTIVE_KIND_SCATTER, source, targets, root, size, dtype)
+        dtype, size = wire_elements(source, math.prod(shape))
+        parts = parts_from_root(commands_pb2.COLLECTIVE_KIND_SCATTER, source, targets, root, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -421,7 +416,7 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         source: A = check_array("array", array)
         rank, peer = rank_of(self, self.devices, source), check_rank("to", to, len(self.devices))
-        dtype, size = moved(source, source.size)
+        dtype, size = wire_elements(source, source.size)
         self._run_pair(
             RankPart(rank, commands_pb2.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns
         )
@@ -446,7 +441,7 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         target: A = check_out("array", array)
         rank, peer = rank_of(self, self.devices, target), check_rank("source", source, len(self.devices))
-        dtype, size = moved(target, target.size)
+        dtype, size = wire_elements(target, target.size)
         self._run_pair(
             RankPart(rank, commands_pb2.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns
         )
@@ -491,25 +486,25 @@ class BaseGroup(Generic[D, A]):
     # ---- internals ----
 
     def _form_all(self) -> None:
-        self._given = self._sorted = self._formations.form(tuple(range(len(self.devices))))
+        self._given_order = self._sorted_order = self._formations.form(tuple(range(len(self.devices))))
         self._finalizer = weakref.finalize(self, abandon, self._formations)
         self._finalizer.atexit = False  # at exit the sessions end, and so do their groups
 
-    def _chosen(self, ranks: Iterable[int]) -> list[D]:
+    def _devices_of(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
         return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
 
     def _flight_records(self) -> list[FlightRecord]:
         formed = self._formations.formed
-        asked = {each.coordinator for each in formed}
-        asked |= {session for session in self._sessions if not formed or self._sessions.count(session) > 1}
-        found: list[tuple[node_pb2.GroupInfo, Mapping[int, int]]] = []
-        for session in asked:
+        sessions = {formed_group.coordinator for formed_group in formed}
+        sessions |= {session for session in self._sessions if not formed or self._sessions.count(session) > 1}
+        groups: list[tuple[node_pb2.GroupInfo, Mapping[int, int]]] = []
+        for session in sessions:
             for info in describe(session):
                 ranks = self._ranks_of(session, info)
                 if ranks is not None:
-                    found.append((info, dict(enumerate(ranks))))
-        return records(found)
+                    groups.append((info, dict(enumerate(ranks))))
+        return records(groups)
 
     def _close(self) -> None:
         if self._closed:
@@ -529,7 +524,7 @@ class BaseGroup(Generic[D, A]):
 
     def _begin(self, timeout: float | None) -> int:
         self._check_open()
-        if timeout is not None and opened(self) is not None:
+        if timeout is not None and open_batch(self) is not None:
             raise ArgumentError(
                 f"timeout is {timeout} s for an operation inside a batch, which has one timeout for all "
                 "its operations.",
@@ -540,22 +535,24 @@ class BaseGroup(Generic[D, A]):
 
     def _reduction(self, op: str | PremulSum, arrays: Sequence[A], size: int) -> tuple[Reduction, int]:
         """Returns the reduction of the arrays, and NCCL's count for `size` elements."""
-        by = reduction(op, arrays[0], len(self.devices), self._premultiplies)
-        return by, size * by.parts
+        result = reduction(op, arrays[0], len(self.devices), self._premultiplies)
+        return result, size * result.components
 
-    def _run(self, presented: Iterable[RankPart], size: int, timeout_ns: int, ordered: bool = False) -> None:
+    def _run(self, parts: Iterable[RankPart], size: int, timeout_ns: int, ordered: bool = False) -> None:
         if not size:
             return  # every rank skips an empty operation
-        batch = opened(self)
+        batch = open_batch(self)
         if batch is not None:
-            batch.add(presented)
+            batch.add(parts)
         else:
-            order = self._given if ordered else self._sorted
-            present(self._connections, order, by_rank(presented), timeout_ns, last=self._formations.last)
+            order = self._given_order if ordered else self._sorted_order
+            present(
+                self._connections, order, by_rank(parts), timeout_ns, last_operations=self._formations.last_operations
+            )
 
     def _run_pair(self, part: RankPart, timeout_ns: int) -> None:
         assert part.peer is not None
-        batch = opened(self)
+        batch = open_batch(self)
         if batch is not None:
             batch.add([part])
             return
@@ -566,13 +563,15 @@ class BaseGroup(Generic[D, A]):
                 fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
         order = self._pair(part.rank, part.peer)
-        present(self._connections, order, {part.rank: [part]}, timeout_ns, last=self._formations.last)
+        present(
+            self._connections, order, {part.rank: [part]}, timeout_ns, last_operations=self._formations.last_operations
+        )
 
     def _present_batch(
         self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]
     ) -> None:
         self._check_open()
-        present(self._connections, self._given, parts, timeout_ns, on, self._formations.last)
+        present(self._connections, self._given_order, parts, timeout_ns, on, self._formations.last_operations)
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
         """Returns the rank order of a send between two ranks.
@@ -591,5 +590,5 @@ class BaseGroup(Generic[D, A]):
         ranks = {self._ordinals[rank]: rank for rank in range(len(self)) if self._sessions[rank] is session}
         if not all(ordinal in ranks for ordinal in name):
             return None
-        ours = name in (self._given.name, self._sorted.name) or len(name) == 2
-        return tuple(ranks[ordinal] for ordinal in name) if ours else None
+        is_own = name in (self._given_order.name, self._sorted_order.name) or len(name) == 2
+        return tuple(ranks[ordinal] for ordinal in name) if is_own else None

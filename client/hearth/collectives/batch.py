@@ -24,7 +24,7 @@ Present = Callable[["Mapping[int, Sequence[RankPart]]", int, "Mapping[int, BaseS
 _open: ContextVar[tuple[Batch, ...]] = ContextVar("hearth_open_batches", default=())
 
 
-def opened(owner: object) -> Batch | None:
+def open_batch(owner: object) -> Batch | None:
     """Returns the batch of the group `owner` that is open in this thread (or task); None: no batch is open."""
     for batch in _open.get():
         if batch.owner is owner:
@@ -34,7 +34,7 @@ def opened(owner: object) -> Batch | None:
 
 def check_none_open(owner: object) -> None:
     """Raises `ArgumentError` if a batch of the group `owner` is open in this thread (or task)."""
-    if opened(owner) is not None:
+    if open_batch(owner) is not None:
         raise ArgumentError(
             f"a batch of {owner!r} is already open here.", reason="INVALID_ARGUMENT", fix="use the open batch."
         )
@@ -64,8 +64,8 @@ class Batch:
             ArgumentError: The current stream of a rank's device has changed since the batch began.
         """
         parts = list(parts)
-        found = {part.rank: streams.current(self._connections[part.rank]) for part in parts}
-        for rank, stream in found.items():
+        current_streams = {part.rank: streams.current(self._connections[part.rank]) for part in parts}
+        for rank, stream in current_streams.items():
             if rank in self._streams and self._streams[rank] is not stream:
                 raise ArgumentError(
                     f"rank {rank} uses {stream or 'its default stream'} here, but used "
@@ -73,7 +73,7 @@ class Batch:
                     reason="INVALID_ARGUMENT",
                     fix="use one stream of each device for the whole batch: select it around the batch.",
                 )
-        self._streams.update(found)
+        self._streams.update(current_streams)
         self._parts += parts
 
     def __len__(self) -> int:
@@ -94,8 +94,8 @@ class Batch:
         if error is not None or not parts:
             return
         check_pairs(parts)
-        on = {rank: streams.current(connection) for rank, connection in self._connections.items()}
-        self._present(by_rank(parts, self._connections), self._timeout_ns, on | self._streams)
+        current_streams = {rank: streams.current(connection) for rank, connection in self._connections.items()}
+        self._present(by_rank(parts, self._connections), self._timeout_ns, current_streams | self._streams)
 
 
 def check_pairs(parts: Iterable[RankPart]) -> None:
@@ -114,23 +114,23 @@ def check_pairs(parts: Iterable[RankPart]) -> None:
             sends[part.rank, part.peer].append(part)
         elif part.peer is not None:
             receives[part.peer, part.rank].append(part)
-    for source, to in sorted(sends.keys() | receives.keys()):
-        sent, received = sends[source, to], receives[source, to]
+    for source, destination in sorted(sends.keys() | receives.keys()):
+        sent, received = sends[source, destination], receives[source, destination]
         if len(sent) != len(received):
-            raise _odd(
-                f"the batch has {len(sent)} sends from rank {source} to rank {to}, but {len(received)} "
+            raise _mismatch(
+                f"the batch has {len(sent)} sends from rank {source} to rank {destination}, but {len(received)} "
                 "matching receives"
             )
         for number, (send, receive) in enumerate(zip(sent, received, strict=True), 1):
             if (send.elements, send.dtype) != (receive.elements, receive.dtype):
-                raise _odd(
-                    f"send {number} from rank {source} to rank {to} in the batch has {send.elements} "
+                raise _mismatch(
+                    f"send {number} from rank {source} to rank {destination} in the batch has {send.elements} "
                     f"elements of {send.dtype}, but the matching receive has {receive.elements} elements "
                     f"of {receive.dtype}"
                 )
 
 
-def _odd(what: str) -> ArgumentError:
+def _mismatch(message: str) -> ArgumentError:
     return ArgumentError(
-        f"{what}.", reason="COLLECTIVE_MISMATCH", fix="match each send with a recv of the same size and dtype."
+        f"{message}.", reason="COLLECTIVE_MISMATCH", fix="match each send with a recv of the same size and dtype."
     )

@@ -25,7 +25,7 @@ def present(
     parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
     on: Mapping[int, BaseStream | None] | None = None,
-    last: MutableMapping[tuple[bytes, int], LastOperation] | None = None,
+    last_operations: MutableMapping[tuple[bytes, int], LastOperation] | None = None,
 ) -> None:
     """Submits one operation: the parts of each rank in `parts`. If an error is raised, no part is submitted.
 
@@ -35,7 +35,7 @@ def present(
         parts: Parts of each rank.
         timeout_ns: Nanoseconds until all ranks have arrived and finished; 0: the daemon's default.
         on: Stream of each rank; None: the current ones.
-        last: Receives the operation as the last one of its ranks, by group over daemons and rank.
+        last_operations: Receives the operation as the last one of its ranks, by group over daemons and rank.
 
     Raises:
         ArgumentError: Arrays of a rank overlap.
@@ -43,26 +43,26 @@ def present(
     """
     commands: list[tuple[CollectiveSequence, Attachment, commands_pb2.Command]] = []
     over_daemons = order.name if isinstance(order.name, bytes) else None
-    presented: dict[tuple[bytes, int], LastOperation] = {}
-    for rank, own in parts.items():
+    submitted: dict[tuple[bytes, int], LastOperation] = {}
+    for rank, rank_parts in parts.items():
         connection = connections[rank]
         attachment = connection.attachment()
-        for part in own:
+        for part in rank_parts:
             for array in part.arrays:
                 attachment = array._usable()
-        overlap.check(own)
+        overlap.check(rank_parts)
         stream = streams.current(connection) if on is None else on[rank]
         command = commands_pb2.Command(stream=streams.resolve_for_collective(stream, connection, attachment))
         collective = command.collective
         if over_daemons is not None:
             collective.group = over_daemons
-            presented[over_daemons, rank] = LastOperation(connection, attachment, stream, command.stream)
+            submitted[over_daemons, rank] = LastOperation(connection, attachment, stream, command.stream)
         else:
             collective.devices.extend(order.name)
         collective.timeout_ns = timeout_ns
-        for part in own:
+        for part in rank_parts:
             part.write(collective.operations.add(), order)
         commands.append((connection.sequence, attachment, command))
     submit_in_order(commands, order)
-    if last is not None:
-        last.update(presented)
+    if last_operations is not None:
+        last_operations.update(submitted)

@@ -42,14 +42,14 @@ def wait_until_done(operations: Iterable[LastOperation], seconds: float) -> None
     """
     deadline = time.monotonic() + seconds
     replies: list[Reply] = []
-    for each in operations:
+    for operation in operations:
         with suppress(HearthError):  # the attachment is lost, and the operation with it
-            replies.append(_asked(each))
+            replies.append(_request_completion(operation))
     for reply in replies:
         reply.wait_answered(max(0.0, deadline - time.monotonic()))
 
 
-def _asked(operation: LastOperation) -> Reply:
+def _request_completion(operation: LastOperation) -> Reply:
     """Requests an answer as soon as the stream's collectives are done.
 
     Each command is a request, whose error is answered; the error of another command would be reported to the program.

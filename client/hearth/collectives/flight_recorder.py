@@ -45,11 +45,11 @@ class FlightRecord:
         return f"#{self.sequence} {self.what} {self.state}{waits}{error}"
 
 
-def records(found: Iterable[tuple[node_pb2.GroupInfo, Mapping[int, int]]]) -> list[FlightRecord]:
+def records(groups: Iterable[tuple[node_pb2.GroupInfo, Mapping[int, int]]]) -> list[FlightRecord]:
     """Converts the daemons' records of operations.
 
     Args:
-        found: Groups of the daemons, each with the rank in the caller's group of each of its ranks.
+        groups: Groups of the daemons, each with the rank in the caller's group of each of its ranks.
 
     Returns:
         The operations, oldest first.
@@ -66,7 +66,7 @@ def records(found: Iterable[tuple[node_pb2.GroupInfo, Mapping[int, int]]]) -> li
             operation.finished_unix_ns,
             operation.error,
         )
-        for info, ranks in found
+        for info, ranks in groups
         for operation in info.operations
     ]
     return sorted(entries, key=lambda entry: (entry.presented_ns, entry.sequence))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from hearth import telemetry
 from hearth.collectives.completion import LastOperation, wait_until_done
-from hearth.collectives.rendezvous import LEAVE_S, Formed, form
+from hearth.collectives.rendezvous import LEAVE_S, FormedGroup, form
 from hearth.session.collective_order import RankOrder, sorted_order
 
 if TYPE_CHECKING:
     from hearth.session.lease import NodeSession
 
-_DONE_S = 600.0
+_COMPLETION_S = 600.0
 """Seconds for which the end of a group waits for the group's operations."""
 
 
@@ -28,8 +28,8 @@ class Formations:
 
         `sessions` and `ordinals` describe the device of each rank; `timeout`: seconds for forming one group.
         """
-        self.formed: list[Formed] = []
-        self.last: dict[tuple[bytes, int], LastOperation] = {}
+        self.formed: list[FormedGroup] = []
+        self.last_operations: dict[tuple[bytes, int], LastOperation] = {}
         """The last operation of each rank in each of these groups, by the group's id and the rank."""
         self._sessions = sessions
         self._ordinals = ordinals
@@ -93,7 +93,7 @@ class Formations:
             id: The group's id, which the coordinator's daemon chose.
             coordinator: The session of the group's first rank.
         """
-        if not any(each.id == id and each.coordinator is coordinator for each in self.formed):
+        if not any(formed.id == id and formed.coordinator is coordinator for formed in self.formed):
             return None
         return next((order.members for order in self._orders.values() if order.name == id), None)
 
@@ -104,13 +104,13 @@ class Formations:
         the rest happens in the background.
         """
         self._closed = True
-        left = list(self.formed)
+        groups = list(self.formed)
         deadline = time.monotonic() + LEAVE_S
-        for thread in [self.start_leaving(each) for each in left]:
+        for thread in [self.start_leaving(group) for group in groups]:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return [each.id for each in left]
+        return [group.id for group in groups]
 
-    def start_leaving(self, formed: Formed) -> threading.Thread:
+    def start_leaving(self, formed: FormedGroup) -> threading.Thread:
         """Leaves a group in the background, after its operations are done. Does not block.
 
         Args:
@@ -119,7 +119,7 @@ class Formations:
         Returns:
             The thread that leaves the group.
         """
-        operations = [operation for (id, _), operation in list(self.last.items()) if id == formed.id]
+        operations = [operation for (id, _), operation in list(self.last_operations.items()) if id == formed.id]
         thread = threading.Thread(
             target=partial(_leave_when_done, formed, operations), name="hearth-group", daemon=True
         )
@@ -127,8 +127,8 @@ class Formations:
         return thread
 
 
-def _leave_when_done(formed: Formed, operations: Sequence[LastOperation]) -> None:
-    wait_until_done(operations, _DONE_S)
+def _leave_when_done(formed: FormedGroup, operations: Sequence[LastOperation]) -> None:
+    wait_until_done(operations, _COMPLETION_S)
     formed.leave()
 
 
@@ -139,5 +139,5 @@ def _pair(rank: int, peer: int) -> tuple[int, ...]:
 
 def abandon(formations: Formations) -> None:
     """Leaves groups whose `Group` object was garbage-collected: see `NodeSession.abandon`."""
-    for each in formations.formed:
-        each.coordinator.run_in_keeper(partial(formations.start_leaving, each))
+    for formed in formations.formed:
+        formed.coordinator.run_in_keeper(partial(formations.start_leaving, formed))

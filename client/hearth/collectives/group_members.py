@@ -12,10 +12,10 @@ from hearth.collectives.operands import check_rank
 from hearth.errors import ArgumentError, DtypeError
 
 D = TypeVar("D", bound=BaseDevice[Any, Any])
-Named = int | BaseDevice[Any, Any] | BaseNode[Any]
+Member = int | BaseDevice[Any, Any] | BaseNode[Any]
 
 
-def checked(devices: Sequence[D]) -> list[D]:
+def check_devices(devices: Sequence[D]) -> list[D]:
     """Checks the devices of a new group.
 
     Args:
@@ -35,10 +35,10 @@ def checked(devices: Sequence[D]) -> list[D]:
             reason="INVALID_ARGUMENT",
             fix="pass devices, e.g. Group(node.devices).",
         )
-    for each in devices:
-        if not isinstance(each, BaseDevice):
+    for member in devices:
+        if not isinstance(member, BaseDevice):
             raise DtypeError(
-                f"{each!r} is not a device.",
+                f"{member!r} is not a device.",
                 reason="INVALID_ARGUMENT",
                 fix="pass devices, e.g. Group([a.device(0), b.device(0)]).",
             )
@@ -51,7 +51,7 @@ def checked(devices: Sequence[D]) -> list[D]:
     return devices
 
 
-def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
+def _named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set[int]:
     """Determines the ranks that the caller names.
 
     Args:
@@ -64,26 +64,26 @@ def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
     Raises:
         ArgumentError: A named member is not in the group.
     """
-    found: set[int] = set()
-    for each in [without] if isinstance(without, int | BaseDevice | BaseNode) else without:
-        if isinstance(each, BaseNode):
-            session = each._session
+    named: set[int] = set()
+    for member in [without] if isinstance(without, int | BaseDevice | BaseNode) else without:
+        if isinstance(member, BaseNode):
+            session = member._session
             ranks = {rank for rank, device in enumerate(devices) if device._node._session is session}
-        elif isinstance(each, BaseDevice):
-            ranks = {rank for rank, device in enumerate(devices) if device._connection is each._connection}
+        elif isinstance(member, BaseDevice):
+            ranks = {rank for rank, device in enumerate(devices) if device._connection is member._connection}
         else:
-            ranks = {check_rank("without", each, len(devices))}
+            ranks = {check_rank("without", member, len(devices))}
         if not ranks:
             raise ArgumentError(
-                f"{each!r} is not a device of the group.",
+                f"{member!r} is not a device of the group.",
                 reason="INVALID_ARGUMENT",
                 fix="use the devices in group.devices.",
             )
-        found |= ranks
-    return found
+        named |= ranks
+    return named
 
 
-def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Named) -> list[D]:
+def remaining(group: object, devices: Sequence[D], without: Iterable[Member] | Member) -> list[D]:
     """Returns the devices of a group that remain without the named members.
 
     Args:
@@ -94,15 +94,15 @@ def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Na
     Raises:
         ArgumentError: No device remains, or a named member is not in the group.
     """
-    gone = _named(devices, without)
-    left = [device for rank, device in enumerate(devices) if rank not in gone]
-    if not left:
+    excluded = _named_ranks(devices, without)
+    devices_left = [device for rank, device in enumerate(devices) if rank not in excluded]
+    if not devices_left:
         raise ArgumentError(
             f"all devices of {group!r} are excluded.",
             reason="INVALID_ARGUMENT",
             fix="exclude fewer devices with `without`.",
         )
-    return left
+    return devices_left
 
 
 def rank_of(group: object, devices: Sequence[D], array: BaseArray) -> int:

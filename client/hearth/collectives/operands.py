@@ -40,29 +40,29 @@ class Operands(Generic[A]):
             ArgumentError: The number, a device, a shape or a dtype does not match, or an array cannot be used.
             DtypeError: An argument is no device array.
         """
-        given = self._list("arrays", arrays)
+        entries = self._list("arrays", arrays)
         check = check_out if written else check_array
-        found: list[A] = []
-        for rank, array in enumerate(given):
-            what = f"arrays[{rank}]"
-            found.append(self._placed(what, check(what, array), rank))
-            check_like(what, found[rank], found[0].shape, found[0].dtype, "rank 0 has")
-        return found
+        checked: list[A] = []
+        for rank, array in enumerate(entries):
+            name = f"arrays[{rank}]"
+            checked.append(self._check_on_rank(name, check(name, array), rank))
+            check_like(name, checked[rank], checked[0].shape, checked[0].dtype, "rank 0 has")
+        return checked
 
     def outs(
         self,
         outs: Sequence[A] | None,
         shape: tuple[int, ...],
         like: A,
-        known: dict[int, A] | None = None,
+        existing: dict[int, A] | None = None,
     ) -> list[A]:
         """Determines one destination for each rank.
 
         Args:
-            outs: The caller's arrays; None: the arrays in `known`, and new ones.
+            outs: The caller's arrays; None: the arrays in `existing`, and new ones.
             shape: Shape of each destination.
             like: Array of the same dtype.
-            known: Destinations by rank that need not be allocated.
+            existing: Destinations by rank that need not be allocated.
 
         Returns:
             The destinations in rank order.
@@ -72,19 +72,19 @@ class Operands(Generic[A]):
             DtypeError: An argument is no device array.
         """
         if outs is not None:
-            given = self._list("outs", outs)
-            return [self.out(f"outs[{rank}]", out, rank, shape, like) for rank, out in enumerate(given)]
-        known = known or {}
+            entries = self._list("outs", outs)
+            return [self.out(f"outs[{rank}]", out, rank, shape, like) for rank, out in enumerate(entries)]
+        existing = existing or {}
         return [
-            known[rank] if rank in known else allocate(device, shape, like.dtype)
+            existing[rank] if rank in existing else allocate(device, shape, like.dtype)
             for rank, device in enumerate(self._devices)
         ]
 
-    def out(self, what: str, out: A | None, rank: int, shape: tuple[int, ...], like: A) -> A:
+    def out(self, name: str, out: A | None, rank: int, shape: tuple[int, ...], like: A) -> A:
         """Determines the destination of one rank.
 
         Args:
-            what: Name of the argument, for errors.
+            name: Name of the argument, for errors.
             out: The caller's array; None: a new one.
             rank: The rank.
             shape: Shape of the destination.
@@ -99,15 +99,15 @@ class Operands(Generic[A]):
         """
         if out is None:
             return allocate(self._devices[rank], shape, like.dtype)
-        found = self._placed(what, check_out(what, out), rank)
-        check_like(what, found, shape, like.dtype, "it must be")
-        return found
+        target = self._check_on_rank(name, check_out(name, out), rank)
+        check_like(name, target, shape, like.dtype, "it must be")
+        return target
 
-    def one(self, what: str, array: Any, rank: int) -> A:
+    def single(self, name: str, array: Any, rank: int) -> A:
         """Checks one rank's array that is read.
 
         Args:
-            what: Name of the argument, for errors.
+            name: Name of the argument, for errors.
             array: The array.
             rank: The rank.
 
@@ -118,23 +118,23 @@ class Operands(Generic[A]):
             ArgumentError: The array is not on the rank's device, or cannot be used.
             DtypeError: `array` is no device array.
         """
-        return self._placed(what, check_array(what, array), rank)
+        return self._check_on_rank(name, check_array(name, array), rank)
 
-    def _placed(self, what: str, array: Any, rank: int) -> A:
-        check_place(what, array, rank, self._devices[rank])
-        found: A = array
-        return found
+    def _check_on_rank(self, name: str, array: Any, rank: int) -> A:
+        check_device(name, array, rank, self._devices[rank])
+        checked: A = array
+        return checked
 
-    def _list(self, what: str, arrays: Any) -> list[Any]:
+    def _list(self, name: str, arrays: Any) -> list[Any]:
         if isinstance(arrays, BaseArray) or not isinstance(arrays, Iterable):
             raise DtypeError(
-                f"{what} is a {type(arrays).__name__}; it must be a list of {len(self._devices)} arrays.",
+                f"{name} is a {type(arrays).__name__}; it must be a list of {len(self._devices)} arrays.",
                 reason="INVALID_ARGUMENT",
                 fix="pass one array for each device, in the group's order.",
             )
-        found = list(arrays)
-        check_number(what, len(found), len(self._devices))
-        return found
+        entries = list(arrays)
+        check_count(name, len(entries), len(self._devices))
+        return entries
 
 
 def nanoseconds(timeout: float | None) -> int:
@@ -153,11 +153,11 @@ def nanoseconds(timeout: float | None) -> int:
     return max(1, int(timeout * 1e9))
 
 
-def check_rank(what: str, rank: Any, ranks: int) -> int:
+def check_rank(name: str, rank: Any, ranks: int) -> int:
     """Checks a rank.
 
     Args:
-        what: Name of the argument, for the error.
+        name: Name of the argument, for the error.
         rank: The rank, of any integer type except bool.
         ranks: Number of ranks of the group.
 
@@ -173,19 +173,19 @@ def check_rank(what: str, rank: Any, ranks: int) -> int:
         number = -1
     if isinstance(rank, bool) or not 0 <= number < ranks:
         raise ArgumentError(
-            f"{what} is {rank!r}; the group has ranks 0 to {ranks - 1}.",
+            f"{name} is {rank!r}; the group has ranks 0 to {ranks - 1}.",
             reason="INVALID_ARGUMENT",
             fix="pass an index into group.devices.",
-            details={what: str(rank), "ranks": str(ranks)},
+            details={name: str(rank), "ranks": str(ranks)},
         )
     return number
 
 
-def check_array(what: str, array: Any) -> Any:
+def check_array(name: str, array: Any) -> Any:
     """Checks an array that a collective reads.
 
     Args:
-        what: Name of the argument, for errors.
+        name: Name of the argument, for errors.
         array: The array, or a `ReadOnly` one.
 
     Returns:
@@ -200,13 +200,13 @@ def check_array(what: str, array: Any) -> Any:
         array = array.array
     if not isinstance(array, BaseArray):
         raise DtypeError(
-            f"{what} is a {type(array).__name__}; it must be a device array.",
+            f"{name} is a {type(array).__name__}; it must be a device array.",
             reason="INVALID_ARGUMENT",
             fix="upload it with node.device(i).asarray(...).",
         )
     if array._rows is not None:
         raise ArgumentError(
-            f"{what} is {array!r} with strides {array.strides}; a collective requires contiguous memory.",
+            f"{name} is {array!r} with strides {array.strides}; a collective requires contiguous memory.",
             reason="INVALID_ARGUMENT",
             fix="pass x.copy().",
         )
@@ -214,11 +214,11 @@ def check_array(what: str, array: Any) -> Any:
     return array
 
 
-def check_out(what: str, array: Any) -> Any:
+def check_out(name: str, array: Any) -> Any:
     """Checks an array that a collective writes.
 
     Args:
-        what: Name of the argument, for errors.
+        name: Name of the argument, for errors.
         array: The array.
 
     Returns:
@@ -231,18 +231,18 @@ def check_out(what: str, array: Any) -> Any:
     """
     if isinstance(array, ReadOnly) or (isinstance(array, BaseArray) and array._memory.read_only):
         raise ArgumentError(
-            f"{what} is {array!r}, which is read-only.",
+            f"{name} is {array!r}, which is read-only.",
             reason="READ_ONLY",
             fix="pass another array: x.copy(), or gpu.empty_like(x).",
         )
-    return check_array(what, array)
+    return check_array(name, array)
 
 
-def check_place(what: str, array: BaseArray, rank: int, device: BaseDevice[Any, Any]) -> None:
+def check_device(name: str, array: BaseArray, rank: int, device: BaseDevice[Any, Any]) -> None:
     """Checks that an array is on the device of its rank.
 
     Args:
-        what: Name of the argument, for the error.
+        name: Name of the argument, for the error.
         array: The array.
         rank: The rank.
         device: The rank's device.
@@ -251,40 +251,41 @@ def check_place(what: str, array: BaseArray, rank: int, device: BaseDevice[Any, 
         ArgumentError: The array is on another device.
     """
     if array._connection is not device._connection:
-        theirs = "" if array.device.node is device.node else ", of another session"
+        session_note = "" if array.device.node is device.node else ", of another session"
         raise ArgumentError(
-            f"{what} is {array!r}{theirs}; rank {rank} of the group is device {device.ordinal} of {device.node.name}.",
+            f"{name} is {array!r}{session_note}; rank {rank} of the group is device {device.ordinal} of "
+            f"{device.node.name}.",
             reason="INVALID_ARGUMENT",
             fix="pass the arrays in the order of group.devices.",
         )
 
 
-def check_like(what: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str) -> None:
+def check_like(name: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dtype[Any], introduction: str) -> None:
     """Checks the shape and dtype of an array.
 
     Args:
-        what: Name of the argument, for the error.
+        name: Name of the argument, for the error.
         array: The array.
         shape: The required shape.
         dtype: The required dtype.
-        whose: Words that introduce the required values in the error.
+        introduction: Words that introduce the required values in the error.
 
     Raises:
         ArgumentError: The shape or dtype differs.
     """
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(
-            f"{what} is {array.dtype} {array.shape}; {whose} {dtype} {shape}.",
+            f"{name} is {array.dtype} {array.shape}; {introduction} {dtype} {shape}.",
             reason="COLLECTIVE_MISMATCH",
             fix="pass arrays of the same shape and dtype on every rank: see reshape, view and the method's docstring.",
         )
 
 
-def check_number(what: str, count: int, ranks: int) -> None:
+def check_count(name: str, count: int, ranks: int) -> None:
     """Checks the number of arrays.
 
     Args:
-        what: Name of the argument, for the error.
+        name: Name of the argument, for the error.
         count: Number of arrays given.
         ranks: Number of ranks of the group.
 
@@ -293,17 +294,17 @@ def check_number(what: str, count: int, ranks: int) -> None:
     """
     if count != ranks:
         raise ArgumentError(
-            f"{what} has {count} entries; the group has {ranks} devices.",
+            f"{name} has {count} entries; the group has {ranks} devices.",
             reason="INVALID_ARGUMENT",
             fix="pass one array for each device, in the group's order.",
         )
 
 
-def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
+def share_shape(name: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
     """Computes the shape of one rank's share along the first dimension.
 
     Args:
-        what: Name of the argument, for the error.
+        name: Name of the argument, for the error.
         array: The array.
         ranks: Number of ranks of the group.
 
@@ -315,7 +316,7 @@ def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
     """
     if not array.shape or array.shape[0] % ranks:
         raise ArgumentError(
-            f"{what} has shape {array.shape}; its first dimension cannot be divided evenly among {ranks} ranks.",
+            f"{name} has shape {array.shape}; its first dimension cannot be divided evenly among {ranks} ranks.",
             reason="INVALID_ARGUMENT",
             fix=f"pad or reshape it so that its first dimension is a multiple of {ranks}.",
             details={"shape": str(array.shape), "ranks": str(ranks)},

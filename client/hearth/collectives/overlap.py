@@ -23,7 +23,7 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         """Checks two spans for overlap.
 
         Args:
@@ -54,28 +54,30 @@ def check(parts: Sequence[RankPart]) -> None:
     reads: list[Span] = []
     writes: list[Span] = []
     for part in parts:
-        since = None if part.source is None else span(part.source)
-        to = None if part.destination is None else span(part.destination)
-        if since is not None and to is not None and since.meets(to):
-            if not _in_place(KINDS[part.kind], part.rank, since, to):
-                raise _overlap(
+        source_span = None if part.source is None else span(part.source)
+        destination_span = None if part.destination is None else span(part.destination)
+        if source_span is not None and destination_span is not None and source_span.overlaps(destination_span):
+            if not _is_in_place(KINDS[part.kind], part.rank, source_span, destination_span):
+                raise _overlap_error(
                     f"source and destination of rank {part.rank} overlap: {part.source!r} and {part.destination!r}",
                     "use separate memory, or see the method's docstring for the operations that work in place.",
                 )
-            writes.append(Span(min(since.start, to.start), max(since.end, to.end)))
+            writes.append(
+                Span(min(source_span.start, destination_span.start), max(source_span.end, destination_span.end))
+            )
             continue
-        if since is not None:
-            reads.append(since)
-        if to is not None:
-            writes.append(to)
+        if source_span is not None:
+            reads.append(source_span)
+        if destination_span is not None:
+            writes.append(destination_span)
     if len(parts) > 1 and clash(reads, writes):
-        raise _overlap(
+        raise _overlap_error(
             f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes to it",
             "run the operations one after the other, or use separate memory: operations of a batch run concurrently.",
         )
 
 
-def _in_place(kind: str, rank: int, source: Span, destination: Span) -> bool:
+def _is_in_place(kind: str, rank: int, source: Span, destination: Span) -> bool:
     if kind in GATHERING:
         return source.start == destination.start + rank * (source.end - source.start)
     if kind in SCATTERING:
@@ -83,5 +85,5 @@ def _in_place(kind: str, rank: int, source: Span, destination: Span) -> bool:
     return kind in SAME and source == destination
 
 
-def _overlap(what: str, fix: str) -> ArgumentError:
-    return ArgumentError(f"{what}.", reason="INVALID_ARGUMENT", fix=fix)
+def _overlap_error(message: str, fix: str) -> ArgumentError:
+    return ArgumentError(f"{message}.", reason="INVALID_ARGUMENT", fix=fix)

@@ -34,34 +34,34 @@ class RankPart(NamedTuple):
         """The source and the destination, if the part has them."""
         return tuple(array for array in (self.source, self.destination) if array is not None)
 
-    def write(self, to: commands_pb2.CollectiveOperation, order: RankOrder) -> None:
+    def write(self, message: commands_pb2.CollectiveOperation, order: RankOrder) -> None:
         """Writes the part into a message.
 
         Args:
-            to: The message.
+            message: The message.
             order: Converts ranks of the group to ranks for the daemon.
         """
-        to.kind = self.kind
+        message.kind = self.kind
         if self.source is not None:
-            to.source, to.source_offset = self.source._memory.handle, self.source._offset
+            message.source, message.source_offset = self.source._memory.handle, self.source._offset
         if self.destination is not None:
-            to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
-        to.count, to.dtype, to.op = self.elements, self.dtype, self.op
+            message.destination, message.destination_offset = self.destination._memory.handle, self.destination._offset
+        message.count, message.dtype, message.op = self.elements, self.dtype, self.op
         if self.factor:
-            to.factor = self.factor
+            message.factor = self.factor
         if self.root is not None:
-            to.root = order.rank(self.root)
+            message.root = order.rank(self.root)
         if self.peer is not None:
-            to.peer = order.rank(self.peer)
+            message.peer = order.rank(self.peer)
 
 
-def among_all(
+def parts_of_all(
     kind: commands_pb2.CollectiveKind,
     sources: Sequence[BaseArray],
     destinations: Sequence[BaseArray],
     elements: int,
     dtype: str,
-    by: Reduction | None = None,
+    reduction: Reduction | None = None,
 ) -> list[RankPart]:
     """Makes the parts of an operation in which every rank sends and receives.
 
@@ -71,26 +71,26 @@ def among_all(
         destinations: Array to write for each rank, in the group's order.
         elements: NCCL's count.
         dtype: Name of the elements' type.
-        by: The reduction, if there is one.
+        reduction: The reduction, if there is one.
 
     Returns:
         One part for each rank.
     """
     pairs = zip(sources, destinations, strict=True)
     return [
-        RankPart(rank, kind, source, target, elements, dtype, _op(by), factor=_factor(by, rank))
+        RankPart(rank, kind, source, target, elements, dtype, _op(reduction), factor=_factor(reduction, rank))
         for rank, (source, target) in enumerate(pairs)
     ]
 
 
-def to_root(
+def parts_to_root(
     kind: commands_pb2.CollectiveKind,
     sources: Sequence[BaseArray],
     destination: BaseArray,
     root: int,
     elements: int,
     dtype: str,
-    by: Reduction | None = None,
+    reduction: Reduction | None = None,
 ) -> list[RankPart]:
     """Makes the parts of an operation in which every rank sends, and only the root receives.
 
@@ -101,29 +101,29 @@ def to_root(
         root: The receiving rank.
         elements: NCCL's count.
         dtype: Name of the elements' type.
-        by: The reduction, if there is one.
+        reduction: The reduction, if there is one.
 
     Returns:
         One part for each rank.
     """
     return [
         RankPart(
-            rank, kind, source, destination if rank == root else None, elements, dtype, _op(by), root,
-            factor=_factor(by, rank),
+            rank, kind, source, destination if rank == root else None, elements, dtype, _op(reduction), root,
+            factor=_factor(reduction, rank),
         )
         for rank, source in enumerate(sources)
     ]  # fmt: skip
 
 
-def _op(by: Reduction | None) -> commands_pb2.ReduceOp:
-    return commands_pb2.REDUCE_OP_UNSPECIFIED if by is None else by.op
+def _op(reduction: Reduction | None) -> commands_pb2.ReduceOp:
+    return commands_pb2.REDUCE_OP_UNSPECIFIED if reduction is None else reduction.op
 
 
-def _factor(by: Reduction | None, rank: int) -> bytes:
-    return by.factors[rank] if by is not None and by.factors else b""
+def _factor(reduction: Reduction | None, rank: int) -> bytes:
+    return reduction.factors[rank] if reduction is not None and reduction.factors else b""
 
 
-def from_root(
+def parts_from_root(
     kind: commands_pb2.CollectiveKind,
     source: BaseArray,
     destinations: Sequence[BaseArray],
@@ -161,7 +161,7 @@ def by_rank(parts: Iterable[RankPart], ranks: Iterable[int] = ()) -> dict[int, l
     Returns:
         The parts of each rank, in their order.
     """
-    found: dict[int, list[RankPart]] = {rank: [] for rank in ranks}
+    ranked: dict[int, list[RankPart]] = {rank: [] for rank in ranks}
     for part in parts:
-        found.setdefault(part.rank, []).append(part)
-    return found
+        ranked.setdefault(part.rank, []).append(part)
+    return ranked

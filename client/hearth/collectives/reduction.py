@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from hearth.arrays.base_array import BaseArray
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
+_COMPONENTS = {"complex64": "float32", "complex128": "float64"}
 """Dtype of the real and the imaginary part of each complex dtype."""
 _ADDING = ("sum", "mean", PREMUL_SUM)
 """Reductions that NCCL computes for complex numbers, because each part is computed separately."""
@@ -54,7 +54,7 @@ class Reduction(NamedTuple):
     op: commands_pb2.ReduceOp
     dtype: str
     """Name of the dtype of the numbers that are reduced."""
-    parts: int
+    components: int
     """Numbers in each element of the arrays: 2 for complex elements, otherwise 1."""
     factors: tuple[bytes, ...]
     """Factor of each rank, in the group's order; empty for reductions without one."""
@@ -80,28 +80,28 @@ def reduction(op: str | PremulSum, array: BaseArray, ranks: int, premultiplies: 
     name = PREMUL_SUM if isinstance(op, PremulSum) else op
     number = OPS.get(name) if isinstance(name, str) else None
     if number is None or (name == PREMUL_SUM and not isinstance(op, PremulSum)):
-        names = ", ".join(each for each in OPS if each != PREMUL_SUM)
+        reductions = ", ".join(operation for operation in OPS if operation != PREMUL_SUM)
         raise ArgumentError(
             f"op is {op!r}, which is not a reduction.",
             reason="INVALID_ARGUMENT",
-            fix=f"use one of {names}, or hearth.premul_sum(factor).",
+            fix=f"use one of {reductions}, or hearth.premul_sum(factor).",
         )
-    whole = name_of(array.dtype)
-    dtype = _PARTS.get(whole, whole)
-    parts = 2 if whole in _PARTS else 1
+    dtype_name = name_of(array.dtype)
+    dtype = _COMPONENTS.get(dtype_name, dtype_name)
+    components = 2 if dtype_name in _COMPONENTS else 1
     if dtype not in NUMBERS:
         raise DtypeError(
             f"{array.dtype} cannot be reduced.",
             reason="UNSUPPORTED",
-            fix=f"use one of {', '.join((*NUMBERS, *_PARTS))}; view booleans as numbers: x.view(np.uint8).",
-            details={"dtype": whole},
+            fix=f"use one of {', '.join((*NUMBERS, *_COMPONENTS))}; view booleans as numbers: x.view(np.uint8).",
+            details={"dtype": dtype_name},
         )
-    if parts > 1 and name not in _ADDING:
+    if components > 1 and name not in _ADDING:
         raise DtypeError(
-            f"op is {name!r}, which NCCL does not have for complex numbers; the arrays are {whole}.",
+            f"op is {name!r}, which NCCL does not have for complex numbers; the arrays are {dtype_name}.",
             reason="UNSUPPORTED",
             fix="use sum, mean or hearth.premul_sum(factor), or reduce real arrays.",
-            details={"dtype": whole, "op": name},
+            details={"dtype": dtype_name, "op": name},
         )
     factors: tuple[bytes, ...] = ()
     if isinstance(op, PremulSum):
@@ -111,18 +111,18 @@ def reduction(op: str | PremulSum, array: BaseArray, ranks: int, premultiplies: 
                 reason="UNSUPPORTED",
                 fix="update the daemon, or multiply the arrays with a kernel before a sum.",
             )
-        factors = _factors(op, np.dtype(dtype) if parts > 1 else array.dtype, ranks)
-    return Reduction(number, dtype, parts, factors)
+        factors = _factors(op, np.dtype(dtype) if components > 1 else array.dtype, ranks)
+    return Reduction(number, dtype, components, factors)
 
 
 def _factors(op: PremulSum, dtype: np.dtype[np.generic], ranks: int) -> tuple[bytes, ...]:
     """Returns the factor of each rank as one element of `dtype`. Raises `ArgumentError`."""
     try:
-        given = np.asarray(op.factor)
-        if given.dtype.kind not in "iufV" or given.ndim > 1:  # V: a float of ml_dtypes
+        numbers = np.asarray(op.factor)
+        if numbers.dtype.kind not in "iufV" or numbers.ndim > 1:  # V: a float of ml_dtypes
             raise TypeError
-        factors = given.astype(dtype)
-        if dtype.kind in "iu" and not np.array_equal(factors.astype(object), given.astype(object)):
+        factors = numbers.astype(dtype)
+        if dtype.kind in "iu" and not np.array_equal(factors.astype(object), numbers.astype(object)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
@@ -138,4 +138,4 @@ def _factors(op: PremulSum, dtype: np.dtype[np.generic], ranks: int) -> tuple[by
             fix="pass one factor, or one for each device, in the group's order.",
             details={"factors": str(factors.size), "ranks": str(ranks)},
         )
-    return tuple(each.tobytes() for each in np.broadcast_to(factors, (ranks,)))
+    return tuple(factor.tobytes() for factor in np.broadcast_to(factors, (ranks,)))

@@ -25,7 +25,7 @@ SLACK_S = 2.0
 LEAVE_S = 2.0
 
 
-class Formed:
+class FormedGroup:
     """A group over several daemons: its id, and its sessions, beginning with the coordinator's."""
 
     def __init__(self, id: bytes, sessions: Sequence[NodeSession]) -> None:
@@ -39,7 +39,7 @@ class Formed:
         return self.sessions[0]
 
     @property
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """True once the group has been left."""
         return self._left.is_set()
 
@@ -48,7 +48,7 @@ class Formed:
 
         Blocks for `LEAVE_S` seconds at most. A second call does nothing.
         """
-        if self.left:
+        if self.has_left:
             return
         self._left.set()
         threads = [_thread(partial(_leave, session, self.id)) for session in self.sessions]
@@ -57,7 +57,7 @@ class Formed:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: float = SLACK_S) -> Formed:
+def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: float = SLACK_S) -> FormedGroup:
     """Forms a group over several daemons. Blocks. If it fails, the daemons that have joined leave the group again.
 
     Args:
@@ -75,17 +75,17 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: floa
     sessions = list(dict.fromkeys(session for session, _ in members))
     listed = [node_pb2.GroupMember(node=sessions.index(session), device=ordinal) for session, ordinal in members]
     deadline = time.monotonic() + timeout
-    first = sessions[0]
+    coordinator = sessions[0]
     try:
-        created = first.call(
+        created = coordinator.call(
             "CreateGroup",
-            node_pb2.CreateGroupRequest(session_token=first.token, members=listed, timeout_ns=int(timeout * 1e9)),
+            node_pb2.CreateGroupRequest(session_token=coordinator.token, members=listed, timeout_ns=int(timeout * 1e9)),
             node_pb2.CreateGroupResponse,
             timeout + slack,
         )
     except HearthError as error:
-        raise _at(first, error) from None
-    formed = Formed(created.group, sessions)
+        raise _with_node(coordinator, error) from None
+    formed = FormedGroup(created.group, sessions)
     answers: SimpleQueue[HearthError | None] = SimpleQueue()
     for node, session in enumerate(sessions[1:], 1):
         request = node_pb2.JoinGroupRequest(
@@ -99,7 +99,7 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: floa
         _thread(partial(_join, formed, session, request, timeout + slack, answers.put))
     try:
         for _ in sessions[1:]:
-            refusal = _answer(answers, deadline + 2 * slack, timeout)
+            refusal = _next_answer(answers, deadline + 2 * slack, timeout)
             if refusal is not None:
                 raise refusal
     except BaseException:  # including KeyboardInterrupt
@@ -116,7 +116,7 @@ def describe(session: NodeSession) -> Sequence[node_pb2.GroupInfo]:
 
 
 def _join(
-    formed: Formed,
+    formed: FormedGroup,
     session: NodeSession,
     request: node_pb2.JoinGroupRequest,
     timeout: float,
@@ -125,14 +125,14 @@ def _join(
     try:
         session.call("JoinGroup", request, node_pb2.JoinGroupResponse, timeout)
     except HearthError as error:
-        answer(_at(session, error))
+        answer(_with_node(session, error))
         return
-    if formed.left:  # another node refused meanwhile, and no other call will leave this group
+    if formed.has_left:  # another node refused meanwhile, and no other call will leave this group
         _leave(session, formed.id)
     answer(None)
 
 
-def _answer(answers: SimpleQueue[HearthError | None], deadline: float, timeout: float) -> HearthError | None:
+def _next_answer(answers: SimpleQueue[HearthError | None], deadline: float, timeout: float) -> HearthError | None:
     try:
         return answers.get(timeout=max(0.0, deadline - time.monotonic()))
     except Empty:
@@ -149,13 +149,13 @@ def _leave(session: NodeSession, group: bytes) -> None:
         session.call("LeaveGroup", request, node_pb2.LeaveGroupResponse, LEAVE_S)
 
 
-def _at(session: NodeSession, error: HearthError) -> HearthError:
+def _with_node(session: NodeSession, error: HearthError) -> HearthError:
     """Returns a copy of the error that names the node at which it occurred."""
-    told = error.again()
-    told.message = f"{told.message} (at {session.transport.target})"
-    told.details.setdefault("node", session.opened.node)
-    told.details.setdefault("target", session.transport.target)
-    return told
+    copy = error.again()
+    copy.message = f"{copy.message} (at {session.transport.target})"
+    copy.details.setdefault("node", session.opened.node)
+    copy.details.setdefault("target", session.transport.target)
+    return copy
 
 
 def _thread(work: Callable[[], None]) -> threading.Thread:

@@ -71,9 +71,9 @@ class DriverError(HearthError):
     """A call of the CUDA driver in this process failed."""
 
     def __init__(self, call: str, status: int, name: str) -> None:
-        self.what = f"{name} ({status})"
+        self.status_text = f"{name} ({status})"
         super().__init__(
-            f"{call} failed in this process: {self.what}.",
+            f"{call} failed in this process: {self.status_text}.",
             reason="UNSUPPORTED",
             fix="check that this process can use the GPU (nvidia-smi, CUDA_VISIBLE_DEVICES) and has had no CUDA error.",
         )
@@ -134,7 +134,7 @@ class CudaDevice:
             DriverError: The driver cannot map the memory.
         """
         driver, handle, address = self._driver, c_ulonglong(), c_ulonglong()
-        with _Current(driver, self._context):
+        with _CurrentContext(driver, self._context):
             driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), _POSIX_FILE_DESCRIPTOR)
             try:
                 driver.call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
@@ -153,12 +153,12 @@ class CudaDevice:
                 driver.call("cuMemRelease", handle)  # the mapping keeps the memory
         return CudaMapping(self, address.value, size)
 
-    def copy(self, to: int, since: int, size: int, stream: int | None) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: int | None) -> None:
         """Copies bytes from any GPU of this process to memory that is mapped here. Blocks until the copy is complete.
 
         Args:
-            to: Address of the destination.
-            since: Address of the source.
+            destination: Address of the destination.
+            source: Address of the source.
             size: Number of bytes.
             stream: Handle of the stream whose earlier work the copy waits for; None: all work of this process on the
                 source's GPU.
@@ -167,15 +167,15 @@ class CudaDevice:
             DriverError: A call of the driver failed.
         """
         driver, ordinal = self._driver, c_int()
-        driver.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, since)
-        source = self if ordinal.value == self.ordinal else CudaDevice(driver, ordinal.value)
-        with _Current(driver, source._context):
+        driver.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, source)
+        source_device = self if ordinal.value == self.ordinal else CudaDevice(driver, ordinal.value)
+        with _CurrentContext(driver, source_device._context):
             if stream is None:
                 driver.call("cuCtxSynchronize")
             else:
                 driver.call("cuStreamSynchronize", c_void_p(stream))
-        with _Current(driver, self._context):
-            driver.call("cuMemcpy", to, since, size)
+        with _CurrentContext(driver, self._context):
+            driver.call("cuMemcpy", destination, source, size)
             driver.call("cuCtxSynchronize")
 
     def unmap(self, address: int, size: int) -> None:
@@ -190,7 +190,7 @@ class CudaDevice:
         """
         driver = self._driver
         try:
-            with _Current(driver, self._context):
+            with _CurrentContext(driver, self._context):
                 driver.call("cuCtxSynchronize")
                 driver.call("cuMemUnmap", address, size)
                 driver.call("cuMemAddressFree", address, size)
@@ -199,7 +199,7 @@ class CudaDevice:
                 raise
 
 
-class _Current:
+class _CurrentContext:
     """Makes a context current in this thread for the duration of a ``with`` block."""
 
     def __init__(self, driver: Driver, context: c_void_p) -> None:
@@ -242,12 +242,12 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
     Raises `UnsupportedError` if there is no driver, the driver is too old, or it cannot be used in this process: it
     sees no GPU, does not match the kernel module, or was used before a fork.
     """
-    why = ""
+    cause = ""
     for name in names:
         try:
             driver = Driver(ctypes.CDLL(name))
         except (OSError, AttributeError) as error:
-            why = why or str(error)
+            cause = cause or str(error)
             continue
         try:
             driver.call("cuInit", 0)
@@ -255,7 +255,7 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
             raise _unusable(error) from error
         return driver
     raise UnsupportedError(
-        f"this process has no CUDA driver, which is required to map exported memory: {why}.",
+        f"this process has no CUDA driver, which is required to map exported memory: {cause}.",
         reason="UNSUPPORTED",
         fix="run the program where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
     )
@@ -266,7 +266,7 @@ def _unusable(error: DriverError) -> UnsupportedError:
     if error.status == _NO_DEVICE:
         fix = "unset CUDA_VISIBLE_DEVICES, or set it to the daemon's GPU (containers: --gpus all)"
     return UnsupportedError(
-        f"this process can use no GPU, so it cannot map exported memory: cuInit returned {error.what}.",
+        f"this process can use no GPU, so it cannot map exported memory: cuInit returned {error.status_text}.",
         reason="UNSUPPORTED",
         fix=f"{fix}; or copy with x.get().",
         details={"status": str(error.status)},
@@ -292,33 +292,33 @@ def device_of_uuid(uuid: str, name: str) -> CudaDevice:
         UnsupportedError: This process has no such GPU, or no usable driver.
     """
     with _lock:
-        found = _devices.get(uuid)
-        if found is None:
+        device = _devices.get(uuid)
+        if device is None:
             driver = _driver()
-            found = _devices[uuid] = CudaDevice(driver, _ordinal(driver, uuid, name))
-        return found
+            device = _devices[uuid] = CudaDevice(driver, _ordinal(driver, uuid, name))
+        return device
 
 
 def _ordinal(driver: Driver, uuid: str, name: str) -> int:
     count = c_int()
     driver.call("cuDeviceGetCount", byref(count))
-    seen: list[str] = []
+    uuids: list[str] = []
     for ordinal in range(count.value):
         device, raw = c_int(), _Uuid()
         driver.call("cuDeviceGet", byref(device), ordinal)
         driver.call("cuDeviceGetUuid_v2", byref(raw), device)
-        seen.append(written(bytes(raw.bytes)))
-        if seen[-1] == uuid:
+        uuids.append(format_uuid(bytes(raw.bytes)))
+        if uuids[-1] == uuid:
             return ordinal
     raise UnsupportedError(
-        f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(seen) or 'none'}.",
+        f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(uuids) or 'none'}.",
         reason="UNSUPPORTED",
         fix="run the program on the daemon's host, with CUDA_VISIBLE_DEVICES set to that GPU, or copy with x.get().",
-        details={"requested": uuid, "visible": ", ".join(seen)},
+        details={"requested": uuid, "visible": ", ".join(uuids)},
     )
 
 
-def written(raw: bytes) -> str:
+def format_uuid(raw: bytes) -> str:
     """Formats a UUID as NVML does."""
     digits = raw.hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -94,18 +94,18 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = c_void_p, (c_void_p, c_char_p)
 
 _numbers = itertools.count(1)
-_kept: dict[int, tuple[Any, ...]] = {}
+_owners: dict[int, tuple[Any, ...]] = {}
 """Objects that each exported tensor keeps alive, by the tensor's `context`."""
 
 
 def exported() -> int:
     """Returns the number of exported tensors that neither their consumer nor their capsule has released."""
-    return len(_kept)
+    return len(_owners)
 
 
 def _delete(managed: Any) -> None:
     """Deleter of an exported tensor; the consumer calls it once, from any thread."""
-    _kept.pop(managed.contents.context or 0, None)
+    _owners.pop(managed.contents.context or 0, None)
 
 
 def _destroy(capsule: int) -> None:
@@ -154,11 +154,11 @@ def capsule(
         BufferError: DLPack has no code for the dtype, or cannot express the strides.
     """
     code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
-    if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
+    if code is None or not dtype.isnative or any(stride % dtype.itemsize for stride in strides):
         raise BufferError(f"DLPack does not support arrays of {dtype} like this one")
     axes = len(shape)
     lengths = (c_int64 * max(axes, 1))(*shape)
-    steps = (c_int64 * max(axes, 1))(*(step // dtype.itemsize for step in strides))
+    element_strides = (c_int64 * max(axes, 1))(*(stride // dtype.itemsize for stride in strides))
     number = next(_numbers)
     managed: Any
     if max_version is not None and max_version[0] >= 1:
@@ -167,13 +167,13 @@ def capsule(
     else:
         managed, name = _Managed(), _NAME
         managed.deleter = _deleter
-    managed.tensor = _Tensor(address, *device, axes, code, dtype.itemsize * 8, 1, lengths, steps, 0)
+    managed.tensor = _Tensor(address, *device, axes, code, dtype.itemsize * 8, 1, lengths, element_strides, 0)
     managed.context = number
-    _kept[number] = (owner, managed, lengths, steps)
+    _owners[number] = (owner, managed, lengths, element_strides)
     try:
         return _new(ctypes.addressof(managed), name, _destructor)
     except BaseException:
-        del _kept[number]
+        del _owners[number]
         raise
 
 
@@ -182,29 +182,29 @@ _rename.restype, _rename.argtypes = c_int, (c_void_p, c_char_p)
 _NAME_USED = b"used_dltensor"  # must stay alive, because a capsule stores only the address of its name
 
 
-class Taken:
+class ConsumedTensor:
     """A tensor taken from a producer's capsule, for the duration of a ``with`` block.
 
     The end of the block calls the producer's deleter.
     """
 
-    def __init__(self, made: Any) -> None:
-        """Raises `BufferError` if `made` is no capsule, its tensor was taken or NumPy does not have its dtype."""
-        if not _is_valid(id(made), _NAME):
+    def __init__(self, source: Any) -> None:
+        """Raises `BufferError` if `source` is no capsule, its tensor was taken or NumPy does not have its dtype."""
+        if not _is_valid(id(source), _NAME):
             raise BufferError("the object is not a DLPack capsule of a tensor, or its tensor has already been consumed")
-        self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
+        self._managed = ctypes.cast(_pointer(id(source), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
         self.device: tuple[int, int] = (tensor.device_type, tensor.device_id)
         self.shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-        step = self.dtype.itemsize
+        itemsize = self.dtype.itemsize
         self.strides = (
-            tuple(tensor.strides[axis] * step for axis in range(tensor.ndim))
+            tuple(tensor.strides[axis] * itemsize for axis in range(tensor.ndim))
             if tensor.strides
-            else shapes.strides_of(self.shape, step)
+            else shapes.strides_of(self.shape, itemsize)
         )
         self.address = (tensor.data or 0) + tensor.byte_offset
-        _rename(id(made), _NAME_USED)
+        _rename(id(source), _NAME_USED)
 
     def host(self) -> np.ndarray[Any, Any]:
         """Returns the tensor as a NumPy array without a copy, if it is in host memory.
@@ -215,13 +215,13 @@ class Taken:
 
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
-        first = last = 0
+        lowest = highest = 0
         for length, stride in zip(self.shape, self.strides, strict=True):
-            first, last = first + min(0, stride * (length - 1)), last + max(0, stride * (length - 1))
-        memory: Any = (c_uint8 * (last - first + self.dtype.itemsize)).from_address(self.address + first)
-        return np.ndarray(self.shape, self.dtype, memory, -first, self.strides)
+            lowest, highest = lowest + min(0, stride * (length - 1)), highest + max(0, stride * (length - 1))
+        memory: Any = (c_uint8 * (highest - lowest + self.dtype.itemsize)).from_address(self.address + lowest)
+        return np.ndarray(self.shape, self.dtype, memory, -lowest, self.strides)
 
-    def __enter__(self) -> Taken:
+    def __enter__(self) -> ConsumedTensor:
         return self
 
     def __exit__(
@@ -236,12 +236,12 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     import numpy as np
 
     if lanes == 1 and bits % 8 == 0:
-        for name, named in _NAMED.items():
-            found = shapes.named(name) if named == code else None
-            if found is not None and found.itemsize * 8 == bits:
-                return found
-        for kind, plain in _CODES.items():
-            if plain == code and code != _CODES["b"]:
+        for name, type_code in _NAMED.items():
+            dtype = shapes.named(name) if type_code == code else None
+            if dtype is not None and dtype.itemsize * 8 == bits:
+                return dtype
+        for kind, type_code in _CODES.items():
+            if type_code == code and code != _CODES["b"]:
                 try:
                     return np.dtype(f"{kind}{bits // 8}")
                 except TypeError:

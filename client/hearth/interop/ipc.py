@@ -153,7 +153,7 @@ class Exported:
         try:
             self._mapping.close()
         finally:
-            _tell(self._array._connection, self._number)
+            _notify_released(self._array._connection, self._number)
 
     def __enter__(self) -> Exported:
         return self
@@ -189,7 +189,7 @@ def export(array: ArrayLike) -> Exported:
     # checked before the daemon moves the buffer: this process must be able to map it
     device = device_of(array._device.properties)
     attachment = array._usable()
-    _await(array, attachment)
+    _wait_for_work(array, attachment)
     number = connection.mint()
     try:
         mapping = _map(array, device, number)
@@ -202,12 +202,12 @@ def export(array: ArrayLike) -> Exported:
                 fix="create the array again, and export the new array.",
             )
     except BaseException:
-        _tell(connection, number)
+        _notify_released(connection, number)
         raise
     return Exported(array, mapping, number)
 
 
-def _await(array: ArrayLike, attachment: Attachment) -> None:
+def _wait_for_work(array: ArrayLike, attachment: Attachment) -> None:
     """Blocks, without a time limit, until the work submitted for the array is done, by reading one byte of it.
 
     Raises the errors of a read.
@@ -229,7 +229,7 @@ def _map(array: ArrayLike, device: MappableDevice, number: int) -> Mapping:
         os.close(file)
 
 
-def _tell(connection: Connection, number: int) -> None:
+def _notify_released(connection: Connection, number: int) -> None:
     """Notifies the daemon that it may release the memory.
 
     If the call fails, the session has ended, and the daemon has released the memory already.
@@ -248,7 +248,7 @@ def _abandon(session: NodeSession, connection: Connection, mapping: Mapping, num
     def release() -> None:
         with contextlib.suppress(HearthError):
             mapping.close()
-        _tell(connection, number)
+        _notify_released(connection, number)
 
     if os.getpid() != session.pid:
         return

@@ -46,16 +46,16 @@ def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
         try:
             connection.sendall(frames.encode(Kind.TICKET, ticket))
             reader = FrameReader()
-            came: list[frames.Frame] = []
-            while not came:
+            received: list[frames.Frame] = []
+            while not received:
                 connection.settimeout(max(1e-3, deadline - time.monotonic()))
-                data, more, _, _ = socket.recv_fds(connection, 4096, 4, socket.MSG_CMSG_CLOEXEC)
-                files += more
+                data, new_files, _, _ = socket.recv_fds(connection, 4096, 4, socket.MSG_CMSG_CLOEXEC)
+                files += new_files
                 if not data:
                     raise ConnectionError("the daemon closed the connection")
-                came = reader.feed(data)
-            if came[0].kind != Kind.LIVE or len(files) != 1:
-                raise FrameError(f"a frame of kind {came[0].kind} arrived with {len(files)} files")
+                received = reader.feed(data)
+            if received[0].kind != Kind.LIVE or len(files) != 1:
+                raise FrameError(f"a frame of kind {received[0].kind} arrived with {len(files)} files")
         except (OSError, FrameError) as error:
             _close(files)
             raise ConnectError(

@@ -127,7 +127,7 @@ class Signature:
         """The layout for a daemon that does not convert integers."""
         self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
         self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
-        structs = tuple(index for index, each in enumerate(parameters) if each.nested)
+        structs = tuple(index for index, parameter in enumerate(parameters) if parameter.nested)
         self.handles = sum(place.pointer for place in places)
         """Number of buffers and tensor maps that the record names."""
         tail = struct.Struct(f"<{self.handles}Q{''.join(codes)}{-offset % 8}x")
@@ -176,8 +176,8 @@ class Signature:
         extended = b""
         if extension is not None:
             flags |= launches.LaunchFlag.EXTENDED
-            cluster, *rest = extension
-            extended = launches.EXTENSION.pack(*cluster, *rest)
+            cluster, *fields = extension
+            extended = launches.EXTENSION.pack(*cluster, *fields)
         return (
             launches.HEADER.pack(
                 self.size + len(extended),
@@ -237,37 +237,37 @@ _CACHE_LIMIT = 4096
 def signature(args: Sequence[Any]) -> Signature:
     """Returns the encoding of `args`. Raises `LaunchTypeError`, which names the argument that cannot be passed."""
     types = tuple(map(type, args))
-    found = _BY_TYPES.get(types)
-    if found is not None:
-        return found
+    result = _BY_TYPES.get(types)
+    if result is not None:
+        return result
     parameters = tuple(parameter(index, arg) for index, arg in enumerate(args))
     shape: tuple[object, ...] = parameters
-    found = _BY_SHAPE.get(shape)
-    if found is None:
-        found = Signature(parameters)
-        _remember(_BY_SHAPE, shape, found)
+    result = _BY_SHAPE.get(shape)
+    if result is None:
+        result = Signature(parameters)
+        _remember(_BY_SHAPE, shape, result)
     if fixed(types):
-        _remember(_BY_TYPES, types, found)
-    return found
+        _remember(_BY_TYPES, types, result)
+    return result
 
 
-def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | None:
+def typed(types: tuple[type, ...], base: Signature) -> record_packer.Packer | None:
     """Makes a variant of `known.pack_checked` that also checks the types of the arguments.
 
     Args:
         types: Types of the arguments, which must be `fixed`.
-        known: Signature of the arguments.
+        base: Signature of the arguments.
 
     Returns:
         The packer; None if there are too many arguments.
     """
-    found = _TYPED.get(types)
-    if found is None and len(types) <= record_packer.WRITTEN_OUT:
-        found = record_packer.packer(len(types), known.pointers, known.raw, known.pack, raw_bytes, types)
+    pack = _TYPED.get(types)
+    if pack is None and len(types) <= record_packer.MAX_UNROLLED:
+        pack = record_packer.packer(len(types), base.pointers, base.raw, base.pack, raw_bytes, types)
         if len(_TYPED) >= _CACHE_LIMIT:
             _TYPED.clear()
-        _TYPED[types] = found
-    return found
+        _TYPED[types] = pack
+    return pack
 
 
 def fixed(types: Sequence[type]) -> bool:
@@ -275,7 +275,7 @@ def fixed(types: Sequence[type]) -> bool:
 
     The encoding of bytes, structs and 0-d arrays depends on the value.
     """
-    varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
+    varying = bytes | ByValue | np.void | np.ndarray if np.is_imported() else bytes | ByValue
     return not any(issubclass(kind, varying) for kind in types)
 
 
@@ -294,38 +294,38 @@ def parameter(index: int, arg: Any) -> Parameter:
     """
     if isinstance(arg, DeviceOperand):
         return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
-    if np.here() and isinstance(arg, np.generic | np.ndarray):
-        return _numpys(index, arg)
-    for kind, passed in _PYTHON:
+    if np.is_imported() and isinstance(arg, np.generic | np.ndarray):
+        return _numpy_parameter(index, arg)
+    for kind, encoding in _PYTHON:
         if isinstance(arg, kind):
-            return passed
+            return encoding
     if isinstance(arg, ByValue):
         return Parameter("", len(arg.data), arg.align, nested=_nested(arg))
     if isinstance(arg, bytes):
         return Parameter("", len(arg), 8)
-    found = None
+    extent = None
     if "_ctypes" in sys.modules:
         from hearth.kernels import by_value
 
-        found = by_value.size_and_alignment(arg)
-    if found is None:
+        extent = by_value.size_and_alignment(arg)
+    if extent is None:
         raise _refused(index, arg)
-    return Parameter("", *found)
+    return Parameter("", *extent)
 
 
-def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
+def _numpy_parameter(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
     """Returns the encoding of a NumPy scalar or an array of one element."""
     if arg.size != 1 or arg.dtype.kind in "OSU" or (arg.shape and arg.nbytes == _ADDRESS_BYTES):
         raise _refused(index, arg)
-    passed = _scalar(arg.dtype)
+    encoding = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):
-        return passed
+        return encoding
     nested: tuple[tuple[int, bool], ...] = ()
     if arg.dtype.hasobject:
         from hearth.kernels import pointers
 
-        nested = pointers.of_numpy(f"argument {index}", arg).places
-    return Parameter("", passed.size, passed.alignment, nested=nested)
+        nested = pointers.struct_of_numpy(f"argument {index}", arg).nested
+    return Parameter("", encoding.size, encoding.alignment, nested=nested)
 
 
 def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:
@@ -334,8 +334,8 @@ def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:
         return ()
     from hearth.kernels import pointers
 
-    found = pointers.of(arg)
-    return () if found is None else found.places
+    pointer_struct = pointers.struct_of(arg)
+    return () if pointer_struct is None else pointer_struct.nested
 
 
 def raw_bytes(arg: Any) -> bytes:
@@ -346,7 +346,7 @@ def raw_bytes(arg: Any) -> bytes:
         return struct.pack("<dd", arg.real, arg.imag)
     if isinstance(arg, ByValue):
         return bytes(arg.data)
-    if np.here():
+    if np.is_imported():
         if isinstance(arg, np.generic):
             return arg.tobytes()
         if isinstance(arg, np.ndarray):
@@ -354,11 +354,11 @@ def raw_bytes(arg: Any) -> bytes:
     return bytes(memoryview(arg))  # a value of ctypes
 
 
-def dimensions(what: str, value: object) -> tuple[int, int, int]:
+def dimensions(name: str, value: object) -> tuple[int, int, int]:
     """Converts a grid or block to three numbers.
 
     Args:
-        what: ``"grid"``, ``"block"`` or ``"cluster"``, for the error.
+        name: ``"grid"``, ``"block"`` or ``"cluster"``, for the error.
         value: An int, or one to three ints.
 
     Returns:
@@ -371,26 +371,26 @@ def dimensions(what: str, value: object) -> tuple[int, int, int]:
     axes = value if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(axes) <= 3:
         raise LaunchError(
-            f"{what} has {len(axes)} axes; it must have one to three.",
+            f"{name} has {len(axes)} axes; it must have one to three.",
             reason="LAUNCH_INVALID",
-            fix=f"pass {what}=(x,), (x, y) or (x, y, z).",
+            fix=f"pass {name}=(x,), (x, y) or (x, y, z).",
         )
-    out = [1, 1, 1]
+    numbers = [1, 1, 1]
     for index, axis in enumerate(axes):
         if type(axis) is not int and (isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer)):
             raise LaunchTypeError(
-                f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it must be an integer.",
+                f"{name}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it must be an integer.",
                 reason="LAUNCH_INVALID",
                 fix="use // for the division, or int().",
             )
         if not 1 <= axis <= _DIM_MAX:
             raise LaunchError(
-                f"{what}.{_AXES[index]} is {axis}; it must be from 1 to {_DIM_MAX}.",
+                f"{name}.{_AXES[index]} is {axis}; it must be from 1 to {_DIM_MAX}.",
                 reason="LAUNCH_INVALID",
                 fix="skip the launch when there is nothing to do." if axis == 0 else "check how the value is computed.",
             )
-        out[index] = int(axis)
-    return out[0], out[1], out[2]
+        numbers[index] = int(axis)
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _scalar(dtype: np.dtype[Any]) -> Parameter:

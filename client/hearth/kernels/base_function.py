@@ -56,8 +56,8 @@ _USUAL = (0, None, False, None, 1)
 
 _Recent = tuple[Any, Any, object, object, int, str, bytes, record_packer.Packer]
 """A launch like the last ones: attachment, space, grid, block, shared_mem, mode, packed head, and the packer of the
-rest. Replaced as a whole. A plain tuple, because reading it is most of a launch's cost."""
-_NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
+arguments. Replaced as a whole. A plain tuple, because reading it is most of a launch's cost."""
+_NO_RECENT: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
 ATTRIBUTES = (
@@ -80,7 +80,7 @@ class Occupancy(NamedTuple):
     """Threads of the block size that gives the highest occupancy."""
 
 
-class _Bound(NamedTuple):
+class _BoundFunction(NamedTuple):
     """A function on one attachment.
 
     Replaced as a whole, so that a concurrent launch sees either the old or the new value.
@@ -100,11 +100,11 @@ class BaseFunction(CupyNames):
         self._module = module
         self._connection = module._connection
         self.name = name
-        self._making = threading.Lock()
-        self._bound = _Bound(None, 0, {})
-        self._before: tuple[bytes, arguments.Signature] | None = None
+        self._bind_lock = threading.Lock()
+        self._bound = _BoundFunction(None, 0, {})
+        self._previous: tuple[bytes, arguments.Signature] | None = None
         """Head and signature of the last launch that `_recent` did not match."""
-        self._recent: _Recent = _NEVER
+        self._recent: _Recent = _NO_RECENT
         self._described: commands_pb2.FunctionResult | None = None
         self._carveout: int | None = None
         """Preferred shared memory in percent, which later attachments set again; None: never set."""
@@ -169,9 +169,9 @@ class BaseFunction(CupyNames):
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
         if stream is None and current_streams.get() is None:
-            on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
+            same_attachment, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
             if (
-                grid is same_grid and block is same_block and on is attachment and mode is same_mode
+                grid is same_grid and block is same_block and same_attachment is attachment and mode is same_mode
                 and shared_mem is same_shared_mem and iterations is _ONCE
                 and timeout is None and cluster is None and not cooperative and type(args) is tuple
             ):  # fmt: skip
@@ -225,13 +225,13 @@ class BaseFunction(CupyNames):
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
-        plain = stream is None and current_streams.get() is None
-        on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
+        is_default = stream is None and current_streams.get() is None
+        stream_handle = 0 if is_default else streams.resolve(stream, connection, attachment, work=False)
         heads = bound.heads
         key: tuple[Any, ...]
         try:
             key = (
-                on,
+                stream_handle,
                 grid,
                 block,
                 shared_mem,
@@ -251,8 +251,8 @@ class BaseFunction(CupyNames):
                     self._refuse("the grid", grid)
                 key = ()
             entry = launch_config.head(
-                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
-                connection.limits.converts_integers,
+                bound.handle, stream_handle, grid, block, args, shared_mem, timeout, mode, cooperative, cluster,
+                iterations, connection.limits.converts_integers,
             )  # fmt: skip
             if entry[1].pack_nested is not None:
                 from hearth.kernels import pointers
@@ -264,9 +264,13 @@ class BaseFunction(CupyNames):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
                 heads[key] = entry
-        elif entry is self._before and self._recent[6] is not entry[0] and (on, *key[4:5], *key[6:9]) == _USUAL:
+        elif (
+            entry is self._previous
+            and self._recent[6] is not entry[0]
+            and (stream_handle, *key[4:5], *key[6:9]) == _USUAL
+        ):
             self._remember(attachment, grid, block, shared_mem, mode, entry, key[9:])
-        self._before = entry
+        self._previous = entry
         head, signature = entry
         space = attachment.space
         assert space is not None
@@ -318,9 +322,9 @@ class BaseFunction(CupyNames):
             from hearth.kernels import pointers
 
             for index, arg in enumerate(args):
-                for what, operand in pointers.operands(index, arg):
+                for subject, operand in pointers.operands(index, arg):
                     if operand._memory.owner is not space:
-                        self._refuse(what, operand, index)
+                        self._refuse(subject, operand, index)
         for index in signature.pointers:
             if args[index]._memory.owner is not space:
                 self._refuse(f"argument {index}", args[index], index)
@@ -375,21 +379,21 @@ class BaseFunction(CupyNames):
 
     # ---- requests whose answers the subclass waits for ----
 
-    def _suggesting(self, shared_mem: int) -> PendingResult[Occupancy]:
-        return self._occupying(1, shared_mem, None)
+    def _request_suggestion(self, shared_mem: int) -> PendingResult[Occupancy]:
+        return self._request_occupancy(1, shared_mem, None)
 
-    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
+    def _request_occupancy(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
-        asked = command.occupancy
-        asked.function = self._handle_on(attachment)
-        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
-        asked.shared_mem = shared_mem
+        request = command.occupancy
+        request.function = self._handle_on(attachment)
+        request.block.x, request.block.y, request.block.z = arguments.dimensions("block", block)
+        request.shared_mem = shared_mem
         if cluster is not None:
-            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
+            request.cluster.x, request.cluster.y, request.cluster.z = arguments.dimensions("cluster", cluster)
         return self._connection.request(command, _occupancy, attachment)
 
-    def _describing(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
+    def _request_description(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
         command = _description(self._handle_on(attachment), carveout)
         return self._connection.request(command, lambda result: result.function, attachment)
@@ -409,7 +413,7 @@ class BaseFunction(CupyNames):
                 ("local memory per thread", html_repr.size(described.local_bytes)),
                 ("constant memory", html_repr.size(described.constant_bytes)),
                 ("maximum threads per block", described.max_threads_per_block),
-                ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
+                ("parameters", f"{len(parameters)}, {sum(parameter.size for parameter in parameters)} bytes"),
             ]
         return html_repr.pairs(f"Kernel {self.name}", rows)
 
@@ -421,40 +425,40 @@ class BaseFunction(CupyNames):
     def _handle_on(self, attachment: Attachment) -> int:
         return self._bind(attachment).handle
 
-    def _bind(self, attachment: Attachment) -> _Bound:
+    def _bind(self, attachment: Attachment) -> _BoundFunction:
         """Returns the function on the attachment that is about to be used; looks it up again after a loss."""
         if self._bound.attachment is attachment:
             return self._bound
-        with self._making:
+        with self._bind_lock:
             if self._bound.attachment is not attachment:
                 module = self._module._handle_on(attachment)
                 connection = self._connection
                 handle = connection.mint()
-                on = streams.resolve(None, connection, attachment, work=False)
-                attachment.submit(encode.get_function(on, handle, module, self.name))
+                stream_handle = streams.resolve(None, connection, attachment, work=False)
+                attachment.submit(encode.get_function(stream_handle, handle, module, self.name))
                 if self._carveout is not None:
                     attachment.submit(_description(handle, self._carveout))
-                self._bound = _Bound(attachment, handle, {})
+                self._bound = _BoundFunction(attachment, handle, {})
             return self._bound
 
-    def _refuse(self, what: str, array: Any, index: int | None = None) -> None:
-        """Raises the error that explains why the array cannot be used here; `what` names the array."""
+    def _refuse(self, subject: str, array: Any, index: int | None = None) -> None:
+        """Raises the error that explains why the array cannot be used here; `subject` names the array."""
         details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(
-                f"{what} is {array!r}, which belongs to another device or session than {self!r}.",
+                f"{subject} is {array!r}, which belongs to another device or session than {self!r}.",
                 reason="LAUNCH_INVALID",
                 fix="use arrays and kernels of one device; copy through the host with gpu.asarray(x.get()).",
                 details=details,
             )
         try:
-            self._connection.check(array._memory, f"{what}, {array!r},")
+            self._connection.check(array._memory, f"{subject}, {array!r},")
         except HearthError as error:
             for name, value in details.items():
                 error.details.setdefault(name, value)
             raise
         raise LaunchError(
-            f"{what}, {array!r}, was restored in a new device process during the launch.",
+            f"{subject}, {array!r}, was restored in a new device process during the launch.",
             reason="LAUNCH_INVALID",
             fix="launch the kernel again.",
             details=details,

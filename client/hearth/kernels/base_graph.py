@@ -19,7 +19,7 @@ from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError
 from hearth.kernels import launch_config
 from hearth.kernels.graph_program import Program, count
-from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream, one_by_one
+from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class BaseGraph(CupyNames, Program):
 
     _cupy = "Graph"
     _kind: Kind = "graph"
-    _what = "the graph"
+    _noun = "the graph"
 
     def __init__(self, connection: Connection, mode: str | int | None = None) -> None:
         super().__init__(connection)
@@ -143,8 +143,8 @@ class BaseGraph(CupyNames, Program):
         self._captured: BaseStream | None = None
         """The stream from which the work is recorded."""
         self._recorder: CaptureRecorder | None = None
-        self._begun: Attachment | None = None
-        self._last: _GraphLaunch | None = None
+        self._recording_attachment: Attachment | None = None
+        self._last_launch: _GraphLaunch | None = None
 
     # ---- recording ----
 
@@ -158,7 +158,7 @@ class BaseGraph(CupyNames, Program):
         """Begins to record the work of a stream. Raises LaunchError if the stream cannot be captured."""
         connection = self._connection
         if stream._default:
-            raise default_stream("be captured")
+            raise default_stream_error("be captured")
         if stream.is_capturing():
             raise LaunchError(
                 f"{stream!r} is in a capture already.", reason="CAPTURE_INVALID", fix="end that capture first."
@@ -173,7 +173,7 @@ class BaseGraph(CupyNames, Program):
         except BaseException:
             recorder.end()
             raise
-        self._handle, self._begun, self._captured, self._recorder = handle, attachment, stream, recorder
+        self._handle, self._recording_attachment, self._captured, self._recorder = handle, attachment, stream, recorder
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -184,10 +184,10 @@ class BaseGraph(CupyNames, Program):
 
     def _end_capture(self, error: BaseException | None = None) -> PendingResult[None] | None:
         """Ends the recording, or discards it because of an error. Returns the request as `_end`."""
-        stream, recorder, attachment = self._captured, self._recorder, self._begun
+        stream, recorder, attachment = self._captured, self._recorder, self._recording_attachment
         assert stream is not None and recorder is not None and attachment is not None
         recorder.end()
-        self._captured = self._recorder = self._begun = None
+        self._captured = self._recorder = self._recording_attachment = None
         command = commands_pb2.Command(stream=stream._handle)
         command.end_capture.graph = self._handle
         if error is not None:
@@ -237,19 +237,23 @@ class BaseGraph(CupyNames, Program):
             UnsupportedError: The daemon is too old to record launches of graphs.
         """
         attachment = self._usable()
-        on = streams.resolve(stream, self._connection, attachment)
+        stream_handle = streams.resolve(stream, self._connection, attachment)
         target = self._target(stream)
         streams.check_captured(target, self._connection)
-        if self._last is None or self._last.on != on or self._last.timeout != timeout:
-            self._last = _GraphLaunch(self._handle, on, timeout)
+        if (
+            self._last_launch is None
+            or self._last_launch.stream != stream_handle
+            or self._last_launch.timeout != timeout
+        ):
+            self._last_launch = _GraphLaunch(self._handle, stream_handle, timeout)
         times = count(n)
         if target is not None and isinstance(target._recorder, CaptureRecorder):
             streams.check_composition(self._connection, "records no launches of graphs in a graph")
             calls = [node._call for node in self._nodes if node._call is not None]
             rounds = min(times, RECORDED_MAX // max(len(calls), 1))
-            target._recorder.submitted(attachment, self._last.command(times), calls * rounds)
+            target._recorder.submitted(attachment, self._last_launch.command(times), calls * rounds)
         else:
-            attachment.count_up(self._last, times, self._last.command)
+            attachment.count_up(self._last_launch, times, self._last_launch.command)
 
     def debug_dot_str(self, flags: int = 0) -> str:
         """Describes the nodes and their order in the DOT language of Graphviz, as CuPy's method of this name does.
@@ -263,7 +267,7 @@ class BaseGraph(CupyNames, Program):
         """
         lines = ["digraph hearth_graph {", '    node [shape="box"];']
         lines += [f"    n{node.index} [label={_quoted(node._describe())}];" for node in self._nodes]
-        lines += [f"    n{before} -> n{node.index};" for node in self._nodes for before in node.after]
+        lines += [f"    n{predecessor} -> n{node.index};" for node in self._nodes for predecessor in node.after]
         return "\n".join([*lines, "}", ""])
 
     def update(
@@ -364,8 +368,8 @@ class _GraphLaunch:
     The object identifies the command while repeated launches are merged into it.
     """
 
-    def __init__(self, graph: int, on: int, timeout: float | None) -> None:
-        self.on = on
+    def __init__(self, graph: int, stream: int, timeout: float | None) -> None:
+        self.stream = stream
         self.timeout = timeout
         self._graph = graph
         self._timeout_ns = launch_config.nanoseconds(timeout)
@@ -380,4 +384,4 @@ class _GraphLaunch:
             The serialized command.
         """
         launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
-        return commands_pb2.Command(stream=self.on, launch_graph=launch).SerializeToString()
+        return commands_pb2.Command(stream=self.stream, launch_graph=launch).SerializeToString()

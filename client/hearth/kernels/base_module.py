@@ -108,7 +108,7 @@ class BaseModule(CupyNames, Generic[F, G]):
                 reason="MESSAGE_TOO_LARGE",
                 fix="compile to a CUBIN for one architecture, or split the module.",
             )
-        self._making = threading.Lock()
+        self._load_lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._handle = 0
         self._handle_on(self._connection.attachment())
@@ -129,7 +129,7 @@ class BaseModule(CupyNames, Generic[F, G]):
             raise ArgumentError(f"{name!r} is not a kernel name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
 
-    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
+    def _request_global(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
         connection = self._connection
         attachment = connection.attachment()
         handle = connection.mint()
@@ -140,11 +140,13 @@ class BaseModule(CupyNames, Generic[F, G]):
         # "global" is a keyword of Python
         return connection.request(
             command,
-            lambda result: self._found(attachment, handle, name, getattr(result, "global").size, dtype, shape),
+            lambda result: self._global_variable(
+                attachment, handle, name, getattr(result, "global").size, dtype, shape
+            ),
             attachment,
         )
 
-    def _found(
+    def _global_variable(
         self, attachment: Attachment, handle: int, name: str, size: int, dtype: Any, shape: shapes.Shape | None
     ) -> G:
         kind = shapes.type_of("uint8" if dtype is None else dtype)
@@ -167,7 +169,7 @@ class BaseModule(CupyNames, Generic[F, G]):
         if attachment is not None and attachment.alive and attachment.space is not None:
             attachment.space.deferred_frees.add("module", self._handle)
 
-    def _describing(self) -> PendingResult[commands_pb2.ModuleResult]:
+    def _request_description(self) -> PendingResult[commands_pb2.ModuleResult]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_module.module = self._handle_on(attachment)
@@ -177,11 +179,11 @@ class BaseModule(CupyNames, Generic[F, G]):
         """Returns the module's handle on the attachment to be used; loads the module again after a loss."""
         if self._attachment is attachment:
             return self._handle
-        with self._making:
+        with self._load_lock:
             if self._attachment is not attachment:
                 handle = self._connection.mint()
-                on = streams.resolve(None, self._connection, attachment, work=False)
-                attachment.submit(encode.load_module(on, handle, self._load))
+                stream_handle = streams.resolve(None, self._connection, attachment, work=False)
+                attachment.submit(encode.load_module(stream_handle, handle, self._load))
                 self._handle, self._attachment = handle, attachment
         return self._handle
 
@@ -294,10 +296,10 @@ def _keyword_notes(keywords: Mapping[str, Any]) -> str:
             continue
         from hearth.keywords import names, suggestion
 
-        meant = suggestion(name, names(BaseModule))
-        if meant != ".":
+        correction = suggestion(name, names(BaseModule))
+        if correction != ".":
             raise UnsupportedTypeError(
-                f"a module has no keyword {name}{meant}", reason="UNSUPPORTED", fix="correct the keyword."
+                f"a module has no keyword {name}{correction}", reason="UNSUPPORTED", fix="correct the keyword."
             )
         raise UnsupportedError(
             f"{name}={value!r} is not supported: the daemon compiles the code.",

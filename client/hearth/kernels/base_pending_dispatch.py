@@ -144,16 +144,16 @@ class Job:
         """The error of the dispatch; None if no error is known."""
         return self._error or self.reply.error
 
-    def take(self) -> None:
+    def copy_inputs(self) -> None:
         """Copies the large inputs that were not copied when the job was made; the caller may change them afterwards."""
-        self._bytes.take()
+        self._bytes.copy_inputs()
 
-    def place(self) -> bool:
+    def offer_memory(self) -> bool:
         """Tells the device the addresses of bytes in shared memory.
 
         Returns True if there are no other transfers. Does not wait for the device; `run` must be called afterwards.
         """
-        return self._bytes.place()
+        return self._bytes.offer_memory()
 
     def run(self) -> None:
         """Carries out the transfers, waits for the answer and stores the outputs.
@@ -161,7 +161,7 @@ class Job:
         Blocks. Raises the error of the dispatch.
         """
         try:
-            self._bytes.move()
+            self._bytes.transfer()
             self.finish(None)
         except HearthError as error:
             self._error = error
@@ -254,7 +254,7 @@ class BasePendingDispatch(ABC):
         """Returns True once the dispatch has ended, with or without an error. Does not block."""
         return self.state != "pending"
 
-    def _cancelling(self) -> Cancelling | None:
+    def _queue_cancel(self) -> Cancelling | None:
         """Queues the cancelling of the dispatch; returns None if it has been answered."""
         from hearth.session.cancelling import Cancelling
 

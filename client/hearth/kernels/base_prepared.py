@@ -31,7 +31,7 @@ class BasePrepared(Program):
     """Abstract prepared launches: the list, and the request that checks it."""
 
     _kind: Kind = "prepared"
-    _what = "the prepared list"
+    _noun = "the prepared list"
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -39,7 +39,7 @@ class BasePrepared(Program):
         self._collecting: BaseStream | None = None
         """The stream that replaces the current one inside the block."""
         self._recorder: PreparedRecorder | None = None
-        self._last: _PreparedLaunch | None = None
+        self._last_launch: _PreparedLaunch | None = None
 
     def _begin(self) -> None:
         self._ready_to_enter()
@@ -88,13 +88,15 @@ class BasePrepared(Program):
         attachment, times = self._usable(), count(n)
         target = self._target(stream)
         streams.check_captured(target, self._connection)
-        on = streams.resolve(stream, self._connection, attachment)
-        if self._last is None or self._last.on != on:
-            self._last = _PreparedLaunch(self._handle, on)
+        stream_handle = streams.resolve(stream, self._connection, attachment)
+        if self._last_launch is None or self._last_launch.stream != stream_handle:
+            self._last_launch = _PreparedLaunch(self._handle, stream_handle)
         if target is not None and isinstance(target._recorder, CaptureRecorder):
-            target._recorder.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
+            target._recorder.submitted(
+                attachment, self._last_launch.command(times), self._calls * min(times, RECORDED_MAX)
+            )
         else:
-            attachment.count_up(self._last, times, self._last.command)
+            attachment.count_up(self._last_launch, times, self._last_launch.command)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -119,8 +121,8 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
                 reason="INVALID_ARGUMENT",
                 fix="pass (kernel, grid, block, args), optionally followed by shared_mem.",
             )
-        kernel, *rest = launch
-        kernel(*rest)
+        kernel, *arguments = launch
+        kernel(*arguments)
 
 
 class _PreparedLaunch:
@@ -129,8 +131,8 @@ class _PreparedLaunch:
     The object identifies the command while repeated launches are merged into it.
     """
 
-    def __init__(self, prepared: int, on: int) -> None:
-        self.on = on
+    def __init__(self, prepared: int, stream: int) -> None:
+        self.stream = stream
         self._prepared = prepared
 
     def command(self, n: int) -> bytes:
@@ -143,4 +145,4 @@ class _PreparedLaunch:
             The serialized command.
         """
         launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
-        return commands_pb2.Command(stream=self.on, launch_prepared=launch).SerializeToString()
+        return commands_pb2.Command(stream=self.stream, launch_prepared=launch).SerializeToString()

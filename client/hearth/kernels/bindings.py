@@ -141,19 +141,19 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
         )
     if args is not None:
         return [In(arg) if isinstance(arg, np.ndarray) and arg.ndim else arg for arg in args]
-    given: list[Any] = [each if isinstance(each, In | InOut | DeviceOperand) else In(each) for each in ins]
-    for index, each in enumerate(outs):
-        if isinstance(each, Out | InOut | DeviceOperand):
-            given.append(each)
-        elif isinstance(each, tuple | list) and len(each) == 2:
-            given.append(Out(*each))
+    ordered: list[Any] = [value if isinstance(value, In | InOut | DeviceOperand) else In(value) for value in ins]
+    for index, value in enumerate(outs):
+        if isinstance(value, Out | InOut | DeviceOperand):
+            ordered.append(value)
+        elif isinstance(value, tuple | list) and len(value) == 2:
+            ordered.append(Out(*value))
         else:
             raise LaunchTypeError(
-                f"outs[{index}] is {each!r}; an output requires a shape and a dtype.",
+                f"outs[{index}] is {value!r}; an output requires a shape and a dtype.",
                 reason="LAUNCH_INVALID",
                 fix="use outs=[((rows, columns), np.float32)], or hearth.Out(shape, dtype).",
             )
-    return [*given, *scalars]
+    return [*ordered, *scalars]
 
 
 def binding_of(index: int, argument: Any, function: BaseFunction, attachment: Attachment) -> Binding:
@@ -185,24 +185,24 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
             binding.range_offset = start * row
             binding.range_size = (stop - start) * row
         return binding
-    passed = arguments.parameter(index, argument)
+    encoding = arguments.parameter(index, argument)
     value = commands_pb2.Argument()
-    if passed.pointer:
+    if encoding.pointer:
         memory = argument._memory
         if memory.owner is not attachment.space:
             function._refuse(f"argument {index}", argument, index)
-        if passed.size == TENSOR_MAP_BYTES:
+        if encoding.size == TENSOR_MAP_BYTES:
             value.tensor_map = memory.handle
         else:
             value.pointer.buffer = memory.handle
             value.pointer.offset = argument._offset
-            value.pointer.read_only = passed.read_only
-    elif passed.read_only and -(2**63) <= argument < 2**63:
+            value.pointer.read_only = encoding.read_only
+    elif encoding.read_only and -(2**63) <= argument < 2**63:
         value.int64 = argument  # the daemon converts it to the parameter's type
-    elif passed.nested:
+    elif encoding.nested:
         _fill_structure(value.structure, index, argument, function, attachment)
     else:
-        value.raw = _value_bytes(index, argument, passed)
+        value.raw = _value_bytes(index, argument, encoding)
     return Binding(role=Binding.ROLE_VALUE, value=value)
 
 
@@ -211,10 +211,10 @@ def _fill_structure(
 ) -> None:
     """Fills in the message of a struct with pointers. Raises the errors of `binding_of`."""
     pointers.check_supported(function._connection.limits.struct_pointers)
-    found = pointers.of(argument)
-    assert found is not None
-    message.data = found.data
-    for at, operand in found.pointers:
+    contents = pointers.struct_of(argument)
+    assert contents is not None
+    message.data = contents.data
+    for at, operand in contents.pointers:
         if operand._memory.owner is not attachment.space:
             function._refuse(f"the pointer at byte {at} of argument {index}", operand, index)
         field = message.pointers.add(at=at)
@@ -223,20 +223,20 @@ def _fill_structure(
         field.pointer.read_only = isinstance(operand, ReadOnly)
 
 
-def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> bytes:
-    if not passed.code:
+def _value_bytes(index: int, argument: Any, encoding: arguments.Parameter) -> bytes:
+    if not encoding.code:
         return arguments.raw_bytes(argument)
     try:
-        return struct.pack(f"<{passed.code}", argument)
+        return struct.pack(f"<{encoding.code}", argument)
     except struct.error:
         raise unpassable.too_large(index, argument) from None
 
 
-def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:
+def output_destinations(args: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:
     """Determines the destination of each output, before any command is sent.
 
     Args:
-        given: The kernel's arguments in order.
+        args: The kernel's arguments in order.
         out: For each output an array to fill, or None for a new one; None: new ones.
 
     Returns:
@@ -245,41 +245,41 @@ def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[
     Raises:
         ArgumentError: `out` does not match the outputs.
     """
-    wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
-    for argument in given:
+    expected: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+    for argument in args:
         if isinstance(argument, Out | InOut):
             shape, dtype = (argument.shape, argument.dtype) if isinstance(argument, Out) else _like(argument.array)
             if argument.range is not None:
                 shape = (argument.range[1] - argument.range[0], *shape[1:])
-            wanted.append((shape, dtype))
-    if out is not None and (not isinstance(out, tuple | list) or len(out) != len(wanted)):
+            expected.append((shape, dtype))
+    if out is not None and (not isinstance(out, tuple | list) or len(out) != len(expected)):
         count = f"has {len(out)} entries" if isinstance(out, tuple | list) else f"is a {type(out).__name__}"
         raise ArgumentError(
-            f"out {count}; the dispatch has {len(wanted)} outputs.",
+            f"out {count}; the dispatch has {len(expected)} outputs.",
             reason="INVALID_ARGUMENT",
             fix="pass out=[array or None for each output].",
         )
-    places = []
-    for index, (shape, dtype) in enumerate(wanted):
+    destinations = []
+    for index, (shape, dtype) in enumerate(expected):
         host = None if out is None else out[index]
         if host is None:
             host = np.empty(shape, dtype)
         elif not isinstance(host, np.ndarray) or host.shape != shape or host.dtype.newbyteorder("=") != dtype:
-            what = f"{host.dtype} {host.shape}" if isinstance(host, np.ndarray) else type(host).__name__
+            description = f"{host.dtype} {host.shape}" if isinstance(host, np.ndarray) else type(host).__name__
             raise ArgumentError(
-                f"out[{index}] is {what}; output {index} is {dtype} {shape}.",
+                f"out[{index}] is {description}; output {index} is {dtype} {shape}.",
                 reason="INVALID_ARGUMENT",
                 fix=f"pass np.empty({shape}, {str(dtype)!r}).",
             )
         elif not host.flags.writeable:
             raise ArgumentError(f"out[{index}] is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
         direct = host.flags.c_contiguous and host.dtype.isnative
-        places.append(Output(host, host if direct else np.empty(shape, dtype)))
-    return places
+        destinations.append(Output(host, host if direct else np.empty(shape, dtype)))
+    return destinations
 
 
 def send_inputs(
-    given: Sequence[Any],
+    args: Sequence[Any],
     dispatch: commands_pb2.Dispatch,
     limits: Limits,
     mint: Callable[[], int],
@@ -288,7 +288,7 @@ def send_inputs(
     """Puts the small inputs into the command, and assigns uploads to the others.
 
     Args:
-        given: The kernel's arguments in order.
+        args: The kernel's arguments in order.
         dispatch: The command, which is completed.
         limits: Limits of the session.
         mint: Makes numbers for transfers.
@@ -299,7 +299,7 @@ def send_inputs(
     """
     room = limits.max_batch_bytes - _MARGIN - _MARGIN_OF_BINDING * len(dispatch.bindings)
     room = min(limits.max_inline_bytes, room)
-    arrays = [(index, each.array) for index, each in enumerate(given) if isinstance(each, In | InOut)]
+    arrays = [(index, argument.array) for index, argument in enumerate(args) if isinstance(argument, In | InOut)]
     uploads = []
     for (index, array), fits in zip(arrays, _fitting([array.nbytes for _, array in arrays], room), strict=True):
         binding = dispatch.bindings[index]
@@ -313,21 +313,21 @@ def send_inputs(
 
 
 def return_outputs(
-    dispatch: commands_pb2.Dispatch, places: Sequence[Output], limits: Limits, mint: Callable[[], int]
+    dispatch: commands_pb2.Dispatch, destinations: Sequence[Output], limits: Limits, mint: Callable[[], int]
 ) -> None:
     """Assigns downloads to the outputs that are too large for the answer.
 
     Args:
         dispatch: The command, which is completed.
-        places: The destinations of the outputs, which are completed.
+        destinations: The destinations of the outputs, which are completed.
         limits: Limits of the session.
         mint: Makes numbers for transfers.
     """
     outputs = [binding for binding in dispatch.bindings if binding.role in _RETURNED]
-    fitting = _fitting([len(place.into) for place in places], limits.max_inline_bytes)
-    for binding, place, fits in zip(outputs, places, fitting, strict=True):
+    fitting = _fitting([len(destination.into) for destination in destinations], limits.max_inline_bytes)
+    for binding, destination, fits in zip(outputs, destinations, fitting, strict=True):
         if not fits:
-            binding.download = place.download = mint()
+            binding.download = destination.download = mint()
 
 
 def _fitting(sizes: Sequence[int], room: int) -> list[bool]:

@@ -49,7 +49,7 @@ class Struct(ByValue):
         if self.pointers:
             from hearth.kernels import pointers
 
-            pointers.of_fields(bytes(self.data), self.pointers)
+            pointers.struct_of_fields(bytes(self.data), self.pointers)
 
     def tobytes(self) -> bytes:
         """Returns the bytes of the struct, as given."""

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
 
 
-_Given = tuple["Sequence[Any] | None", Sequence[Any], Sequence[Any], Sequence[Any]]
+_ArgumentLists = tuple["Sequence[Any] | None", Sequence[Any], Sequence[Any], Sequence[Any]]
 """`args`, `ins`, `outs` and `scalars` of a dispatch."""
 
 
-class How(NamedTuple):
+class DispatchOptions(NamedTuple):
     """The keywords of a dispatch other than the kernel's arguments."""
 
     shared_mem: int
@@ -46,9 +46,9 @@ def job_of(
     function: BaseFunction,
     grid: Any,
     block: Any,
-    arguments_given: _Given,
+    argument_lists: _ArgumentLists,
     out: Sequence[Array | None] | None,
-    how: How,
+    options: DispatchOptions,
 ) -> Job:
     """Checks the dispatch, determines a destination for every output, and sends the command.
 
@@ -57,9 +57,9 @@ def job_of(
         function: The kernel.
         grid: Blocks along each axis, as in a launch.
         block: Threads along each axis, as in a launch.
-        arguments_given: `args`, `ins`, `outs` and `scalars`.
+        argument_lists: `args`, `ins`, `outs` and `scalars`.
         out: For each output an array to fill, or None; None: new ones.
-        how: The other keywords.
+        options: The other keywords.
 
     Returns:
         The job; its transfers have not been started.
@@ -79,35 +79,35 @@ def job_of(
             reason="LAUNCH_INVALID",
             fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
         )
-    given = bindings.in_order(*arguments_given)
-    launch_config.check_shared_mem(how.shared_mem)
-    launch_config.check_iterations(how.iterations)
+    args = bindings.in_order(*argument_lists)
+    launch_config.check_shared_mem(options.shared_mem)
+    launch_config.check_iterations(options.iterations)
     attachment = connection.attachment()
-    command = commands_pb2.Command(stream=streams.resolve(how.stream, connection, attachment))
+    command = commands_pb2.Command(stream=streams.resolve(options.stream, connection, attachment))
     dispatch = command.dispatch
     dispatch.function = function._bind(attachment).handle
     dispatch.grid.x, dispatch.grid.y, dispatch.grid.z = arguments.dimensions("grid", grid)
     dispatch.block.x, dispatch.block.y, dispatch.block.z = arguments.dimensions("block", block)
-    dispatch.shared_mem = how.shared_mem
-    dispatch.iterations = how.iterations
-    dispatch.timeout_ns = launch_config.nanoseconds(how.timeout)
-    dispatch.timed = how.timed
+    dispatch.shared_mem = options.shared_mem
+    dispatch.iterations = options.iterations
+    dispatch.timeout_ns = launch_config.nanoseconds(options.timeout)
+    dispatch.timed = options.timed
     dispatch.bindings.extend(
-        bindings.binding_of(index, argument, function, attachment) for index, argument in enumerate(given)
+        bindings.binding_of(index, argument, function, attachment) for index, argument in enumerate(args)
     )
-    places = bindings.places_of(given, out)
+    outputs = bindings.output_destinations(args, out)
     limits = attachment.session.limits
-    copy = partial(_copied, connection, attachment) if how.copy else None
-    uploads = bindings.send_inputs(given, dispatch, limits, connection.mint, copy)
-    bindings.return_outputs(dispatch, places, limits, connection.mint)
-    if how.apart and out is not None:
-        for output in places:
+    copy = partial(_copy_bytes, connection, attachment) if options.copy else None
+    uploads = bindings.send_inputs(args, dispatch, limits, connection.mint, copy)
+    bindings.return_outputs(dispatch, outputs, limits, connection.mint)
+    if options.apart and out is not None:
+        for output in outputs:
             if output.download and output.scratch is output.host:
                 output.scratch = np.empty_like(output.host)
-    return Job(connection, attachment, command, uploads, places)
+    return Job(connection, attachment, command, uploads, outputs)
 
 
-def _copied(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
+def _copy_bytes(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
     from hearth.transfer import registered  # not imported for small arrays
 
     return registered.copy_of_bytes(connection, attachment, data)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
 
-class Wanted(Protocol):
+class DispatchOutput(Protocol):
     """An output of a dispatch, as `DispatchBytes` uses it."""
 
     download: int
@@ -54,22 +54,22 @@ class DispatchBytes:
         attachment: Attachment,
         reply: Reply,
         uploads: Sequence[tuple[int, memoryview]],
-        outputs: Sequence[Wanted],
+        outputs: Sequence[DispatchOutput],
     ) -> None:
         self._connection = connection
         self._attachment = attachment
         self._reply = reply
         self._uploads = list(uploads)
         self._outputs = [output for output in outputs if output.download]
-        self._tried = False
+        self._offered = False
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], None]] = []
         self._unopened = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
         """Transfers that the command names and that have not been opened."""
-        self._over = False
+        self._ended = False
         self._error: BaseException | None = None
         self._read: list[memoryview] = []
-        self._written: list[tuple[memoryview, Wanted]] = []
+        self._written: list[tuple[memoryview, DispatchOutput]] = []
         self._unconfirmed: dict[int, memoryview] = {}
         """Shared memory to which the device may write although it has not confirmed the transfer, by number of
         transfer. Like `_read` and `_written`, it must exist until the answer arrives; the session, which waits for
@@ -90,7 +90,7 @@ class DispatchBytes:
         daemon waits for each transfer that the command names, and all later commands wait for it.
         """
         with self._lock:
-            self._over = True
+            self._ended = True
             cancels, self._cancels = self._cancels, []
             unopened, self._unopened = self._unopened, set()
             written = list(self._written)
@@ -99,12 +99,12 @@ class DispatchBytes:
         for cancel in cancels:
             cancel()
         if self._reply.answered:
-            self._let_go()
+            self._release_memory()
             return
         for number in unopened:
             cancel_transfer(self._connection, number)
 
-    def take(self) -> None:
+    def copy_inputs(self) -> None:
         """Copies the inputs; the caller may change them afterwards."""
         from hearth.transfer import registered
 
@@ -113,18 +113,18 @@ class DispatchBytes:
             for number, data in self._uploads
         ]
 
-    def place(self) -> bool:
+    def offer_memory(self) -> bool:
         """Tells the device the addresses of bytes in shared memory, if possible.
 
         Returns True if no other transfers remain. Does not wait for the device. A second call does nothing.
         """
-        if not self._tried:
-            self._tried = True
-            self._uploads = [upload for upload in self._uploads if not self._place_upload(*upload)]
-            self._outputs = [output for output in self._outputs if not self._place_output(output)]
+        if not self._offered:
+            self._offered = True
+            self._uploads = [upload for upload in self._uploads if not self._offer_upload(*upload)]
+            self._outputs = [output for output in self._outputs if not self._offer_output(output)]
         return not self.any
 
-    def _place_upload(self, number: int, data: memoryview) -> bool:
+    def _offer_upload(self, number: int, data: memoryview) -> bool:
         from hearth.transfer import registered  # not imported for small arrays
 
         self._check()
@@ -133,39 +133,39 @@ class DispatchBytes:
             self._read.append(memory)
         return memory is not None
 
-    def _place_output(self, output: Wanted) -> bool:
+    def _offer_output(self, output: DispatchOutput) -> bool:
         from hearth.transfer import registered
 
         self._check()
-        landing = registered.download(self._connection, self._attachment, output.download, output.into)
-        if landing is None:
+        destination = registered.download(self._connection, self._attachment, output.download, output.into)
+        if destination is None:
             return False
-        if not landing.guaranteed:
-            self._unconfirmed[output.download] = landing.memory
+        if not destination.guaranteed:
+            self._unconfirmed[output.download] = destination.memory
             return False
         with self._lock:
-            self._written.append((landing.memory, output))
-            over = self._over
-        if over:
-            registered.mark_spoiled(landing.memory)
+            self._written.append((destination.memory, output))
+            ended = self._ended
+        if ended:
+            registered.mark_spoiled(destination.memory)
         return True
 
-    def move(self) -> None:
+    def transfer(self) -> None:
         """Carries out the transfers.
 
         Blocks until all bytes have arrived. Raises the error of the dispatch, or otherwise the transfer's own error.
         """
         try:
-            self.place()
+            self.offer_memory()
             self._send()
             self._fetch()
             self._copy_out()
         except HearthError as error:
             raise router.cause_of(self._reply, error) from None
         finally:
-            self._let_go()
+            self._release_memory()
 
-    def _let_go(self) -> None:
+    def _release_memory(self) -> None:
         """Releases memory that the device no longer uses.
 
         The reply, which refers to this object, may exist longer than the dispatch.
@@ -189,7 +189,7 @@ class DispatchBytes:
         for number, data in uploads:
             self._begin(number)
             upload = striping.upload(self._connection, self._attachment, self._reply, number, data)
-            self._watch(upload.cancel)
+            self._add_cancel(upload.cancel)
             started.append((upload, len(data)))
         for upload, size in started:
             received = upload.result()
@@ -197,10 +197,10 @@ class DispatchBytes:
                 raise plan.short(received, size)
 
     def _fetch(self) -> None:
-        large = [each for each in self._outputs if len(each.into) >= plan.STRIPED_BYTES]
-        small = [each for each in self._outputs if len(each.into) < plan.STRIPED_BYTES]
+        large = [output for output in self._outputs if len(output.into) >= plan.STRIPED_BYTES]
+        small = [output for output in self._outputs if len(output.into) < plan.STRIPED_BYTES]
         threads = [
-            threading.Thread(target=self._fetch_beside, args=(output,), name="hearth-output", daemon=True)
+            threading.Thread(target=self._fetch_in_thread, args=(output,), name="hearth-output", daemon=True)
             for output in large[1:]
         ]
         for thread in threads:
@@ -217,16 +217,16 @@ class DispatchBytes:
         if self._error is not None:
             raise self._error
 
-    def _fetch_beside(self, output: Wanted) -> None:
+    def _fetch_in_thread(self, output: DispatchOutput) -> None:
         try:
             self._fetch_one(output)
         except BaseException as error:
             self._error = self._error or error
             self.cancel()
 
-    def _fetch_one(self, output: Wanted) -> None:
+    def _fetch_one(self, output: DispatchOutput) -> None:
         try:
-            self._fetch_another_way(output)
+            self._fetch_by_transfer(output)
         except HearthError as error:
             memory = self._unconfirmed.get(output.download)
             if memory is None or router.cause_of(self._reply, error) is not error or not self._reply.answered:
@@ -236,11 +236,11 @@ class DispatchBytes:
             # the device had received the memory's address, and has completed the dispatch
             registered.copy(output.into, memory)
 
-    def _fetch_another_way(self, output: Wanted) -> None:
+    def _fetch_by_transfer(self, output: DispatchOutput) -> None:
         into = output.into
         self._begin(output.download)
         download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
-        self._watch(download.cancel)
+        self._add_cancel(download.cancel)
         received = download.into(into)
         if received != len(into):
             raise plan.short(received, len(into))
@@ -253,13 +253,13 @@ class DispatchBytes:
 
     def _check(self) -> None:
         """Raises `TransferError` if the dispatch was cancelled."""
-        if self._over:
+        if self._ended:
             raise TransferError("the dispatch was cancelled.", reason="CANCELLED", fix="start it again.")
 
-    def _watch(self, cancel: Callable[[], None]) -> None:
+    def _add_cancel(self, cancel: Callable[[], None]) -> None:
         """Adds a function that cancels a transfer; calls it at once if the dispatch has ended."""
         with self._lock:
-            if not self._over:
+            if not self._ended:
                 self._cancels.append(cancel)
                 return
         cancel()

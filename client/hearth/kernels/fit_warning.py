@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hearth.kernels.base_function import BaseFunction, Occupancy
     from hearth.session.reply import PendingResult
 
-_MOST = 1024
+_MAX_GEOMETRIES = 1024
 """Launch geometries that are remembered per kernel."""
 
 
@@ -24,7 +24,7 @@ class FitWarnings:
 
     def __init__(self, function: BaseFunction) -> None:
         self._function = function
-        self._seen: set[tuple[object, ...]] = set()
+        self._geometries: set[tuple[object, ...]] = set()
 
     def check(self, grid: Any, block: Any, shared_mem: int) -> None:
         """Requests the limit of a geometry that is new, and arranges for the warning. Does not block.
@@ -34,24 +34,24 @@ class FitWarnings:
             block: Threads along each axis.
             shared_mem: Dynamic shared memory in bytes.
         """
-        blocks, *others = arguments.dimensions("grid", grid)
+        blocks, *other_axes = arguments.dimensions("grid", grid)
         geometry = (blocks, arguments.dimensions("block", block), shared_mem)
-        if others != [1, 1] or geometry in self._seen:
+        if other_axes != [1, 1] or geometry in self._geometries:
             return
-        if len(self._seen) >= _MOST:
-            self._seen.clear()
-        self._seen.add(geometry)
-        self._expect(self._function._occupying(block, shared_mem, None), blocks, CallingLine.current())
+        if len(self._geometries) >= _MAX_GEOMETRIES:
+            self._geometries.clear()
+        self._geometries.add(geometry)
+        self._warn_if_reduced(self._function._request_occupancy(block, shared_mem, None), blocks, CallingLine.current())
 
-    def _expect(self, pending: PendingResult[Occupancy], blocks: int, line: CallingLine) -> None:
+    def _warn_if_reduced(self, pending: PendingResult[Occupancy], blocks: int, line: CallingLine) -> None:
         name, output, reply = self._function.name, self._function._connection.kernel_output, pending.reply
-        given = False
+        warned = False
 
         def warn() -> None:
-            nonlocal given
-            if given or reply.error is not None:  # the launch itself reports the error
+            nonlocal warned
+            if warned or reply.error is not None:  # the launch itself reports the error
                 return
-            given = True
+            warned = True
             limit = pending.wait().max_cooperative_blocks
             if 0 < limit < blocks:
                 text = (

@@ -29,7 +29,7 @@ class Program(ABC):
     """The class of the stream that is current inside the ``with`` block."""
 
     _kind: Kind
-    _what: str
+    _noun: str
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -69,17 +69,17 @@ class Program(ABC):
         space = self._space
         if self._closed:
             raise InvalidHandleError(
-                f"{self._what} was closed.", reason="INVALID_HANDLE", fix="keep it until its last launch."
+                f"{self._noun} was closed.", reason="INVALID_HANDLE", fix="keep it until its last launch."
             )
         if space is None:
             raise ArgumentError(
-                f"{self._what} has not been recorded.",
+                f"{self._noun} has not been recorded.",
                 reason="INVALID_ARGUMENT",
                 fix=f"record it first: with gpu.{self._kind}() as x.",
             )
         attachment = connection.attachment()
         if space.lost or attachment.space is not space:
-            raise lost_handle_error(self._what, connection, space)
+            raise lost_handle_error(self._noun, connection, space)
         return attachment
 
     @contextmanager
@@ -94,7 +94,7 @@ class Program(ABC):
     def _ready_to_enter(self) -> None:
         if self._handle or self._closed:
             raise ArgumentError(
-                f"{self._what} has already been recorded.",
+                f"{self._noun} has already been recorded.",
                 reason="INVALID_ARGUMENT",
                 fix=f"create another one: gpu.{self._kind}().",
             )
@@ -135,20 +135,20 @@ def count(n: SupportsIndex) -> int:
     return number
 
 
-def lost_handle_error(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
+def lost_handle_error(subject: str, connection: Connection, space: Space | None) -> InvalidHandleError:
     """Builds the error of a handle that was lost with its device process or connection.
 
     Args:
-        what: Name of the object, for the message.
+        subject: Name of the object, for the message.
         connection: The connection to the device.
         space: The space of the object; None: it had none yet.
 
     Returns:
         The error.
     """
-    where = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
+    lost_with = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
     return InvalidHandleError(
-        f"{what} was lost with {where}.",
+        f"{subject} was lost with {lost_with}.",
         reason="INVALID_HANDLE",
         fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
         details={} if space is None else {"generation": str(space.generation)},

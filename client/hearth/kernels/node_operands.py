@@ -36,7 +36,7 @@ def command(kind: str, args: Sequence[Any], connection: Connection) -> commands_
         DtypeError: The value cannot be converted to the array's dtype.
     """
     arrays = args if kind == "copy" else args[:1]
-    if len(args) != 2 or not all(isinstance(each, DeviceOperand) for each in arrays):
+    if len(args) != 2 or not all(isinstance(array, DeviceOperand) for array in arrays):
         raise LaunchError(
             f"the arguments of a {kind} in a graph are {_FORMS[kind]}, with device arrays.",
             reason="INVALID_ARGUMENT",
@@ -50,46 +50,50 @@ def command(kind: str, args: Sequence[Any], connection: Connection) -> commands_
                 reason="INVALID_ARGUMENT",
                 fix="pass arrays of the device of the graph.",
             )
-    to = args[0]
-    if not to.nbytes:
+    destination = args[0]
+    if not destination.nbytes:
         raise ArgumentError(
-            f"{to!r} has no bytes, and a node of a graph has.", reason="INVALID_ARGUMENT", fix="record the graph again."
+            f"{destination!r} has no bytes, and a node of a graph has.",
+            reason="INVALID_ARGUMENT",
+            fix="record the graph again.",
         )
-    return _copy(to, args[1]) if kind == "copy" else _fill(to, args[1])
+    return _copy(destination, args[1]) if kind == "copy" else _fill(destination, args[1])
 
 
-def _copy(to: ArrayLike, since: ArrayLike) -> commands_pb2.Command:
-    if since._shape != to._shape or since.dtype != to.dtype:
+def _copy(destination: ArrayLike, source: ArrayLike) -> commands_pb2.Command:
+    if source._shape != destination._shape or source.dtype != destination.dtype:
         raise ArgumentError(
-            f"{since!r} cannot be copied into {to!r}.",
+            f"{source!r} cannot be copied into {destination!r}.",
             reason="INVALID_ARGUMENT",
             fix="use reshape or view, so that shape and dtype are the same.",
         )
-    if to._memory is since._memory and device_copy.overlap(to, since):
+    if destination._memory is source._memory and device_copy.overlap(destination, source):
         raise ArgumentError(
             "the arrays overlap, and a graph cannot copy through new memory.",
             reason="INVALID_ARGUMENT",
             fix="copy to another array.",
         )
-    if isinstance(to._rows, StrideLayout) or isinstance(since._rows, StrideLayout):
-        move = strided_copy.common_axes(to._shape, to.strides, since.strides, to.itemsize).move
-        moves = [] if move is None else [move]
+    if isinstance(destination._rows, StrideLayout) or isinstance(source._rows, StrideLayout):
+        single_copy = strided_copy.common_axes(
+            destination._shape, destination.strides, source.strides, destination.itemsize
+        ).single_copy
+        copies = [] if single_copy is None else [single_copy]
     else:
-        moves = list(strided.copies_between(to._as_rows(), since._as_rows()))
-    if len(moves) != 1:
-        raise _several("copy", since)
-    return strided_copy.command(0, to, since, moves[0])
+        copies = list(strided.copies_between(destination._as_rows(), source._as_rows()))
+    if len(copies) != 1:
+        raise _several_nodes("copy", source)
+    return strided_copy.command(0, destination, source, copies[0])
 
 
 def _fill(array: ArrayLike, value: Any) -> commands_pb2.Command:
     pattern = device_fill.pattern_of(array, value)
     if array._rows is not None or len(pattern) not in device_fill.PATTERNS or array._offset % len(pattern):
-        raise _several("fill", array)
+        raise _several_nodes("fill", array)
     plain = encode.fill(0, array._memory.handle, array._offset, array.nbytes, pattern)
     return commands_pb2.Command.FromString(plain.SerializeToString())
 
 
-def _several(kind: str, array: ArrayLike) -> ArgumentError:
+def _several_nodes(kind: str, array: ArrayLike) -> ArgumentError:
     return ArgumentError(
         f"a {kind} of {array!r} is not one node of a graph, because its elements are not contiguous or have a size "
         "that the daemon cannot repeat.",

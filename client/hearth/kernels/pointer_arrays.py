@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 MAX_POINTERS = 65_536
-"""Most pointers in one array, which the daemon checks too."""
+"""Maximum number of pointers in one array; the daemon checks it too."""
 
-_Places = Sequence[tuple[int, "DeviceOperand"]]
+_Targets = Sequence[tuple[int, "DeviceOperand"]]
 
 
 def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | None = None) -> A:
@@ -48,55 +48,55 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
     """
     connection = device._connection
     pointers.check_supported(connection.limits.struct_pointers)
-    shape, dtype, data, places = _structures(targets) if _is_structured(targets) else _listed(targets)
+    shape, dtype, data, entries = _structures(targets) if _is_structured(targets) else _listed(targets)
     limit = connection.limits.max_inline_bytes
-    if len(data) > limit or len(places) > MAX_POINTERS:
+    if len(data) > limit or len(entries) > MAX_POINTERS:
         raise ArgumentError(
-            f"an array of {len(places)} pointers in {len(data)} bytes does not fit one command; the maximum is "
+            f"an array of {len(entries)} pointers in {len(data)} bytes does not fit one command; the maximum is "
             f"{MAX_POINTERS} pointers in {limit} bytes.",
             reason="MESSAGE_TOO_LARGE",
             fix="make several arrays of pointers, and an array of pointers to these.",
         )
     command = commands_pb2.Command()
-    written = command.write_pointers
+    message = command.write_pointers
     indexes: dict[tuple[int, bool], int] = {}
-    for at, target in places:
+    for at, target in entries:
         key = target._memory.handle, isinstance(target, ReadOnly)
         if key not in indexes:
             _check(connection, target)
             indexes[key] = len(indexes)
-            written.targets.add(buffer=key[0], read_only=key[1])
-        written.at.append(at)
-        written.target.append(indexes[key])
-        written.offset.append(target._offset)
-    made: Any = allocate(device, shape, dtype, stream)
+            message.targets.add(buffer=key[0], read_only=key[1])
+        message.at.append(at)
+        message.target.append(indexes[key])
+        message.offset.append(target._offset)
+    array: Any = allocate(device, shape, dtype, stream)
     if data:
-        attachment = made._usable()
-        written.buffer = made._memory.handle
-        written.data = data
+        attachment = array._usable()
+        message.buffer = array._memory.handle
+        message.data = data
         command.stream = streams.resolve(stream, connection, attachment)
         attachment.submit(command)
-    array: A = made
-    return array
+    result: A = array
+    return result
 
 
 def _is_structured(targets: Any) -> bool:
-    return np.here() and isinstance(targets, np.ndarray | np.void) and targets.dtype.names is not None
+    return np.is_imported() and isinstance(targets, np.ndarray | np.void) and targets.dtype.names is not None
 
 
-def _structures(targets: Any) -> tuple[tuple[int, ...], Dtype, bytes, _Places]:
+def _structures(targets: Any) -> tuple[tuple[int, ...], Dtype, bytes, _Targets]:
     """Returns shape, dtype and bytes of an array of structures, and the offset and the target of each pointer."""
     plain = pointers.plain_dtype(targets.dtype)
-    found: list[tuple[int, DeviceOperand]] = []
-    parts = []
-    for index, each in enumerate(np.asarray(targets).reshape(-1)):
-        one = pointers.of_numpy(f"structure {index}", each)
-        found += [(index * plain.itemsize + at, target) for at, target in one.pointers]
-        parts.append(one.data)
-    return targets.shape, plain, b"".join(parts), found
+    targets_found: list[tuple[int, DeviceOperand]] = []
+    blocks = []
+    for index, structure in enumerate(np.asarray(targets).reshape(-1)):
+        contents = pointers.struct_of_numpy(f"structure {index}", structure)
+        targets_found += [(index * plain.itemsize + at, target) for at, target in contents.pointers]
+        blocks.append(contents.data)
+    return targets.shape, plain, b"".join(blocks), targets_found
 
 
-def _listed(targets: Iterable[Any]) -> tuple[tuple[int, ...], Dtype, bytes, _Places]:
+def _listed(targets: Iterable[Any]) -> tuple[tuple[int, ...], Dtype, bytes, _Targets]:
     """Returns the same for a list of targets, each of which may be a pair of an array and an offset in bytes."""
     if not isinstance(targets, list | tuple):
         raise LaunchTypeError(
@@ -104,13 +104,13 @@ def _listed(targets: Iterable[Any]) -> tuple[tuple[int, ...], Dtype, bytes, _Pla
             reason="LAUNCH_INVALID",
             fix="pass [x, y, None, (z, offset in bytes)], or a NumPy array of structures with fields of dtype object.",
         )
-    found: list[tuple[int, DeviceOperand]] = []
-    for index, each in enumerate(targets):
-        target = pointer(*each) if isinstance(each, tuple) and len(each) == 2 else each
-        operand = pointers.checked(f"pointer {index}", target)
+    targets_found: list[tuple[int, DeviceOperand]] = []
+    for index, entry in enumerate(targets):
+        target = pointer(*entry) if isinstance(entry, tuple) and len(entry) == 2 else entry
+        operand = pointers.checked_target(f"pointer {index}", target)
         if operand is not None:
-            found.append((index * POINTER_BYTES, operand))
-    return (len(targets),), shapes.type_of("uint64"), bytes(POINTER_BYTES * len(targets)), found
+            targets_found.append((index * POINTER_BYTES, operand))
+    return (len(targets),), shapes.type_of("uint64"), bytes(POINTER_BYTES * len(targets)), targets_found
 
 
 def _check(connection: Connection, target: Any) -> None:

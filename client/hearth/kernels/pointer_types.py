@@ -48,8 +48,8 @@ def declared(source: str, name: str) -> tuple[str | None, ...]:
     """
     text = _without_noise(source)
     kernel = re.compile(rf"__global__\b[^;{{}}]*?\b{re.escape(name)}\s*\(")
-    found = {_parameters(text, match.end()) for match in kernel.finditer(text)}
-    return tuple(map(_pointee, found.pop())) if len(found) == 1 else ()
+    parameter_lists = {_parameters(text, match.end()) for match in kernel.finditer(text)}
+    return tuple(map(_pointee, parameter_lists.pop())) if len(parameter_lists) == 1 else ()
 
 
 @lru_cache(maxsize=1)  # the functions of a module have the same source
@@ -90,7 +90,7 @@ class PointerTypes:
 
 def _parameters(text: str, begin: int) -> tuple[str, ...]:
     """Splits the parameter list that starts at `begin`, behind its parenthesis, at its commas."""
-    parts, depth, part = [], 0, begin
+    parameters, depth, start = [], 0, begin
     for at in range(begin, len(text)):
         char = text[at]
         if char in "([{<":
@@ -98,12 +98,12 @@ def _parameters(text: str, begin: int) -> tuple[str, ...]:
         elif char in ")]}>" and depth:
             depth -= 1
         elif char == "," and not depth:
-            parts.append(text[part:at])
-            part = at + 1
+            parameters.append(text[start:at])
+            start = at + 1
         elif char == ")":
-            parts.append(text[part:at])
+            parameters.append(text[start:at])
             break
-    return tuple(parts)
+    return tuple(parameters)
 
 
 def _pointee(parameter: str) -> str | None:

@@ -117,7 +117,7 @@ class PointerStruct(NamedTuple):
     pointers: tuple[tuple[int, DeviceOperand], ...]
 
     @property
-    def places(self) -> tuple[tuple[int, bool], ...]:
+    def nested(self) -> tuple[tuple[int, bool], ...]:
         """Offset in bytes of each pointer, and True if the kernel only reads through it."""
         return tuple((at, isinstance(operand, ReadOnly)) for at, operand in self.pointers)
 
@@ -129,7 +129,7 @@ class PointerStruct(NamedTuple):
         return bytes(block)
 
 
-def of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
+def struct_of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
     """Checks the pointers of a `Struct`.
 
     Args:
@@ -143,7 +143,7 @@ def of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
         LaunchTypeError: A target is not a device array, an offset lies outside of the struct, or two pointers overlap.
     """
     block = bytearray(data)
-    found = []
+    targets = []
     end = 0
     for at in sorted(pointers):
         if not isinstance(at, int) or at < end or at + POINTER_BYTES > len(block):
@@ -155,17 +155,17 @@ def of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
             )
         block[at : at + POINTER_BYTES] = bytes(POINTER_BYTES)
         end = at + POINTER_BYTES
-        target = checked(f"the pointer at byte {at} of a struct", pointers[at])
+        target = checked_target(f"the pointer at byte {at} of a struct", pointers[at])
         if target is not None:
-            found.append((at, target))
-    return PointerStruct(bytes(block), tuple(found))
+            targets.append((at, target))
+    return PointerStruct(bytes(block), tuple(targets))
 
 
-def of_numpy(what: str, value: Any) -> PointerStruct:
+def struct_of_numpy(subject: str, value: Any) -> PointerStruct:
     """Returns the struct of a NumPy structure with fields of dtype ``object``.
 
     Args:
-        what: The value, for errors.
+        subject: The value, for errors.
         value: A structured scalar or an array of one structure.
 
     Returns:
@@ -176,15 +176,15 @@ def of_numpy(what: str, value: Any) -> PointerStruct:
     """
     array = np.asarray(value).reshape(())
     plain = np.zeros((), plain_dtype(array.dtype))
-    found = [
+    targets = [
         (at, target)
-        for at, name, each in _copied(array.dtype, array, plain, 0, "")
-        if (target := checked(f"{what}, field {name!r},", each)) is not None
+        for at, name, field_value in _copy_plain_fields(array.dtype, array, plain, 0, "")
+        if (target := checked_target(f"{subject}, field {name!r},", field_value)) is not None
     ]
-    return PointerStruct(plain.tobytes(), tuple(sorted(found, key=lambda pair: pair[0])))
+    return PointerStruct(plain.tobytes(), tuple(sorted(targets, key=lambda pair: pair[0])))
 
 
-def of(arg: Any) -> PointerStruct | None:
+def struct_of(arg: Any) -> PointerStruct | None:
     """Returns the struct of an argument that may contain pointers.
 
     Args:
@@ -198,17 +198,17 @@ def of(arg: Any) -> PointerStruct | None:
     """
     pointers = getattr(arg, "pointers", None)
     if isinstance(pointers, Mapping):
-        return of_fields(bytes(arg.data), pointers) if pointers else None
-    if np.here() and isinstance(arg, np.void | np.ndarray) and arg.dtype.hasobject and arg.dtype.names:
-        return of_numpy("a struct", arg)
+        return struct_of_fields(bytes(arg.data), pointers) if pointers else None
+    if np.is_imported() and isinstance(arg, np.void | np.ndarray) and arg.dtype.hasobject and arg.dtype.names:
+        return struct_of_numpy("a struct", arg)
     return None
 
 
-def checked(what: str, value: Any) -> DeviceOperand | None:
+def checked_target(subject: str, value: Any) -> DeviceOperand | None:
     """Checks the target of a pointer.
 
     Args:
-        what: The pointer, for the error.
+        subject: The pointer, for the error.
         value: The target.
 
     Returns:
@@ -224,11 +224,11 @@ def checked(what: str, value: Any) -> DeviceOperand | None:
         return operand
     kind = type(value).__name__
     fix = "upload the data with x = gpu.asarray(...), and use hearth.pointer(x)."
-    if isinstance(value, int) or (np.here() and isinstance(value, np.integer)):
+    if isinstance(value, int) or (np.is_imported() and isinstance(value, np.integer)):
         kind = "an integer, which the daemon cannot check and a new device process makes invalid"
         fix = "use hearth.pointer(x, offset in bytes) for the address of a device array x; None is a null pointer."
     raise LaunchTypeError(
-        f"{what} is {value!r} ({kind}); it must be a device array, a pointer or None.",
+        f"{subject} is {value!r} ({kind}); it must be a device array, a pointer or None.",
         reason="LAUNCH_INVALID",
         fix=fix,
     )
@@ -260,7 +260,9 @@ def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint64) if dtype.kind == "O" else dtype.newbyteorder("=")
 
 
-def _copied(dtype: np.dtype[Any], source: Any, target: Any, at: int, name: str) -> Iterator[tuple[int, str, Any]]:
+def _copy_plain_fields(
+    dtype: np.dtype[Any], source: Any, target: Any, at: int, name: str
+) -> Iterator[tuple[int, str, Any]]:
     """Copies all elements that are no objects to `target`, and yields offset, name and value of each object."""
     if dtype.kind == "O":
         yield at, name, source[()]
@@ -268,12 +270,14 @@ def _copied(dtype: np.dtype[Any], source: Any, target: Any, at: int, name: str) 
         base, shape = dtype.subdtype
         for number, index in enumerate(np.ndindex(*shape)):
             label = f"{name}[{', '.join(map(str, index))}]"
-            yield from _copied(base, source[(*index, ...)], target[(*index, ...)], at + number * base.itemsize, label)
+            yield from _copy_plain_fields(
+                base, source[(*index, ...)], target[(*index, ...)], at + number * base.itemsize, label
+            )
     elif dtype.names is not None and dtype.fields is not None:
-        for each in dtype.names:
-            field, offset = dtype.fields[each][:2]
-            label = f"{name}.{each}" if name else each
-            yield from _copied(field, source[each], target[each], at + offset, label)
+        for field_name in dtype.names:
+            field, offset = dtype.fields[field_name][:2]
+            label = f"{name}.{field_name}" if name else field_name
+            yield from _copy_plain_fields(field, source[field_name], target[field_name], at + offset, label)
     else:
         target[...] = source
 
@@ -290,10 +294,10 @@ def operands(index: int, arg: Any) -> list[tuple[str, DeviceOperand]]:
     """
     if isinstance(arg, DeviceOperand):
         return [(f"argument {index}", arg)]
-    found = of(arg)
-    if found is None:
+    contents = struct_of(arg)
+    if contents is None:
         return []
-    return [(f"the pointer at byte {at} of argument {index}", operand) for at, operand in found.pointers]
+    return [(f"the pointer at byte {at} of argument {index}", operand) for at, operand in contents.pointers]
 
 
 NestedPacker = Callable[[Sequence[Any], "Space | None"], bytes | None]
@@ -320,23 +324,23 @@ def packer(
         The packer.
     """
 
-    def _packed(args: Sequence[Any], space: Space | None) -> bytes | None:
+    def _pack_arguments(args: Sequence[Any], space: Space | None) -> bytes | None:
         values: list[Any] = []
-        used: list[DeviceOperand] = []
+        operands_used: list[DeviceOperand] = []
         for index, arg in enumerate(args):
             if index in pointers:
-                used.append(arg)
+                operands_used.append(arg)
                 values.append(arg._offset)
-            elif index in nested and (found := of(arg)) is not None:
-                used += [operand for _, operand in found.pointers]
-                values.append(found.with_offsets())
+            elif index in nested and (contents := struct_of(arg)) is not None:
+                operands_used += [operand for _, operand in contents.pointers]
+                values.append(contents.with_offsets())
             else:
                 values.append(raw_bytes(arg) if index in raw else arg)
-        if space is not None and any(operand._memory.owner is not space for operand in used):
+        if space is not None and any(operand._memory.owner is not space for operand in operands_used):
             return None
-        return pack(*(operand._memory.handle for operand in used), *values)
+        return pack(*(operand._memory.handle for operand in operands_used), *values)
 
-    return _packed
+    return _pack_arguments
 
 
 def check_supported(supported: bool) -> None:

@@ -17,7 +17,7 @@ Packer = Callable[[Sequence[Any], "Space"], bytes | None]
 in) -> bytes. Returns None if the memory of an argument cannot be used. Raises `struct.error` for a number out of
 range."""
 
-WRITTEN_OUT = 64
+MAX_UNROLLED = 64
 """Maximum number of arguments for which code is generated; for more, the packer loops."""
 
 
@@ -43,17 +43,17 @@ def packer(
     Returns:
         The packer.
     """
-    if count > WRITTEN_OUT:
+    if count > MAX_UNROLLED:
         return _looping(pointers, raw, pack, raw_bytes)
     values = [f"a{index}" for index in range(count)]
-    lines = ["def written(args, space):", f"    [{', '.join(values)}] = args"]
+    lines = ["def unrolled(args, space):", f"    [{', '.join(values)}] = args"]
     if types:
-        other = " or ".join(f"type(a{index}) is not T{index}" for index in range(count))
-        lines += [f"    if {other}:", "        return None"]
+        mismatch = " or ".join(f"type(a{index}) is not T{index}" for index in range(count))
+        lines += [f"    if {mismatch}:", "        return None"]
     lines += [f"    m{index} = a{index}._memory" for index in pointers]
     if pointers:
-        away = " or ".join(f"m{index}.owner is not space" for index in pointers)
-        lines += [f"    if {away}:", "        return None"]
+        foreign = " or ".join(f"m{index}.owner is not space" for index in pointers)
+        lines += [f"    if {foreign}:", "        return None"]
     for index in pointers:
         values[index] = f"a{index}._offset"
     for index in raw:
@@ -63,8 +63,8 @@ def packer(
     names: dict[str, Any] = {"pack": pack, "raw_bytes": raw_bytes}
     names.update({f"T{index}": kind for index, kind in enumerate(types)})
     exec("\n".join(lines), names)  # the code contains only numbers and fixed names
-    written: Packer = names["written"]
-    return written
+    unrolled: Packer = names["unrolled"]
+    return unrolled
 
 
 def _looping(

@@ -47,7 +47,7 @@ class CaptureRecorder:
         self.relaxed = relaxed
         """True if work on streams outside the capture runs at once; False: it is refused."""
         self._connection = connection
-        self._order = threading.Lock()
+        self._lock = threading.Lock()
         self._origin = weakref.ref(stream)
         self._joined: list[BaseStream] = []
         self._ended = False
@@ -90,7 +90,7 @@ class CaptureRecorder:
                 fix="record both parts in one capture, or launch the graphs one after the other.",
             )
         if stream._default:
-            raise default_stream("join a capture")
+            raise default_stream_error("join a capture")
         stream._handle_on(self._connection.attachment())
         stream._enter_capture(self, self)
         self._joined.append(stream)
@@ -113,7 +113,7 @@ class CaptureRecorder:
             call: The launch as the caller requested it.
             _args: Unused.
         """
-        with self._order:
+        with self._lock:
             attachment.launch(record)
             self.calls.append(call)
 
@@ -125,7 +125,7 @@ class CaptureRecorder:
             command: The serialized command.
             calls: The launches that the command runs, in order.
         """
-        with self._order:
+        with self._lock:
             attachment.count_up(object(), 1, lambda _: command)
             self.calls.extend(calls)
 
@@ -154,7 +154,7 @@ class PreparedRecorder:
         self.attachment = connection.attachment()
         self.packed: list[bytes] = []
         self.calls: list[LaunchCall] = []
-        self.kept: list[object] = []
+        self.arguments: list[object] = []
         """Arguments of the launches, kept alive until the daemon has checked the launches."""
         self._connection = connection
 
@@ -173,7 +173,7 @@ class PreparedRecorder:
         self.check_attachment(attachment)
         self.packed.append(record)
         self.calls.append(call)
-        self.kept.append(args)
+        self.arguments.append(args)
 
     def check_work(self) -> None:
         """Raises `LaunchError`, because only launches can be prepared."""
@@ -196,17 +196,17 @@ class PreparedRecorder:
             raise lost_handle_error("the list of launches that was being prepared", self._connection, None)
 
 
-def default_stream(what: str) -> LaunchError:
+def default_stream_error(action: str) -> LaunchError:
     """Builds the error of a capture on the default stream, which CUDA does not capture either.
 
     Args:
-        what: What the default stream cannot do, for the message.
+        action: The refused action, as it follows "cannot" in the message.
 
     Returns:
         The error.
     """
     return LaunchError(
-        f"the default stream cannot {what}.",
+        f"the default stream cannot {action}.",
         reason="CAPTURE_INVALID",
         fix="create a stream with gpu.stream(), or use the block with gpu.graph() as g.",
     )

@@ -19,23 +19,23 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
     Returns:
         The error.
     """
-    if np.here() and isinstance(arg, np.ndarray):
-        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which is in host memory"
+    if np.is_imported() and isinstance(arg, np.ndarray):
+        description = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which is in host memory"
         fix = (
             "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
         )
         if arg.size == 1 and arg.dtype.kind not in "OSU":
-            what = (
+            description = (
                 f"a NumPy array of one element of 8 bytes ({arg.dtype}), and a pointer parameter would take its value "
                 "for an address"
             )
             fix = "pass x.flat[0] for the value, or gpu.asarray(x) for a pointer."
     elif isinstance(arg, list | tuple):
-        what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
+        description, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
-        what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
+        description, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
     else:
-        what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
+        description = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
         fix = "pass a DeviceArray, a number, a NumPy or ctypes scalar, or bytes for a struct."
         if any(kind.__module__ == "_ctypes" for kind in type(arg).__mro__):
             fix = (
@@ -43,15 +43,18 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
                 "and the data that pointers refer to with gpu.asarray(...)."
             )
             if _is_struct_of_pointers(arg):
-                what += ", a structure with pointers"
+                description += ", a structure with pointers"
                 fix = (
                     "pass hearth.Struct(bytes(x), pointers={Type.field.offset: array}) with the device array of each "
                     "pointer; the addresses in a ctypes structure are those of this process."
                 )
         elif _is_buffer(arg):
-            what, fix = f"{what}, which is in host memory", "upload it with gpu.asarray(...) and pass the result."
+            description, fix = (
+                f"{description}, which is in host memory",
+                "upload it with gpu.asarray(...) and pass the result.",
+            )
     return LaunchTypeError(
-        f"argument {index} is {what}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
+        f"argument {index} is {description}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
         details={"argument": str(index)},
     )  # fmt: skip
 

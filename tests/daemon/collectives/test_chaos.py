@@ -21,9 +21,9 @@ from tests.support.collectives.losses import (
     DEVICES,
     HEALED_S,
     Survivors,
-    in_turn,
     recovers,
     reduced_once,
+    shuffled,
     strike,
     works,
 )
@@ -90,7 +90,7 @@ DAEMON_ROUNDS = [
 def test_devices_of_a_daemon(cache: Path) -> None:
     with several(cache, 3, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
         gpus = node.devices[:3]
-        for round_, rng in in_turn(DEVICE_ROUNDS, ROUNDS):
+        for round_, rng in shuffled(DEVICE_ROUNDS, ROUNDS):
             order = rng.sample(gpus, 3)
             victim = rng.randrange(3)
             group = hearth.Group(order)
@@ -101,7 +101,7 @@ def test_devices_of_a_daemon(cache: Path) -> None:
 
 def test_two_daemons(cache: Path) -> None:
     with TwoDaemons(cache) as world:
-        for round_, rng in in_turn(DAEMON_ROUNDS, ROUNDS):
+        for round_, rng in shuffled(DAEMON_ROUNDS, ROUNDS):
             order = rng.sample([0, 1], 2)  # the order decides which daemon coordinates
             victim = rng.randrange(2)
             with play(round_, (group := world.group(order)), victim, world.daemons[order[victim]], rng):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hearthd.front.collectives.flight_recorder import OPERATIONS
-from tests.support.collectives.group_nodes import LentNodes, Rank, form, ranks, under_way, work
+from tests.support.collectives.group_nodes import LentNodes, Rank, form, launch_and_block, ranks, work
 from tests.support.collectives.ranks import A, B, operation
 from tests.support.daemon.harness import DaemonProcess, wait_until
 
@@ -79,7 +79,7 @@ def test_the_last_operations_are_kept(pair: list[Rank]) -> None:
 def test_a_device_process_that_is_lost(pair: list[Rank], lost: int) -> None:
     group = form(pair)
     work(pair, group, 1)
-    under_way(pair, group, 2, pair[lost])
+    launch_and_block(pair, group, 2, pair[lost])
     wait_until(lambda: pair[1].state(group, 2) == "launched")
     os.kill(pair[lost].daemon.device_pid(), signal.SIGKILL)
     for rank in pair:

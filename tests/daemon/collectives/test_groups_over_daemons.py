@@ -22,12 +22,12 @@ from tests.support.collectives.group_nodes import (
     LentNodes,
     Rank,
     form,
+    launch_and_block,
     members,
+    needs_rebuild,
     nodes,
     on_device,
-    over,
     ranks,
-    under_way,
     work,
 )
 from tests.support.collectives.ranks import FLOATS, A, B, operation
@@ -184,7 +184,7 @@ def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost
         group = form(pair)
         work(pair, group, 1)
         survivor, victim = pair[1 - lost], pair[lost]
-        under_way(pair, group, 2, victim)
+        launch_and_block(pair, group, 2, victim)
         os.kill(victim.daemon.device_pid(), signal.SIGKILL)
         began = time.monotonic()
         refusal = survivor.failure()
@@ -207,7 +207,7 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
         group = form(pair)
         work(pair, group, 1)
         if launched:
-            under_way(pair, group, 2, victim)
+            launch_and_block(pair, group, 2, victim)
         else:
             survivor.present(group, 2, timeout=30)
         victim.daemon.process.kill()
@@ -220,7 +220,7 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
         began = time.monotonic()
         survivor.present(group, 3, timeout=30)
         refusal = survivor.failure()
-        assert time.monotonic() - began < LATE and over(refusal)
+        assert time.monotonic() - began < LATE and needs_rebuild(refusal)
         with Rank(lent_nodes.one(lost), lost) as fresh:
             again = sorted([survivor, fresh], key=lambda rank: rank.rank)
             work(again, form(again), 1)
@@ -243,7 +243,7 @@ def test_leaving_rank_ends_group_for_all(two: list[DaemonProcess], who: int, how
             goes.close()
         assert stays.failure().reason == Reason.COMMUNICATOR_FAILED
         stays.present(group, 3, timeout=30)
-        assert over(stays.failure()) and time.monotonic() - began < LATE
+        assert needs_rebuild(stays.failure()) and time.monotonic() - began < LATE
         stays.call("LeaveGroup", group=group)
         stays.present(group, 4)
         assert stays.failure().reason == Reason.INVALID_HANDLE
@@ -257,7 +257,7 @@ def test_stopping_daemon_notifies_its_peers(lent_nodes: LentNodes) -> None:
         pair[1].abandon()
         pair[0].present(group, 2, timeout=30)
         refusal = pair[0].failure()
-        assert over(refusal) and "node 1" in refusal.message
+        assert needs_rebuild(refusal) and "node 1" in refusal.message
 
 
 # ---- permissions ----

@@ -19,4 +19,4 @@ def reader_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     def made(requirements: tuple[str, ...]) -> Path:
         return installed.make(tmp_path_factory.mktemp("installed"), *requirements)
 
-    return lambda page: made(tuple(installed.said_by(page)))
+    return lambda page: made(tuple(installed.requirements_on(page)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hearth
-from tests.support.daemon.durables import FAULTS, MIB, QUICK, back, kept, kill, lose, noise
+from tests.support.daemon.durables import FAULTS, MIB, QUICK, durable_files, kill, lose, noise, wait_serving
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
 from tests.support.daemon.tenants import tenant, tenants
@@ -49,7 +49,7 @@ def test_two_arrays_stay_consistent_across_many_losses(lossy: DaemonProcess) -> 
             except (hearth.DeviceLostError, hearth.BufferLostError):
                 pass
             timer.join()
-            back(gpu)
+            wait_serving(gpu)
             found = {int(each) for array in (x, y) for each in np.unique(array.get())}
             assert len(found) == 1, f"of several moments: {sorted(found)}"
             assert known <= found.pop() <= value
@@ -65,7 +65,7 @@ def test_losses_during_restore(lossy: DaemonProcess) -> None:
         for _ in range(6):
             kill(lossy)
             time.sleep(chance.uniform(0.0, 0.05))  # somewhere between the fork and the last byte
-        back(gpu)
+        wait_serving(gpu)
         for array, host in zip(arrays, hosts, strict=True):
             assert isinstance(array, hearth.DeviceArray)
             np.testing.assert_array_equal(array.get(), host)
@@ -81,15 +81,18 @@ def test_session_that_ends_during_restore(lossy: DaemonProcess) -> None:
             away = other.device(0)
             large = away.durable(away.zeros(24 * MIB, np.uint8))
             away.synchronize()
-            assert large.durable and kept(lossy.process.pid).files == 2
+            assert large.durable and durable_files(lossy.process.pid).files == 2
             kill(lossy)
             other.close()
             del large
-            back(gpu)
+            wait_serving(gpu)
             assert keep.get().tolist() == [1] * 4
         front = lossy.process.pid
-        wait_until(lambda: kept(front).files == kept(lossy.device_pid()).files == 1, "the end of the others' files")
-        assert gpu.memory_usage().bytes_durable == kept(front).bytes * 2  # one area of two has been written
+        wait_until(
+            lambda: durable_files(front).files == durable_files(lossy.device_pid()).files == 1,
+            "the end of the others' files",
+        )
+        assert gpu.memory_usage().bytes_durable == durable_files(front).bytes * 2  # one area of two has been written
 
 
 def test_a_waiting_large_copy_starves_no_other(lossy: DaemonProcess) -> None:
@@ -110,7 +113,7 @@ def test_a_waiting_large_copy_starves_no_other(lossy: DaemonProcess) -> None:
                 np.testing.assert_array_equal(other.asarray(host).get(), host)
         gpu.synchronize()
         lose(lossy, gpu)
-        back(other)
+        wait_serving(other)
         assert small.get().tolist() == [2] * 16 and x.get().sum() == 0
 
 

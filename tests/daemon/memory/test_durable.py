@@ -11,7 +11,19 @@ import hearth
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.client.internals import handle_of
-from tests.support.daemon.durables import FAR, FAULTS, MIB, QUICK, back, damage, kept, kill, lose, noise, open_files
+from tests.support.daemon.durables import (
+    FAR,
+    FAULTS,
+    MIB,
+    QUICK,
+    damage,
+    durable_files,
+    kill,
+    lose,
+    noise,
+    open_files,
+    wait_serving,
+)
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
 from tests.support.daemon.raw import Execute, Raw
@@ -162,15 +174,15 @@ def test_durable_arrays_of_sessions_are_separate(lossy: DaemonProcess) -> None:
             gpu.synchronize()
         kill(lossy)
         for gpu, array, host in zip(gpus, arrays, hosts, strict=True):
-            back(gpu)
+            wait_serving(gpu)
             np.testing.assert_array_equal(array.get(), host)
         with pytest.raises((hearth.DeviceLostError, hearth.BufferLostError)):
             lost.get()
         second.close()
         kill(lossy)
-        back(gpus[0])
+        wait_serving(gpus[0])
         np.testing.assert_array_equal(arrays[0].get(), hosts[0])
-        assert kept(lossy.process.pid).files == 1
+        assert durable_files(lossy.process.pid).files == 1
 
 
 def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -> None:
@@ -208,23 +220,25 @@ def test_ended_durability_leaves_no_resources(lossy: DaemonProcess) -> None:
     gpu.synchronize()
     assert gpu.memory_usage().bytes_durable == 2 * 4 * MIB and lossy.gauge("durable_bytes") == 2 * 4 * MIB
     device = lossy.device_pid()
-    assert kept(front) == kept(device) == (1, 2 * 4 * MIB)
+    assert durable_files(front) == durable_files(device) == (1, 2 * 4 * MIB)
     x.free()
     assert not x.durable
     gpu.synchronize()
-    wait_until(lambda: kept(front).bytes == 2 * 3 * MIB, "the memory of what was freed")
+    wait_until(lambda: durable_files(front).bytes == 2 * 3 * MIB, "the memory of what was freed")
     gpu.durable(y, durable=False)
     assert not y.durable
     gpu.synchronize()
-    wait_until(lambda: kept(front).bytes == 0, "the memory of what is durable no more")
+    wait_until(lambda: durable_files(front).bytes == 0, "the memory of what is durable no more")
     assert gpu.memory_usage().bytes_durable == 0 and y.get().sum() == 0
     gpu.durable(y)
     gpu.synchronize()
-    assert kept(front).bytes == 3 * MIB
+    assert durable_files(front).bytes == 3 * MIB
     lose(lossy, gpu)
-    assert kept(front) == kept(lossy.device_pid()) == (1, 3 * MIB)
+    assert durable_files(front) == durable_files(lossy.device_pid()) == (1, 3 * MIB)
     node.close()
-    wait_until(lambda: kept(front).files == kept(lossy.device_pid()).files == 0, "the end of the files")
+    wait_until(
+        lambda: durable_files(front).files == durable_files(lossy.device_pid()).files == 0, "the end of the files"
+    )
     wait_until(lambda: open_files(front) <= descriptors, "the end of other descriptors")
 
 
@@ -241,7 +255,7 @@ def test_ended_durability_stays_ended_after_a_loss(lossy: DaemonProcess) -> None
         wait_until(lambda: gpu.generation == first + 1 and gpu.state == "serving")
         freed.free()  # freed before the client attaches again: the restored buffer is freed at once
         del dropped
-        back(gpu)
+        wait_serving(gpu)
         np.testing.assert_array_equal(kept_on.get(), host)
         with pytest.raises(hearth.BufferLostError):
             ended.get()
@@ -273,7 +287,7 @@ def test_the_node_s_limit(start_daemon: StartDaemon) -> None:
         elsewhere.synchronize()
         lose(daemon, gpu)  # restored buffers count as before
         x.get()
-        back(elsewhere)
+        wait_serving(elsewhere)
         z = elsewhere.zeros(300 << 10, np.uint8)
         elsewhere.durable(z)
         with pytest.raises(hearth.QuotaExceededError):

@@ -115,7 +115,7 @@ def test_unsharable_arrays_raise_buffer_error(gpu: hearth.Device) -> None:
 def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool"):
         host = np.array([0, 1, 0, 1]).astype(shapes.dtype_of(name))
-        with dlpack.Taken(Exporter(host).__dlpack__()) as taken:
+        with dlpack.ConsumedTensor(Exporter(host).__dlpack__()) as taken:
             assert taken.dtype == host.dtype
             assert taken.host().tobytes() == host.tobytes()
     for dtype in ("S3", "M8[s]", ml_dtypes.int4):
@@ -219,7 +219,7 @@ def test_inaccessible_memory_is_refused(
 
 def test_invalid_capsules_are_refused() -> None:
     capsule = Exporter(HOST).__dlpack__()
-    with dlpack.Taken(capsule):
+    with dlpack.ConsumedTensor(capsule):
         for bad in (capsule, object(), None):
             with pytest.raises(BufferError):
-                dlpack.Taken(bad)
+                dlpack.ConsumedTensor(bad)

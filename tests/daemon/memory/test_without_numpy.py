@@ -205,7 +205,7 @@ def test_array_made_without_numpy_equals_one_made_with_it(
     values, others = (data.draw(st.lists(SMALL, min_size=12, max_size=12)) for _ in range(2))
     buffers = [held(each, name).cast("B").cast(dtypes.named(name).code, shape) for each in (values, others)]  # type: ignore[union-attr]
     with monkeypatch.context() as without:
-        without.setattr(lazy_numpy, "here", lambda: False)
+        without.setattr(lazy_numpy, "is_imported", lambda: False)
         plain, plain_other = (gpu.asarray(each) for each in buffers)
     ours, other = (gpu.asarray(np.asarray(each)) for each in buffers)
     assert isinstance(dtype_of(plain), dtypes.Element) and isinstance(dtype_of(ours), np.dtype)
@@ -213,14 +213,14 @@ def test_array_made_without_numpy_equals_one_made_with_it(
         absent = data.draw(st.booleans())
         with monkeypatch.context() as without:
             if absent:
-                without.setattr(lazy_numpy, "here", lambda: False)
+                without.setattr(lazy_numpy, "is_imported", lambda: False)
             found = outcome(step, plain, other)
         assert found == outcome(step, ours, plain_other), said
     assert (plain.tolist(), plain.dtype) == (ours.tolist(), ours.dtype)
 
 
 def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_numpy, "here", lambda: False)
+    monkeypatch.setattr(lazy_numpy, "is_imported", lambda: False)
 
     async def main() -> None:
         for target, lanes in ((daemon.unix, True), (daemon.unix, False), (daemon.grpc, True)):

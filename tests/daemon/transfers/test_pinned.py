@@ -16,7 +16,7 @@ import hearth
 from hearth.transfer import ring_buffer
 from hearth.transport import memory_segments
 from tests.support.daemon.kernels import COMMON, common, gated
-from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, whole
+from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, wait_ring_idle
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
@@ -163,7 +163,7 @@ def test_many_threads_at_once(pair: list[hearth.Device]) -> None:
     with ThreadPoolExecutor(12) as threads:
         list(threads.map(work, range(12)))
     for device in pair:
-        whole(device)
+        wait_ring_idle(device)
 
 
 def test_kernels_between_copies_run_in_order(gpu: hearth.Device) -> None:

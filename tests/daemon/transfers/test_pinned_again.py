@@ -19,7 +19,7 @@ from hearth.transport import memory_segments
 from tests.support.client.internals import connection_of, memory_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
-from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, shared, told
+from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, raise_failures, same, shared
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 Found = Callable[[], int]
@@ -149,7 +149,7 @@ def test_repeated_copies_keep_the_order_of_the_stream(gpu: hearth.Device) -> Non
     for graph_copy in (lambda: x.set(host), lambda: x.get(out=out)):
         with pytest.raises(hearth.LaunchError), gpu.graph():
             graph_copy()
-        told(gpu)
+        raise_failures(gpu)
 
 
 def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
@@ -208,9 +208,9 @@ def test_connection_that_ended_unnoticed(gpu: hearth.Device, daemon: DaemonProce
         copy()
         if lasts and name == "set":
             with pytest.raises(hearth.TransferError, match="was lost with the connection"):
-                told(gpu)
+                raise_failures(gpu)
             x.set(host)
-        told(gpu)
+        raise_failures(gpu)
         if name == "get":
             same(out, host)
         same(x.get(), host)
@@ -226,7 +226,7 @@ def test_earlier_failure_is_raised(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.InvalidHandleError):
         for _ in range(3):
             x.get(out=host)
-    told(gpu)
+    raise_failures(gpu)
     same(x.get(), host)
     memory_of(y).handle = real
 

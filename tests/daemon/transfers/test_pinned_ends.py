@@ -27,7 +27,16 @@ from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
 from tests.support.daemon.lane_cuts import cut
-from tests.support.daemon.pinned_arrays import INLINE, noise, pinned, same, shared, told, under_way, whole
+from tests.support.daemon.pinned_arrays import (
+    INLINE,
+    noise,
+    pinned,
+    raise_failures,
+    same,
+    shared,
+    wait_request_pending,
+    wait_ring_idle,
+)
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
@@ -80,7 +89,7 @@ def test_ctrl_c_during_a_copy(gpu: hearth.Device, way: str, make: Callable[..., 
     same(x.get(), values)
     x.set(values[::-1])
     same(x.get(), values[::-1])
-    whole(gpu)
+    wait_ring_idle(gpu)
 
 
 def test_lost_connection_is_reopened_and_memory_is_shared_again(gpu: hearth.Device) -> None:
@@ -113,7 +122,7 @@ def test_connection_lost_during_a_copy(gpu: hearth.Device, make: Callable[..., n
         with gated(gpu) as gate, ThreadPoolExecutor(1) as threads:
             gate.hold(order)
             moving = threads.submit(x.get, make(values)) if way == "down" else threads.submit(x.set, host)
-            under_way(gpu, moving)
+            wait_request_pending(gpu, moving)
             live.connection.close()
             for step in (gate.open, lambda moving=moving: moving.result(60), gpu.synchronize, gpu.synchronize):
                 try:
@@ -139,7 +148,7 @@ def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) ->
         gate.hold(order)
         x.set(values)
         gate.open()
-    whole(gpu)
+    wait_ring_idle(gpu)
 
 
 @pytest.mark.parametrize("size", [1000, 5 * INLINE], ids=["inline", "shared"])
@@ -222,7 +231,7 @@ def test_device_lost_during_a_copy(lossy: DaemonProcess, way: str, make: Callabl
         with ThreadPoolExecutor(1) as threads, gated(gpu) as gate:
             gate.hold(order)
             moving = threads.submit(x.set, host) if way == "up" else threads.submit(x.get, out)
-            under_way(gpu, moving)
+            wait_request_pending(gpu, moving)
             os.kill(lossy.device_pid(), signal.SIGKILL)
             with pytest.raises(hearth.HearthError) as raised:
                 moving.result(60)
@@ -234,7 +243,7 @@ def test_device_lost_during_a_copy(lossy: DaemonProcess, way: str, make: Callabl
         x.get(out=out)
         same(out, values)
         assert shared(gpu) is not None and connection_of(gpu).generation == first + 1
-        told(gpu)  # no further error
+        raise_failures(gpu)  # no further error
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
@@ -248,7 +257,7 @@ def test_daemon_killed_during_a_copy(start_daemon: StartDaemon, make: Callable[.
     with contextlib.suppress(hearth.HearthError), gated(gpu) as gate, ThreadPoolExecutor(2) as threads:
         gate.hold(order)
         down, up = threads.submit(x.get, make(values)), threads.submit(x.set, make(values), blocking=True)
-        under_way(gpu, down)
+        wait_request_pending(gpu, down)
         daemon.process.kill()
         daemon.process.wait()
         for moving in (down, up):
@@ -323,4 +332,4 @@ def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -
     expected[0] ^= 255
     x.set(host)
     same(x.get(), expected)
-    whole(gpu)
+    wait_ring_idle(gpu)

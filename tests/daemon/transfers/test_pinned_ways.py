@@ -23,12 +23,12 @@ from tests.support.daemon.pinned_arrays import (
     moved,
     noise,
     pinned,
+    raise_failures,
     ring_of,
     same,
     shared,
-    told,
-    under_way,
-    whole,
+    wait_request_pending,
+    wait_ring_idle,
 )
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
@@ -59,7 +59,7 @@ def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
     assert sum(written) == host.nbytes and max(written) <= ring_buffer.SLOT_BYTES
     same(x.get(), host)
     assert 0 < ring_of(gpu).slot_count <= ring_buffer.SLOTS
-    whole(gpu)
+    wait_ring_idle(gpu)
 
 
 def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) -> None:
@@ -116,7 +116,7 @@ def test_copy_during_a_capture_is_refused_at_once(gpu: hearth.Device) -> None:
     for copy in (lambda: x.set(host), lambda: x.set(host.copy()), lambda: x.get(out=host, blocking=False)):
         with pytest.raises(hearth.LaunchError), gpu.graph():
             copy()
-        told(gpu)
+        raise_failures(gpu)
     same(x.get(), host)
 
 
@@ -174,7 +174,7 @@ def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Devic
     with gated(gpu) as gate, ThreadPoolExecutor(1) as threads:
         gate.hold(order)
         setting = threads.submit(x.set, host, blocking=True)
-        under_way(gpu, setting)
+        wait_request_pending(gpu, setting)
         assert not setting.done()
         gate.open()
         setting.result(20)
@@ -195,7 +195,7 @@ def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) 
             host.fill(0)
             gate.open()
             same(x.get(), noise(size))
-    whole(gpu)
+    wait_ring_idle(gpu)
 
 
 def test_a_download_that_does_not_block_is_there_after_a_synchronize(gpu: hearth.Device) -> None:
@@ -219,11 +219,11 @@ def test_failed_copy_is_raised_at_the_next_synchronize(gpu: hearth.Device) -> No
     memory_of(x).handle, real = 1 << 40, memory_of(x).handle  # a handle that does not exist
     x.set(host)
     with pytest.raises(hearth.InvalidHandleError):
-        told(gpu)
+        raise_failures(gpu)
     gpu.synchronize()
     x.get(out=host, blocking=False)
     with pytest.raises(hearth.InvalidHandleError):
-        told(gpu)
+        raise_failures(gpu)
     with pytest.raises(hearth.InvalidHandleError):
         x.set(host, blocking=True)
     with pytest.raises(hearth.InvalidHandleError):
@@ -232,11 +232,11 @@ def test_failed_copy_is_raised_at_the_next_synchronize(gpu: hearth.Device) -> No
         x.get()
     with pytest.raises(hearth.InvalidHandleError):
         x.set(np.zeros(60 * INLINE, np.uint8)[: x.nbytes])
-        told(gpu)
+        raise_failures(gpu)
     memory_of(x).handle = real
     gpu.synchronize()
     same(other.get(), host)
-    whole(gpu)
+    wait_ring_idle(gpu)
 
 
 def test_earlier_failure_is_raised_by_a_read(gpu: hearth.Device) -> None:

@@ -177,90 +177,90 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         keys = list(self.stream_errors) if stream is None else [stream]
         failures = [failure for key in keys for failure in self.stream_errors.pop(key, [])]
         if failures:
-            first = reasons.from_status(failures[0].status)
-            raise _Listed(first, failures)
+            first_refusal = reasons.from_status(failures[0].status)
+            raise _Listed(first_refusal, failures)
 
     def do(self, kind: str, command: Any, result: Any) -> None:
-        part = getattr(command, kind)
+        message = getattr(command, kind)
         handler = getattr(self, f"do_{kind}", None)
         if handler is not None:
-            handler(command, part, result)
+            handler(command, message, result)
 
-    def do_launches(self, command: Any, part: bytes, result: Any) -> None:
+    def do_launches(self, command: Any, message: bytes, result: Any) -> None:
         with self.lock:
-            self.records.extend(launches.unpack(part))
+            self.records.extend(launches.unpack(message))
 
-    def do_allocate(self, command: Any, part: Any, result: Any) -> None:
-        for each in part.parts or [part]:
-            self.buffers[each.buffer] = bytearray(each.size)
+    def do_allocate(self, command: Any, message: Any, result: Any) -> None:
+        for allocation in message.parts or [message]:
+            self.buffers[allocation.buffer] = bytearray(allocation.size)
 
-    def do_free(self, command: Any, part: Any, result: Any) -> None:
-        for buffer in part.buffers:
+    def do_free(self, command: Any, message: Any, result: Any) -> None:
+        for buffer in message.buffers:
             del self.buffers[buffer]
 
-    def do_write(self, command: Any, part: Any, result: Any) -> None:
-        data = part.data
-        if part.transfer:
-            done, arrived = self.upload_of(part.transfer)
+    def do_write(self, command: Any, message: Any, result: Any) -> None:
+        data = message.data
+        if message.transfer:
+            done, arrived = self.upload_of(message.transfer)
             assert done.wait(60)
             data = bytes(arrived)
-            assert len(data) == part.size
-        rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=len(data), rows=1)
+            assert len(data) == message.size
+        rows = message.rows if message.HasField("rows") else commands_pb2.Rows(width=len(data), rows=1)
         assert len(data) == rows.width * rows.rows
-        _scatter(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, data)
+        _scatter(self.buffers[message.buffer], message.offset, rows.pitch, rows.width, data)
 
-    def do_read(self, command: Any, part: Any, result: Any) -> None:
+    def do_read(self, command: Any, message: Any, result: Any) -> None:
         self._raise_errors(command.stream)
-        rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=part.size, rows=1)
-        assert part.size == rows.width * rows.rows
-        data = _gather(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, rows.rows)
+        rows = message.rows if message.HasField("rows") else commands_pb2.Rows(width=message.size, rows=1)
+        assert message.size == rows.width * rows.rows
+        data = _gather(self.buffers[message.buffer], message.offset, rows.pitch, rows.width, rows.rows)
         result.read.size = len(data)
-        if part.transfer:
-            ready, chunks = self.download_of(part.transfer)
+        if message.transfer:
+            ready, chunks = self.download_of(message.transfer)
             chunks.append(data)
             ready.set()
         else:
             result.read.data = data
 
-    def do_copy(self, command: Any, part: Any, result: Any) -> None:
-        source = self.buffers[part.source]
-        data = _gather(source, part.source_offset, part.source_pitch, part.size, max(part.rows, 1))
-        destination = self.buffers[part.destination]
-        _scatter(destination, part.destination_offset, part.destination_pitch, part.size, data)
+    def do_copy(self, command: Any, message: Any, result: Any) -> None:
+        source = self.buffers[message.source]
+        data = _gather(source, message.source_offset, message.source_pitch, message.size, max(message.rows, 1))
+        destination = self.buffers[message.destination]
+        _scatter(destination, message.destination_offset, message.destination_pitch, message.size, data)
 
-    def do_fill(self, command: Any, part: Any, result: Any) -> None:
-        data = part.pattern * (part.size // len(part.pattern))
-        self.buffers[part.buffer][part.offset : part.offset + part.size] = data
+    def do_fill(self, command: Any, message: Any, result: Any) -> None:
+        data = message.pattern * (message.size // len(message.pattern))
+        self.buffers[message.buffer][message.offset : message.offset + message.size] = data
 
-    def do_sync(self, command: Any, part: Any, result: Any) -> None:
-        self._raise_errors(None if part.all_streams else command.stream)
+    def do_sync(self, command: Any, message: Any, result: Any) -> None:
+        self._raise_errors(None if message.all_streams else command.stream)
 
-    def do_flush(self, command: Any, part: Any, result: Any) -> None:
+    def do_flush(self, command: Any, message: Any, result: Any) -> None:
         self._raise_errors(command.stream)
 
-    def do_end_profile(self, command: Any, part: Any, result: Any) -> None:
+    def do_end_profile(self, command: Any, message: Any, result: Any) -> None:
         self._raise_errors(command.stream)
         result.profile.device_ns, result.profile.wall_ns = 5, 7
 
-    def do_query_event(self, command: Any, part: Any, result: Any) -> None:
+    def do_query_event(self, command: Any, message: Any, result: Any) -> None:
         result.event.done = command.query_event.wait or self.not_done <= 0
         self.not_done -= 1
 
-    def do_elapsed_time(self, command: Any, part: Any, result: Any) -> None:
+    def do_elapsed_time(self, command: Any, message: Any, result: Any) -> None:
         result.event.elapsed_ns = 1_500_000
 
-    def do_describe_module(self, command: Any, part: Any, result: Any) -> None:
+    def do_describe_module(self, command: Any, message: Any, result: Any) -> None:
         result.module.functions.append("f")
         result.module.log = "a warning"
 
-    def do_describe_function(self, command: Any, part: Any, result: Any) -> None:
+    def do_describe_function(self, command: Any, message: Any, result: Any) -> None:
         result.function.registers = 12
 
-    def do_get_global(self, command: Any, part: Any, result: Any) -> None:
-        self.buffers[part.buffer] = bytearray(16)
+    def do_get_global(self, command: Any, message: Any, result: Any) -> None:
+        self.buffers[message.buffer] = bytearray(16)
         getattr(result, "global").size = 16
 
-    def do_memory_usage(self, command: Any, part: Any, result: Any) -> None:
+    def do_memory_usage(self, command: Any, message: Any, result: Any) -> None:
         result.memory_usage.allocations = len(self.buffers)
 
     def upload_of(self, transfer: int) -> tuple[threading.Event, bytearray]:

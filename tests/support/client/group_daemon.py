@@ -46,7 +46,7 @@ class GroupDaemon(FakeDaemon):
     def requests(self, kind: type) -> list[Any]:
         return [request for request in list(self.asked) if isinstance(request, kind)]
 
-    def _ask(self, method: str, request: Any, context: Any) -> None:
+    def _record_request(self, method: str, request: Any, context: Any) -> None:
         self.asked.append(request)
         if method in self.gates:
             assert self.gates[method].wait(10)
@@ -54,22 +54,22 @@ class GroupDaemon(FakeDaemon):
             _abort(context, self.refusals[method])
 
     def CreateGroup(self, request: Any, context: Any) -> node_pb2.CreateGroupResponse:
-        self._ask("CreateGroup", request, context)
+        self._record_request("CreateGroup", request, context)
         group = next(_ids).to_bytes(16, "big")
         self.groups.add(group)
         ticket = node_pb2.GroupTicket(addresses=["127.0.0.1:1"], secret=b"secret")
         return node_pb2.CreateGroupResponse(group=group, ticket=ticket)
 
     def JoinGroup(self, request: Any, context: Any) -> node_pb2.JoinGroupResponse:
-        self._ask("JoinGroup", request, context)
+        self._record_request("JoinGroup", request, context)
         self.groups.add(request.group)
         return node_pb2.JoinGroupResponse()
 
     def LeaveGroup(self, request: Any, context: Any) -> node_pb2.LeaveGroupResponse:
-        self._ask("LeaveGroup", request, context)
+        self._record_request("LeaveGroup", request, context)
         self.groups.discard(request.group)
         return node_pb2.LeaveGroupResponse()
 
     def DescribeGroups(self, request: Any, context: Any) -> node_pb2.DescribeGroupsResponse:
-        self._ask("DescribeGroups", request, context)
+        self._record_request("DescribeGroups", request, context)
         return node_pb2.DescribeGroupsResponse(groups=self.described)

@@ -48,6 +48,6 @@ def handle_of(array: Any) -> int:
     return memory_of(array).handle
 
 
-def number_of(made: Handled) -> int:
+def number_of(owner: Handled) -> int:
     """Returns the handle by which commands name a module, a stream, an event or a profile."""
-    return made._handle
+    return owner._handle

@@ -127,7 +127,7 @@ class LaneDaemon(FakeDaemon):
         self.attaches += 1
         with self.working:
             self.streams += 1
-            mine = self.streams
+            own_stream = self.streams
             for lane in self.lanes:
                 lane.close()
             if self.sink is not None:
@@ -153,7 +153,7 @@ class LaneDaemon(FakeDaemon):
             _abort(context, self.lost)
         if self.last:
             yield Response(ack=device_pb2.Ack(seq=self.last))
-        threading.Thread(target=self._read, args=(requests, mine), daemon=True).start()
+        threading.Thread(target=self._read, args=(requests, own_stream), daemon=True).start()
         while (response := sink.get()) is not None:
             yield response
         if self.lost is not None:
@@ -223,13 +223,13 @@ class _FakeLane:
             data = frames.encode(Kind.ACK, id=response.ack.seq)
         else:
             data = frames.encode(Kind.RESPONSE, response.SerializeToString())
-        part = data[: self.out]
-        self.out -= len(part)
+        sent = data[: self.out]
+        self.out -= len(sent)
         try:
-            self.connection.sendall(part)
+            self.connection.sendall(sent)
         except OSError:
             self.close()
-        if len(part) < len(data):
+        if len(sent) < len(data):
             self.close()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from tests.support.client.fake_daemon import Response
 from tests.support.client.lane_daemon import LaneDaemon
 
 
-def ask() -> commands_pb2.Command:
+def held_request() -> commands_pb2.Command:
     """Returns a request whose answer the fake daemon holds back on demand."""
     return commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
 
@@ -33,7 +33,7 @@ def role(work: Attachment) -> ReceiverRole:
 def answer(daemon: LaneDaemon, index: int = -1) -> None:
     """Sends the held-back answer to a `memory_usage` request."""
     with daemon.working:
-        asked = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
-        result = commands_pb2.Result(request=asked[index].request)
+        requests = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
+        result = commands_pb2.Result(request=requests[index].request)
         result.done.SetInParent()
         daemon.say(Response(result=result))

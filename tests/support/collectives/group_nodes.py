@@ -35,23 +35,23 @@ def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any
     test itself ends."""
     started: list[DaemonProcess] = []
     try:
-        with _enough_of_them(count):
+        with _skip_without_gpus(count):
             for number in range(count):
                 started.append(DaemonProcess(cache, on_device(number, **config), 1))
         yield started
     finally:
         codes = [process.stop() for process in started]
-        left = [process.left_behind() for process in started]
+        leftovers = [process.left_behind() for process in started]
         logs = [process.log() for process in started]
         for process in started:
             process.remove()
-    assert not any(left), left
+    assert not any(leftovers), leftovers
     for number, (code, log) in enumerate(zip(codes, logs, strict=True)):
         assert number in killed or code == 0, log[-4000:]
 
 
 @contextlib.contextmanager
-def _enough_of_them(count: int) -> Iterator[None]:
+def _skip_without_gpus(count: int) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
@@ -76,12 +76,12 @@ class LentNodes:
         one."""
         while len(self._lent) <= number:
             self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
-        with _enough_of_them(number + 1):
+        with _skip_without_gpus(number + 1):
             return self._lent[number].lend()
 
     def close(self) -> None:
-        for each in self._lent:
-            each.close()
+        for daemon in self._lent:
+            daemon.close()
 
 
 class Rank:
@@ -135,9 +135,9 @@ class Rank:
     def state(self, group: bytes, sequence: int) -> str:
         """Returns the daemon's state of an operation: the coordinator knows the states of all ranks, other daemons only
         their own."""
-        for found in self.call("DescribeGroups").groups:
-            if found.group == group:
-                return "".join(each.state for each in found.operations if each.sequence == sequence)
+        for group_info in self.call("DescribeGroups").groups:
+            if group_info.group == group:
+                return "".join(entry.state for entry in group_info.operations if entry.sequence == sequence)
         return ""
 
     def data(self, buffer: int = B) -> list[float]:
@@ -182,10 +182,10 @@ def members(count: int) -> list[node_pb2.GroupMember]:
 
 def form(all_ranks: Sequence[Rank]) -> bytes:
     """Forms a group of the ranks, coordinated by the first rank's daemon, and returns its id."""
-    each = members(len(all_ranks))
-    created = all_ranks[0].call("CreateGroup", members=each)
+    group_members = members(len(all_ranks))
+    created = all_ranks[0].call("CreateGroup", members=group_members)
     for rank in all_ranks[1:]:
-        rank.call("JoinGroup", group=created.group, node=rank.rank, members=each, ticket=created.ticket)
+        rank.call("JoinGroup", group=created.group, node=rank.rank, members=group_members, ticket=created.ticket)
     return bytes(created.group)
 
 
@@ -199,7 +199,7 @@ def work(all_ranks: Sequence[Rank], group: bytes, sequence: int) -> None:
         assert rank.stream.failures() == []
 
 
-def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Rank) -> None:
+def launch_and_block(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Rank) -> None:
     """Brings an operation to the state in which all ranks have launched it and wait in it for `stuck`, whose stream is
     blocked."""
     stuck.hold()
@@ -208,6 +208,6 @@ def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Ran
     wait_until(lambda: all_ranks[0].state(group, sequence) == "launched", "the launch")
 
 
-def over(refusal: Refusal) -> bool:
+def needs_rebuild(refusal: Refusal) -> bool:
     """Returns whether the refusal says that the group has failed and has to be rebuilt."""
     return refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix

@@ -23,20 +23,20 @@ DEVICES = {"max_faults": 100_000, "max_restarts": 100_000}
 Kind = TypeVar("Kind")
 
 
-def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.Random]]:
+def shuffled(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.Random]]:
     """Yields each kind equally often: in the given order at first, in random order afterwards."""
     rng = random.Random(SEED)
-    left = [*kinds[::-1]]
+    remaining = [*kinds[::-1]]
     for _ in range(rounds):
-        if not left:
-            left = rng.sample(kinds, len(kinds))
-        yield left.pop(), rng
+        if not remaining:
+            remaining = rng.sample(kinds, len(kinds))
+        yield remaining.pop(), rng
 
 
-def strike(pid: int, what: signal.Signals, stack: contextlib.ExitStack) -> None:
+def strike(pid: int, signal_number: signal.Signals, stack: contextlib.ExitStack) -> None:
     """Sends a signal to a process; a stopped process continues when `stack` is closed."""
-    os.kill(pid, what)
-    if what == signal.SIGSTOP:
+    os.kill(pid, signal_number)
+    if signal_number == signal.SIGSTOP:
         stack.callback(_continue, pid)
 
 
@@ -57,7 +57,7 @@ def works(group: hearth.Group) -> None:
             np.testing.assert_array_equal(row.get(), np.repeat(np.arange(n), 7).reshape(n, 7))
 
 
-def recovers(work: Callable[[], None], what: str) -> None:
+def recovers(work: Callable[[], None], subject: str) -> None:
     """Repeats `work` until it succeeds: a process that is being replaced may fail it a few times, but only for a short
     time."""
     deadline = time.monotonic() + HEALED_S
@@ -65,7 +65,7 @@ def recovers(work: Callable[[], None], what: str) -> None:
         try:
             return work()
         except hearth.HearthError as error:
-            assert time.monotonic() < deadline, f"{what} does not work again: {error}"
+            assert time.monotonic() < deadline, f"{subject} does not work again: {error}"
             time.sleep(0.02)
 
 
@@ -79,7 +79,7 @@ def reduced_once(group: hearth.Group, elements: int) -> list[hearth.DeviceArray]
     return arrays
 
 
-class Kept:
+class RankData:
     """Data of a surviving rank, which must not change."""
 
     def __init__(self, gpu: hearth.Device, seed: int) -> None:
@@ -91,14 +91,14 @@ class Kept:
         np.testing.assert_array_equal(self._array.get(), self._host)
 
 
-def told(gpu: hearth.Device, began: float, timeout: float) -> str:
+def reported_reason(gpu: hearth.Device, began: float, timeout: float) -> str:
     """Returns the reason of the error that the rank raises for the operation begun at `began`, and checks that the
     error comes in time."""
     try:
         gpu.synchronize(timeout=30)
     except hearth.CommunicatorError as error:
-        late = time.monotonic() - began - timeout
-        assert late < LATE, f"told {late:.2f} s after the timeout: {error}"
+        seconds_late = time.monotonic() - began - timeout
+        assert seconds_late < LATE, f"told {seconds_late:.2f} s after the timeout: {error}"
         return error.reason
     raise AssertionError(f"{gpu!r} was told nothing")
 
@@ -109,13 +109,13 @@ class Survivors:
     def __init__(self, group: hearth.Group, victim: int) -> None:
         self._group, self._victim = group, victim
         self._gpus = [gpu for rank, gpu in enumerate(group.devices) if rank != victim]
-        self._kept = [Kept(gpu, seed) for seed, gpu in enumerate(self._gpus)]
+        self._kept = [RankData(gpu, seed) for seed, gpu in enumerate(self._gpus)]
 
     def go_on(self, began: float, timeout: float) -> None:
         """Checks that all surviving ranks get the error of the operation begun at `began` in time, that their data is
         unchanged, and that a group rebuilt without the victim works."""
         for gpu in self._gpus:
-            told(gpu, began, timeout)
-        for each in self._kept:
-            each.check()
+            reported_reason(gpu, began, timeout)
+        for data in self._kept:
+            data.check()
         works(self._group.rebuild(without=self._victim))

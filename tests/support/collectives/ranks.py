@@ -41,9 +41,9 @@ def several(cache: Path, count: int, harmed: bool = False, **config: Any) -> Ite
         raise
     finally:
         code = process.stop()
-        log, left = process.log(), process.left_behind()
+        log, leftovers = process.log(), process.left_behind()
         process.remove()
-    assert code == 0 and not left, (left, log[-4000:])
+    assert code == 0 and not leftovers, (leftovers, log[-4000:])
     assert harmed or "device_lost" not in log, log[-4000:]
 
 
@@ -59,8 +59,10 @@ def operation(kind: str, source: int = 0, destination: int = 0, count: int = FLO
 
 
 def collective(devices: Sequence[int], sequence: int, *operations: Any, timeout: float = 20, stream: int = 0) -> Any:
-    part = c.Collective(devices=devices, sequence=sequence, operations=operations, timeout_ns=int(timeout * 1e9))
-    return c.Command(stream=stream, collective=part)
+    operation_message = c.Collective(
+        devices=devices, sequence=sequence, operations=operations, timeout_ns=int(timeout * 1e9)
+    )
+    return c.Command(stream=stream, collective=operation_message)
 
 
 class Ranks:
@@ -131,10 +133,10 @@ class Ranks:
 
     def recorded(self, devices: Sequence[int], sequence: int) -> Any:
         """Returns the flight recorder's entry of an operation of the group of these devices."""
-        groups = [group for group in self.groups() if [each.device for each in group.members] == list(devices)]
+        groups = [group for group in self.groups() if [member.device for member in group.members] == list(devices)]
         assert len(groups) == 1, self.groups()
-        (found,) = [each for each in groups[0].operations if each.sequence == sequence]
-        return found
+        (entry,) = [member for member in groups[0].operations if member.sequence == sequence]
+        return entry
 
     def __enter__(self) -> Ranks:
         return self

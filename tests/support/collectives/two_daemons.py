@@ -50,17 +50,17 @@ class TwoDaemons:
                 self.nodes[index] = self.daemons[index].connect()
 
     def close(self) -> None:
-        left: list[str] = []
+        leftovers: list[str] = []
         for node in self.nodes:
             node.close()
         for daemon in self.daemons:
             daemon.stop()
-            left += daemon.left_behind()
+            leftovers += daemon.left_behind()
             daemon.remove()
-        assert not left
+        assert not leftovers
 
-    def _start(self, index: int, after: DaemonProcess | None = None) -> DaemonProcess:
-        return DaemonProcess(self._cache, on_device(index, devices=DEVICES), 1, after)
+    def _start(self, index: int, predecessor: DaemonProcess | None = None) -> DaemonProcess:
+        return DaemonProcess(self._cache, on_device(index, devices=DEVICES), 1, predecessor)
 
     def __enter__(self) -> TwoDaemons:
         return self

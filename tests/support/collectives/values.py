@@ -77,14 +77,14 @@ def reduced(op: str, hosts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def same(name: str, array: hearth.DeviceArray, expected: np.ndarray) -> None:
-    found = array.get()
-    assert found.dtype == expected.dtype and found.shape == expected.shape, name
-    if found.tobytes() == expected.tobytes():
+    actual = array.get()
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, name
+    if actual.tobytes() == expected.tobytes():
         return
     if expected.dtype.kind in "iubcMS" or BACKEND == "cpu":
-        raise AssertionError(f"{name}: {found.ravel()[:8]} instead of {expected.ravel()[:8]}")
+        raise AssertionError(f"{name}: {actual.ravel()[:8]} instead of {expected.ravel()[:8]}")
     eps = 2.0 ** -{"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}.get(expected.dtype.name, 2)
-    both = found.astype(np.float64), expected.astype(np.float64)
+    both = actual.astype(np.float64), expected.astype(np.float64)
     np.testing.assert_allclose(*both, rtol=4 * eps, atol=4 * eps, err_msg=name)
 
 
@@ -101,7 +101,7 @@ def check(cells: Cells) -> None:
 def reducible(group: hearth.Group) -> list[np.dtype[Any]]:
     """Returns the dtypes that this backend reduces: NCCL has no 16-bit integers, and float8 only on some GPUs. Checks
     that every other dtype is refused by name on every device."""
-    found = []
+    reduced_dtypes = []
     for dtype in NUMBERS:
         refused = []
         if dtype in EIGHT or dtype.name in ("int16", "uint16"):
@@ -114,5 +114,5 @@ def reducible(group: hearth.Group) -> list[np.dtype[Any]]:
                     refused.append(gpu)
             assert refused in ([], list(group.devices)), dtype
         if not refused:
-            found.append(dtype)
-    return found
+            reduced_dtypes.append(dtype)
+    return reduced_dtypes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.support.cpu.feature_table import Refused
 
 
-def _kernel(body: str, before: str = "") -> str:
-    return f'{before}\nextern "C" __global__ void k(int* out) {{\n    int x = 0; (void)x;\n    {body}\n}}\n'
+def _kernel(body: str, preamble: str = "") -> str:
+    return f'{preamble}\nextern "C" __global__ void k(int* out) {{\n    int x = 0; (void)x;\n    {body}\n}}\n'
 
 
 def _header(name: str) -> str:

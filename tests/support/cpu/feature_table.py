@@ -147,9 +147,9 @@ def tables() -> Mapping[str, str]:
 def written(page: str) -> str:
     """Returns the page with its tables replaced by those generated from the lists."""
     for name, table in tables().items():
-        place = re.compile(rf"(<!-- table {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        assert len(place.findall(page)) == 1, f"the page has no place for the table {name!r}"
-        page = place.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page)  # type: ignore[misc]
+        section = re.compile(rf"(<!-- table {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        assert len(section.findall(page)) == 1, f"the page has no place for the table {name!r}"
+        page = section.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", page)  # type: ignore[misc]
     return page
 
 

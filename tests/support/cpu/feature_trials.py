@@ -20,29 +20,29 @@ def results(snippets: Sequence[Snippet]) -> list[str]:
     """Compiles `snippets` as one source; returns a description of each whose results differ from the expected ones."""
     expressions = [snippet.expression for snippet in snippets if snippet.expression]
     kernels = Kernels(joined(snippets), snippets[0].options, expressions)
-    wrong: list[str] = []
+    mismatches: list[str] = []
     for number, snippet in enumerate(snippets):
         out = np.full(SLOTS, np.nan)
         name = snippet.expression or f"feature_{number}"
         kernels(name, snippet.grid, snippet.block, out, shared=snippet.shared, cooperative=snippet.cooperative)
-        came, expected = out[: len(snippet.expected)], np.asarray(snippet.expected, np.float64)
-        if not np.allclose(came, expected, rtol=1e-6, atol=0):
-            wrong.append(f"{snippet.name}: {came.tolist()} instead of {expected.tolist()}")
-    return wrong
+        values, expected = out[: len(snippet.expected)], np.asarray(snippet.expected, np.float64)
+        if not np.allclose(values, expected, rtol=1e-6, atol=0):
+            mismatches.append(f"{snippet.name}: {values.tolist()} instead of {expected.tolist()}")
+    return mismatches
 
 
 def refusal_mistakes(row: Refused) -> list[str]:
     """Returns a description of each source of `row` that is not refused with the row's name."""
-    wrong: list[str] = []
+    mistakes: list[str] = []
     for source in (row.source, *row.more):
         try:
             compile_source(find_toolchain(), source)
-            wrong.append(f"{row.name}: compiles: {source}")
+            mistakes.append(f"{row.name}: compiles: {source}")
         except Refusal as refusal:
             named = row.name in str(refusal.details.get("feature", ""))
             if refusal.reason is not Reason.UNSUPPORTED or not named or not refusal.fix:
-                wrong.append(f"{row.name}: {refusal}: {source}")
-    return wrong
+                mistakes.append(f"{row.name}: {refusal}: {source}")
+    return mistakes
 
 
 def try_pending() -> None:
@@ -53,10 +53,10 @@ def try_pending() -> None:
         child = os.fork()  # in a forked process, because a row may abort it
         if child == 0:
             try:
-                wrong = refusal_mistakes(row) if isinstance(row, Refused) else results([row])
+                mistakes = refusal_mistakes(row) if isinstance(row, Refused) else results([row])
             except Refusal as refusal:
-                wrong = [str(refusal)]
-            print(f"{row.name}: {'; '.join(wrong) or 'holds'}", flush=True)
+                mistakes = [str(refusal)]
+            print(f"{row.name}: {'; '.join(mistakes) or 'holds'}", flush=True)
             os._exit(0)
         if status := os.waitpid(child, 0)[1]:
             print(f"{row.name}: the process ended with {os.waitstatus_to_exitcode(status)}", flush=True)

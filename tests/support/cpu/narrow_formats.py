@@ -41,11 +41,11 @@ class Format:
         special = np.where(fraction == 0, np.inf, np.nan)
         return sign * np.where(field == (1 << self.exponent) - 1, special, value)
 
-    def rounded(self, exact: Array, way: str = "rn") -> Array:
+    def rounded(self, exact: Array, mode: str = "rn") -> Array:
         """Rounds `exact` (float64) to numbers of this format, returned as float64."""
         with np.errstate(all="ignore"):
             exponent = np.maximum(np.frexp(exact)[1] - 1, self.lowest)
-            units = _NUMPY[way](np.ldexp(exact, self.mantissa - exponent))
+            units = _NUMPY[mode](np.ldexp(exact, self.mantissa - exponent))
             value = np.copysign(np.ldexp(units, exponent - self.mantissa), exact)
             largest = float(self.values(np.array([self.infinity - 1]))[0])
             past = {
@@ -53,11 +53,11 @@ class Format:
                 "rz": (largest, -largest),
                 "ru": (np.inf, -largest),
                 "rd": (largest, -np.inf),
-            }[way]
+            }[mode]
             value = np.where(np.isfinite(exact) & (value > largest), past[0], value)
             return np.where(np.isfinite(exact) & (value < -largest), past[1], value)
 
-    def rounded_exactly(self, exact: Fraction, way: str = "rn") -> float:
+    def rounded_exactly(self, exact: Fraction, mode: str = "rn") -> float:
         """Rounds a number that float64 may not represent exactly, by the rules of `rounded`."""
         if exact == 0:
             return 0.0
@@ -69,23 +69,23 @@ class Format:
         unit = Fraction(2) ** (exponent - self.mantissa)
         units = exact / unit
         below = units.numerator // units.denominator
-        rest = units - below
+        remainder = units - below
         up = {
-            "rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and below % 2 == 1),
-            "rz": exact < 0 and rest > 0, "ru": rest > 0, "rd": False,
-        }[way]  # fmt: skip
+            "rn": remainder > Fraction(1, 2) or (remainder == Fraction(1, 2) and below % 2 == 1),
+            "rz": exact < 0 and remainder > 0, "ru": remainder > 0, "rd": False,
+        }[mode]  # fmt: skip
         size = abs(float((below + up) * unit))
-        return float(self.rounded(np.array([-size if exact < 0 else size]), way)[0])
+        return float(self.rounded(np.array([-size if exact < 0 else size]), mode)[0])
 
 
 HALF = Format(5, 10, np.uint16)
 BFLOAT16 = Format(8, 7, np.uint16)
 
 
-def assert_same(got: Array, expected: Array, what: str) -> None:
+def assert_same(got: Array, expected: Array, subject: str) -> None:
     """Checks that the numbers are equal, where zero and minus zero differ, and all NaNs are equal."""
     same = (got == expected) & (np.signbit(got) == np.signbit(expected)) | np.isnan(got) & np.isnan(expected)
     if not same.all():
         at = np.flatnonzero(~same)
         shown = ", ".join(f"[{i}] {got[i]!r} for {expected[i]!r}" for i in at[:5])
-        raise AssertionError(f"{what}: {len(at)} of {len(got)} differ: {shown}")
+        raise AssertionError(f"{subject}: {len(at)} of {len(got)} differ: {shown}")

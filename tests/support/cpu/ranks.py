@@ -46,15 +46,15 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
 
     while True:
         try:
-            what, *arguments = pipe.recv()
+            order, *arguments = pipe.recv()
         except EOFError:
             os._exit(0)
-        if what == "join":
+        if order == "join":
             if end is not None:
                 end.close()
             end = SharedExchange.attach(*arguments)
             pipe.send("joined")
-        elif what == "abort":
+        elif order == "abort":
             assert end is not None
             end.abort()
         else:
@@ -73,7 +73,7 @@ class Ranks:
                 thread.join()
         self.count = count
         self._maps = [mmap.mmap(-1, ARENA) for _ in range(count)]
-        self._arenas = [np.frombuffer(each, np.uint8) for each in self._maps]
+        self._arenas = [np.frombuffer(memory_map, np.uint8) for memory_map in self._maps]
         self._used = [0] * count
         context = multiprocessing.get_context("fork")
         self.pipes: list[multiprocessing.connection.Connection] = []
@@ -106,12 +106,12 @@ class Ranks:
         begin = (self._used[rank] + 63) // 64 * 64 + skew
         self._used[rank] = begin + size
         assert self._used[rank] <= ARENA
-        place = self._arenas[rank][begin : begin + size]
+        buffer = self._arenas[rank][begin : begin + size]
         if isinstance(data, int):
-            place[:] = 0xAB
-            return place
-        place[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        return place.view(data.dtype) if skew % data.itemsize == 0 else place
+            buffer[:] = 0xAB
+            return buffer
+        buffer[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        return buffer.view(data.dtype) if skew % data.itemsize == 0 else buffer
 
     def start(self, rank: int, operations: Sequence[CollectiveExchange], timeout_s: float = TIMEOUT_S) -> None:
         """Starts the operations on a rank; returns when the rank is about to execute them."""
@@ -184,12 +184,12 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
         if op == "premul_sum":  # each product is rounded
             inputs = [(x.astype(wide) * factor(r, dtype).astype(wide)).astype(dtype) for r, x in enumerate(inputs)]
         total = inputs[0].astype(wide)
-        for each in inputs[1:]:
-            other = each.astype(wide)
+        for value in inputs[1:]:
+            addend = value.astype(wide)
             combine = {"min": np.minimum, "max": np.maximum, "prod": np.multiply}.get(op, np.add)
-            total = combine(total, other)
+            total = combine(total, addend)
         if op == "mean" and dtype.kind in "iu":
-            cut = [abs(int(each)) // len(inputs) * (1 if each >= 0 else -1) for each in total]
+            cut = [abs(int(value)) // len(inputs) * (1 if value >= 0 else -1) for value in total]
             total = np.array(cut, dtype=wide)
         elif op == "mean":
             total = total / wide(len(inputs))
@@ -209,13 +209,13 @@ def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) 
     if kind == "reduce_scatter":
         return np.split(reduced(inputs, op), ranks)[rank]
     if kind == "all_to_all":
-        return np.concatenate([np.split(each, ranks)[rank] for each in inputs])
+        return np.concatenate([np.split(source, ranks)[rank] for source in inputs])
     assert kind == "scatter"
     return np.split(inputs[root], ranks)[rank]
 
 
-def same(got: Array, wanted: Array) -> bool:
+def same(got: Array, expected: Array) -> bool:
     """Returns whether the arrays are equal, apart from the bits of a NaN and the sign of a zero."""
     if got.dtype.kind in "iu":
-        return np.array_equal(got, wanted)
-    return np.array_equal(got.astype(np.float64), wanted.astype(np.float64), equal_nan=True)
+        return np.array_equal(got, expected)
+    return np.array_equal(got.astype(np.float64), expected.astype(np.float64), equal_nan=True)

@@ -38,6 +38,6 @@ class Rank:
 
 def pair_of(communicators: CpuCommunicators) -> tuple[Rank, Rank]:
     unique_id = communicators.unique_id(2)
-    made = Rank(communicators, unique_id, 0, 2), Rank(communicators, unique_id, 1, 2)
+    ranks = Rank(communicators, unique_id, 0, 2), Rank(communicators, unique_id, 1, 2)
     communicators.forget(unique_id)
-    return made
+    return ranks

@@ -49,18 +49,18 @@ class Browser:
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._tabs: dict[str, Tab] = {}
         self._lock = threading.Lock()
-        ours, theirs = os.pipe(), os.pipe()
+        command_pipe, answer_pipe = os.pipe(), os.pipe()
         command = [program("chromium"), *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (ours[0], theirs[1]))
+        reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (command_pipe[0], answer_pipe[1]))
         wrapped = [sys.executable, "-Sc", _AS_3_AND_4, str(reads), str(writes), *command]
         self.process = subprocess.Popen(
             wrapped, pass_fds=(reads, writes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env={**os.environ, "HOME": str(profile)},
         )  # fmt: skip
-        for end in (ours[0], theirs[1], reads, writes):
+        for end in (command_pipe[0], answer_pipe[1], reads, writes):
             os.close(end)
-        self._out = ours[1]
-        self._reader = threading.Thread(target=self._read, args=(theirs[0],), daemon=True)
+        self._out = command_pipe[1]
+        self._reader = threading.Thread(target=self._read, args=(answer_pipe[0],), daemon=True)
         self._reader.start()
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
@@ -84,11 +84,11 @@ class Browser:
         return result
 
     def _read(self, end: int) -> None:
-        rest = b""
+        remainder = b""
         with contextlib.suppress(OSError):
             while data := os.read(end, 1 << 16):
-                *whole, rest = (rest + data).split(b"\0")
-                for text in whole:
+                *texts, remainder = (remainder + data).split(b"\0")
+                for text in texts:
                     message = json.loads(text)
                     if "id" in message:
                         waiting = self._answers.get(message["id"])

@@ -33,7 +33,7 @@ class Collector:
     """Listens while it is used as a context manager."""
 
     def __init__(self) -> None:
-        self._came = threading.Condition()
+        self._changed = threading.Condition()
         self._spans: list[Span] = []
         collector = self
 
@@ -76,10 +76,10 @@ class Collector:
         self._thread.join()
 
     def take(self, request: ExportTraceServiceRequest) -> None:
-        with self._came:
-            for each in request.resource_spans:
-                resource = _attributes(each.resource.attributes)
-                for scope in each.scope_spans:
+        with self._changed:
+            for sender in request.resource_spans:
+                resource = _attributes(sender.resource.attributes)
+                for scope in sender.scope_spans:
                     self._spans += (
                         Span(
                             span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.kind,
@@ -88,23 +88,25 @@ class Collector:
                         )
                         for span in scope.spans
                     )  # fmt: skip
-            self._came.notify_all()
+            self._changed.notify_all()
 
     @property
     def spans(self) -> list[Span]:
         """Returns all spans received so far."""
-        with self._came:
+        with self._changed:
             return list(self._spans)
 
-    def wait_for(self, wanted: Callable[[Span], bool]) -> Span:
-        """Waits for a span for which `wanted` is true, and returns the first one."""
+    def wait_for(self, matches: Callable[[Span], bool]) -> Span:
+        """Waits for a span for which `matches` is true, and returns the first one."""
         deadline = time.monotonic() + _WAIT_S
-        with self._came:
+        with self._changed:
             while True:
                 for span in self._spans:
-                    if wanted(span):
+                    if matches(span):
                         return span
-                assert self._came.wait(deadline - time.monotonic()), [(span.name, span.trace) for span in self._spans]
+                assert self._changed.wait(deadline - time.monotonic()), [
+                    (span.name, span.trace) for span in self._spans
+                ]
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

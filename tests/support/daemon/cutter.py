@@ -29,13 +29,15 @@ Plan = Callable[[int], Budget]
 """Function that returns the budget of connection number n, counted from 0."""
 
 
-def random_cuts(seed: int, most: int) -> Plan:
+def random_cuts(seed: int, max_bytes: int) -> Plan:
     """Returns a plan that cuts every connection, in one direction, after a random number of bytes of any magnitude up
-    to `most`. One connection in four is cut during its set-up."""
+    to `max_bytes`. One connection in four is cut during its set-up."""
     drawn = random.Random(seed)
 
     def plan(_: int) -> Budget:
-        bytes_left = drawn.randrange(1000) if drawn.random() < 1 / 4 else int(1000 * (most / 1000) ** drawn.random())
+        bytes_left = (
+            drawn.randrange(1000) if drawn.random() < 1 / 4 else int(1000 * (max_bytes / 1000) ** drawn.random())
+        )
         reset = drawn.random() < 0.5
         return Budget(up=bytes_left, reset=reset) if drawn.random() < 0.5 else Budget(down=bytes_left, reset=reset)
 

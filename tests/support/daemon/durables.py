@@ -41,17 +41,17 @@ def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:
 def lose(daemon: DaemonProcess, gpu: hearth.Device) -> None:
     """Kills the device's process; returns when the next process serves."""
     kill(daemon, gpu.ordinal)
-    back(gpu)
+    wait_serving(gpu)
 
 
-def back(gpu: hearth.Device) -> None:
+def wait_serving(gpu: hearth.Device) -> None:
     """Waits until the device serves. The error of the loss is consumed here, if there was anything to report."""
     wait_until(lambda: gpu.state == "serving", "the device's return")
     with contextlib.suppress(hearth.DeviceLostError):
         gpu.synchronize()
 
 
-class Kept(NamedTuple):
+class DurableFiles(NamedTuple):
     """Files of durable arrays that a process has open, and the size of their memory."""
 
     files: int
@@ -62,9 +62,9 @@ def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def kept(pid: int) -> Kept:
+def durable_files(pid: int) -> DurableFiles:
     files = list(_files(pid))
-    return Kept(len(files), sum(path.stat().st_blocks * 512 for path in files))
+    return DurableFiles(len(files), sum(path.stat().st_blocks * 512 for path in files))
 
 
 def _files(pid: int) -> Iterator[Path]:

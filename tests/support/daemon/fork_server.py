@@ -63,8 +63,8 @@ def main(asking: socket.socket) -> None:
         if not request:
             return
         reading, writing = os.pipe()
-        between = os.fork()
-        if between == 0:
+        intermediate = os.fork()
+        if intermediate == 0:
             pid = os.fork()
             if pid == 0:
                 asking.detach()
@@ -72,9 +72,9 @@ def main(asking: socket.socket) -> None:
                 return
             os.write(writing, str(pid).encode())
             os._exit(0)
-        os.waitpid(between, 0)
-        for each in (writing, *descriptors):
-            os.close(each)
+        os.waitpid(intermediate, 0)
+        for descriptor in (writing, *descriptors):
+            os.close(descriptor)
         asking.send(os.read(reading, 100))
         os.close(reading)
 
@@ -93,18 +93,22 @@ def _become(descriptors: Sequence[int], arguments: Sequence[str], environment: M
 
 
 def _spawn(
-    spawn: Callable[..., int], environment: Mapping[str, str], path: bytes, args: Sequence[Any], kept: Sequence[int]
+    spawn: Callable[..., int],
+    environment: Mapping[str, str],
+    path: bytes,
+    args: Sequence[Any],
+    passed_fds: Sequence[int],
 ) -> int:
     """Starts a helper process of `multiprocessing`: by a fork if this process has only one thread, otherwise by
     `spawn`."""
     command, code = os.fsdecode(args[-2]), os.fsdecode(args[-1])
     if command != "-c" or not _alone():
-        return spawn(path, args, kept)
+        return spawn(path, args, passed_fds)
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            for low, high in itertools.pairwise((2, *sorted(kept), _BEYOND)):
+            for low, high in itertools.pairwise((2, *sorted(passed_fds), _BEYOND)):
                 os.closerange(low + 1, high)
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
             tracker = resource_tracker._resource_tracker
@@ -128,11 +132,11 @@ def _alone() -> bool:
 def _show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Writes arguments and environment to the memory that /proc shows; this process reserved space for them when it
     started."""
-    places = [int(each) for each in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]]
+    addresses = [int(part) for part in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]]
     line = [sys.executable, *arguments]
     variables = [f"{name}={value}" for name, value in environment.items()]
-    for begin, end, shown in ((*places[:2], line), (*places[2:], variables)):
-        text = b"".join(os.fsencode(each) + b"\0" for each in shown)
+    for begin, end, shown in ((*addresses[:2], line), (*addresses[2:], variables)):
+        text = b"".join(os.fsencode(part) + b"\0" for part in shown)
         assert len(text) < end - begin, "there is no room to show them"
         ctypes.memset(begin, 0, end - begin)
         ctypes.memmove(begin, text, len(text))

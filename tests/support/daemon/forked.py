@@ -23,24 +23,27 @@ _DEFAULTS = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "GRPC_VERBOSITY": "NONE"}
 class ForkServer:
     """A process with the modules of `hearthd serve` imported; it ends with this process."""
 
-    def __init__(self, environment: Mapping[str, str], own: Collection[str]) -> None:
-        """`environment` is the environment in which the interpreter and the modules start. Variables in `own` may have
-        other values in a forked process."""
-        self._own = frozenset(own)
+    def __init__(self, environment: Mapping[str, str], varying: Collection[str]) -> None:
+        """`environment` is the environment in which the interpreter and the modules start. Variables in `varying` may
+        have other values in a forked process."""
+        self._varying = frozenset(varying)
         self._environment = self._shared(environment)
         self._folder = Path.cwd()
         self._lock = threading.Lock()
-        self._asked, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._asked.settimeout(_START_S)
-        with theirs:
-            command = [sys.executable, "-m", "tests.support.daemon.fork_server", str(theirs.fileno()), " " * _ROOM]
+        self._requests, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.settimeout(_START_S)
+        with server_end:
+            command = [sys.executable, "-m", "tests.support.daemon.fork_server", str(server_end.fileno()), " " * _ROOM]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**environment, "ROOM": " " * _ROOM}
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[server_end.fileno()],
+                env={**environment, "ROOM": " " * _ROOM},
             )
 
     def _shared(self, environment: Mapping[str, str]) -> dict[str, str]:
-        kept = environment.items() - _DEFAULTS.items()
-        return {name: value for name, value in kept if name not in self._own}
+        variables = environment.items() - _DEFAULTS.items()
+        return {name: value for name, value in variables if name not in self._varying}
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Returns whether a new interpreter, started now with this environment, would behave the same as a fork."""
@@ -53,14 +56,14 @@ class ForkServer:
         with self._lock:
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._asked, [request], descriptors)
-                pid = int(self._asked.recv(100))
+                socket.send_fds(self._requests, [request], descriptors)
+                pid = int(self._requests.recv(100))
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0)
         return pid
 
     def close(self) -> None:
-        self._asked.close()
+        self._requests.close()
         self._process.wait()
 
 
@@ -73,7 +76,7 @@ class Forked(subprocess.Popen[str]):
         self._server = server
         super().__init__(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
 
-    def _execute_child(self, args: Any, executable: Any, preexec: Any, close: Any, kept: Any, cwd: Any, env: Any,
+    def _execute_child(self, args: Any, executable: Any, preexec: Any, close: Any, pass_fds: Any, cwd: Any, env: Any,
                        startupinfo: Any, flags: Any, shell: Any, *more: Any) -> None:  # fmt: skip
         pipes = more[:6]
         self.pid = self._server.fork(args, env, [pipes[3], pipes[5]])

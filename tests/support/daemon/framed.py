@@ -34,11 +34,11 @@ def method(path: str, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
 
 def received(connection: socket.socket) -> list[Frame]:
     """Returns all frames until the connection ends."""
-    reader, came = FrameReader(), []
+    reader, received_frames = FrameReader(), []
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
-            came += reader.feed(data)
-    return came
+            received_frames += reader.feed(data)
+    return received_frames
 
 
 def reason(connection: socket.socket) -> str:

@@ -125,30 +125,30 @@ def alive(pid: int) -> bool:
 
 def marked(mark: str) -> list[int]:
     """Returns the pids of the processes whose environment has the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    variable = f"{MARK}={mark}".encode()
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
-                    found.append(int(entry.name))
-    return found
+                if variable in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                    pids.append(int(entry.name))
+    return pids
 
 
 def needs_devices(daemon: DaemonProcess, count: int) -> None:
     """Skips the test if the daemon has fewer than `count` devices."""
-    found = len(daemon.ordinals())
-    if found < count:
-        pytest.skip(f"needs {count} devices; the daemon has {found}")
+    device_count = len(daemon.ordinals())
+    if device_count < count:
+        pytest.skip(f"needs {count} devices; the daemon has {device_count}")
 
 
-def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], subject: str = "it", seconds: float = 20.0) -> Any:
     """Polls until `condition` returns a true value, and returns that value; for conditions that no event announces.
     After half a second it polls less often, because a page of status costs the daemon milliseconds."""
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
-        assert waited < seconds, f"{what} did not come about within {seconds:g} s"
+        assert waited < seconds, f"{subject} did not come about within {seconds:g} s"
         time.sleep(0.005 if waited < 0.5 else 0.02)
     return value
 
@@ -211,7 +211,7 @@ class DaemonProcess:
             log_text = self.log()
             self.stop()
             raise AssertionError(f"the daemon did not start: {line!r}\n{log_text}")
-        addresses = dict(part.split("=", 1) for part in line.split()[2:])
+        addresses = dict(pair.split("=", 1) for pair in line.split()[2:])
         self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
         self.lanes = addresses.get("lanes", "")
 
@@ -275,8 +275,8 @@ class DaemonProcess:
 
     def generation(self, ordinal: int = 0) -> int:
         """Returns the generation of a device."""
-        found: int = self.status()["devices"][ordinal]["generation"]
-        return found
+        number: int = self.status()["devices"][ordinal]["generation"]
+        return number
 
     def gauge(self, name: str, ordinal: int = 0) -> float:
         """Returns a gauge of a device process; -1 if its gauges are unknown. A serving process that is too busy to
@@ -319,14 +319,14 @@ class DaemonProcess:
         deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        found = [f"process {pid}: {command_of(pid)}" for pid in pids]
+        leftovers = [f"process {pid}: {command_of(pid)}" for pid in pids]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         # a daemon that was killed cannot remove its socket; the next daemon removes it
         if self.process.returncode == 0:
-            found += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
-        return found + self.unretrieved()
+            leftovers += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
+        return leftovers + self.unretrieved()
 
     def unretrieved(self) -> list[str]:
         """Returns asyncio's reports of exceptions that were never retrieved, that is, of futures and tasks that the

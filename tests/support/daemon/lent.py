@@ -30,7 +30,7 @@ class LentDaemon:
 
     def lend(self) -> DaemonProcess:
         """Returns the daemon, idle: it differs from a new daemon only in its log, its counters and its generations."""
-        if self._daemon is not None and not _comes_to_rest(self._daemon):
+        if self._daemon is not None and not _becomes_idle(self._daemon):
             self.close()
         if self._daemon is None:
             self._daemon = DaemonProcess(self._cache, self._config, self._cpu_count)
@@ -40,9 +40,9 @@ class LentDaemon:
         """Stops the daemon, and checks that it leaves nothing behind."""
         daemon, self._daemon = self._daemon, None
         if daemon is not None:
-            code, left, said = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
+            code, leftovers, log = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
             daemon.remove()
-            assert not left, (code, said)
+            assert not leftovers, (code, log)
 
 
 class TenantDaemon(LentDaemon):
@@ -54,18 +54,18 @@ class TenantDaemon(LentDaemon):
         super().__init__(cache, config, 1)
 
 
-def _comes_to_rest(daemon: DaemonProcess) -> bool:
+def _becomes_idle(daemon: DaemonProcess) -> bool:
     deadline = time.monotonic() + REST_S
     while daemon.process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError, http.client.HTTPException):  # the daemon may be ending
             status = daemon.status()
-            if not status["sessions"] and not status["draining"] and all(map(_rests, status["devices"])):
+            if not status["sessions"] and not status["draining"] and all(map(_is_idle, status["devices"])):
                 return True
         time.sleep(0.01)
     return False
 
 
-def _rests(device: Mapping[str, Any]) -> bool:
-    if any(each["state"] != "serving" or each["session"] for each in device["processes"]):
+def _is_idle(device: Mapping[str, Any]) -> bool:
+    if any(process["state"] != "serving" or process["session"] for process in device["processes"]):
         return False
     return device["state"] == "serving" and not any(device["gauges"].get(name, 0) for name in _HELD)

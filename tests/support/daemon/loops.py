@@ -26,7 +26,7 @@ LOOPS = ("asyncio", "uvloop")
 def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", seconds: float = 60.0) -> T:
     """Returns the result of `work()` in a separate loop. Checks at the end that every remaining task ends by itself,
     that the loop's exception handler was not called, and that the client's threads end."""
-    before = threads()
+    threads_before = threads()
     complaints: list[str] = []
 
     async def watched() -> T:
@@ -34,10 +34,10 @@ def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", secon
         result = await asyncio.wait_for(work(), seconds)
         gc.collect()  # reports of exceptions that were "never retrieved" appear now
         await asyncio.sleep(0)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:  # a cancelled dispatch continues: its task ends when a thread has finished the dispatch
-            _, left = await asyncio.wait(left, timeout=10)
-        assert not left, left
+        remaining_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if remaining_tasks:  # a cancelled dispatch continues: its task ends when a thread has finished the dispatch
+            _, remaining_tasks = await asyncio.wait(remaining_tasks, timeout=10)
+        assert not remaining_tasks, remaining_tasks
         return result
 
     if loop == "uvloop":
@@ -48,14 +48,16 @@ def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", secon
         result = asyncio.run(watched())
     gc.collect()
     assert not complaints, complaints
-    wait_until(lambda: not (threads() - before), f"the end of {sorted(t.name for t in threads() - before)}")
+    wait_until(
+        lambda: not (threads() - threads_before), f"the end of {sorted(t.name for t in threads() - threads_before)}"
+    )
     return result
 
 
 def threads() -> set[threading.Thread]:
     """Returns the client's threads, except those that live until the process ends."""
-    found = {each for each in threading.enumerate() if each.name.startswith("hearth")}
-    return {each for each in found if not each.name.startswith("hearth-copy")}
+    client_threads = {thread for thread in threading.enumerate() if thread.name.startswith("hearth")}
+    return {thread for thread in client_threads if not thread.name.startswith("hearth-copy")}
 
 
 class Gate:

@@ -56,14 +56,14 @@ class Command(NamedTuple):
 
 def fences(page: str) -> list[Fence]:
     """Returns all fences of a page."""
-    found = []
+    page_fences = []
     for token in MarkdownIt().parse(page):
         if token.type == "fence":
             language, *options = shlex.split(token.info) or [""]
             pairs = dict(option.partition("=")[::2] for option in options)
             assert token.map is not None
-            found.append(Fence(language, pairs, token.content, token.map[0] + 1))
-    return found
+            page_fences.append(Fence(language, pairs, token.content, token.map[0] + 1))
+    return page_fences
 
 
 def needs(page: str) -> dict[str, int]:
@@ -87,13 +87,13 @@ def commands(text: str) -> Iterator[Command]:
             output.append(line)
 
 
-def same(expected: list[str], came: list[str]) -> bool:
-    """Returns whether `came` matches the shown output."""
+def same(expected: list[str], lines: list[str]) -> bool:
+    """Returns whether `lines` matches the shown output."""
     pattern = "".join(
         r"(?:.*\n)*" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"[ ]*\n"
         for line in expected
     )
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in came)) is not None
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
 
 
 class Reader:
@@ -109,8 +109,8 @@ class Reader:
 
     def read(self, page: str) -> None:
         """Runs the whole page. Raises `AssertionError` with the line at which the result differs from the page."""
-        found = fences(page)
-        for fence, after in zip(found, [*found[1:], None], strict=False):
+        page_fences = fences(page)
+        for fence, next_fence in zip(page_fences, [*page_fences[1:], None], strict=False):
             if "untested" in fence.options:
                 continue
             if "file" in fence.options:
@@ -118,7 +118,9 @@ class Reader:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(fence.text)
             elif fence.language == "python":
-                shown = after.text.splitlines() if after is not None and after.language == "text" else None
+                shown = (
+                    next_fence.text.splitlines() if next_fence is not None and next_fence.language == "text" else None
+                )
                 self._check(fence.line, [str(self._python), "-c", fence.text], 0, shown)
             elif fence.language == "console":
                 for command in commands(fence.text):
@@ -147,10 +149,10 @@ class Reader:
             timeout=TIMEOUT_S,
             check=False,
         )
-        where = f"{self._name}:{line}: {arguments[-1]}"
-        assert done.returncode == status, f"{where}\nended with {done.returncode}:\n{done.stdout}"
+        location = f"{self._name}:{line}: {arguments[-1]}"
+        assert done.returncode == status, f"{location}\nended with {done.returncode}:\n{done.stdout}"
         if shown is not None:
-            assert same(shown, done.stdout.splitlines()), f"{where}\nprinted:\n{done.stdout}"
+            assert same(shown, done.stdout.splitlines()), f"{location}\nprinted:\n{done.stdout}"
 
     def close(self) -> None:
         """Ends the commands that run in the background."""

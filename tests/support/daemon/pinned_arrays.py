@@ -47,12 +47,12 @@ def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
     return live.ring
 
 
-def whole(gpu: hearth.Device) -> None:
+def wait_ring_idle(gpu: hearth.Device) -> None:
     """Waits until every slot of the ring is free."""
     wait_until(lambda: ring_of(gpu).idle == ring_of(gpu).slot_count > 0, "an idle ring")
 
 
-def under_way(gpu: hearth.Device, moving: Future[Any]) -> None:
+def wait_request_pending(gpu: hearth.Device, moving: Future[Any]) -> None:
     """Waits until a request to the daemon is pending, or the copy is done."""
     session = connection_of(gpu).attachment().session
     wait_until(lambda: session.outstanding or moving.done(), "a request")
@@ -67,7 +67,7 @@ def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
     sizes += [event.bytes for event in trace.events if event.name == name]
 
 
-def told(gpu: hearth.Device) -> None:
+def raise_failures(gpu: hearth.Device) -> None:
     """Raises every failure so far: the second synchronize also reports a failure whose message followed the answer to
     the first."""
     for _ in range(2):

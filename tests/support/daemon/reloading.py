@@ -32,17 +32,17 @@ class Reloaded:
 
     def hang_up(self) -> dict[str, Any]:
         """Makes the daemon reload its configuration by SIGHUP; returns the log entry of the outcome."""
-        before = len(self.events(*OUTCOMES))
+        count_before = len(self.events(*OUTCOMES))
         self.daemon.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: len(self.events(*OUTCOMES)) > before, "the reload")
+        wait_until(lambda: len(self.events(*OUTCOMES)) > count_before, "the reload")
         return self.events(*OUTCOMES)[-1]
 
     def write(self, **config: Any) -> None:
         """Writes the configuration file; the given sections replace the previous ones."""
         self.config = {**self.config, **config}
-        fresh = self.daemon.config_path.with_suffix(".new")
-        fresh.write_text(toml(self.daemon.settings(self._cache, self.config)))
-        fresh.replace(self.daemon.config_path)
+        new_file = self.daemon.config_path.with_suffix(".new")
+        new_file.write_text(toml(self.daemon.settings(self._cache, self.config)))
+        new_file.replace(self.daemon.config_path)
 
     def change(self, **config: Any) -> dict[str, Any]:
         self.write(**config)
@@ -50,6 +50,6 @@ class Reloaded:
 
     def end(self) -> None:
         self.daemon.stop()
-        left = self.daemon.left_behind()
+        leftovers = self.daemon.left_behind()
         self.daemon.remove()
-        assert not left
+        assert not leftovers

@@ -55,8 +55,8 @@ class Program:
                 half = ELEMENTS // 2
                 x[:half].copy_from(x[half:], stream)
             elif kind < 0.985:
-                part = noise.integers(0, 1 << 32, chosen.randrange(1, 4000), np.uint32)
-                x[: len(part)].set(part, stream)
+                data = noise.integers(0, 1 << 32, chosen.randrange(1, 4000), np.uint32)
+                x[: len(data)].set(data, stream)
             elif kind < 0.99:
                 x.set(noise.integers(0, 1 << 32, ELEMENTS, np.uint32), stream)
             elif kind < 0.995:

@@ -63,8 +63,8 @@ class Shared:
         return self._frames.pop(0)
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-        sent = self.end.sendmsg([data], beside)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        sent = self.end.sendmsg([data], ancillary)
         if sent < len(data):
             self.end.sendall(data[sent:])
 

@@ -30,11 +30,15 @@ def processes(parent: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-                state, above = rest.split()[:2]
+                name, _, fields = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                state, parent_pid = fields.split()[:2]
                 if state != "Z":
-                    table[int(entry.name)] = int(above), name
-    found: dict[int, str] = {}
-    while more := {pid: name for pid, (above, name) in table.items() if above in (parent, *found) and pid not in found}:
-        found.update(more)
-    return found
+                    table[int(entry.name)] = int(parent_pid), name
+    descendants: dict[int, str] = {}
+    while more := {
+        pid: name
+        for pid, (parent_pid, name) in table.items()
+        if parent_pid in (parent, *descendants) and pid not in descendants
+    }:
+        descendants.update(more)
+    return descendants

@@ -28,7 +28,7 @@ class StripeEnd:
 
     def __init__(self, offer: device_pb2.OpenBulkResponse, ticket: bytes | None = None) -> None:
         self.socket = socket.create_connection((offer.host or "127.0.0.1", offer.port), timeout=20)
-        self._kept: list[Frame] = []
+        self._pending: list[Frame] = []
         self.send(frames.encode(Kind.TICKET, offer.tickets[0] if ticket is None else ticket))
 
     def live(self) -> StripeEnd:
@@ -54,11 +54,11 @@ class StripeEnd:
 
     def until(self, kind: Kind) -> Frame:
         """Returns the next frame of this kind; other frames are kept for later calls."""
-        for index, kept in enumerate(self._kept):
-            if kept.kind == kind:
-                return self._kept.pop(index)
+        for index, pending in enumerate(self._pending):
+            if pending.kind == kind:
+                return self._pending.pop(index)
         while (frame := self.receive()).kind != kind:
-            self._kept.append(frame)
+            self._pending.append(frame)
         return frame
 
     def refusal(self) -> Refusal:
@@ -81,10 +81,10 @@ class StripeEnd:
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = self.socket.recv(size - len(data))
-            if not piece:
+            received = self.socket.recv(size - len(data))
+            if not received:
                 raise EOFError("the stripe has ended")
-            data += piece
+            data += received
         return data
 
     def __enter__(self) -> StripeEnd:

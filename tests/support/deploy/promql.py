@@ -38,10 +38,10 @@ def labels(expression: str) -> set[str]:
     ['le', 'tenant', 'x', 'z']
     """
     text = _STRING.sub('""', expression)
-    found = {label.strip() for match in _LABEL_LIST.finditer(text) for label in match[1].split(",")}
+    names = {label.strip() for match in _LABEL_LIST.finditer(text) for label in match[1].split(",")}
     for match in _SELECTOR.finditer(text):
-        found |= {re.split(r"[=!]", part)[0].strip() for part in match[2].split(",")}
-    return found - {""}
+        names |= {re.split(r"[=!]", matcher)[0].strip() for matcher in match[2].split(",")}
+    return names - {""}
 
 
 def without_variables(expression: str) -> str:
@@ -53,6 +53,6 @@ def without_variables(expression: str) -> str:
 
 def as_rules(expressions: Iterable[str], path: Path) -> Path:
     """Writes the expressions as recording rules, which promtool checks with Prometheus's own parser."""
-    rules = [{"record": f"expression:{index}", "expr": each} for index, each in enumerate(expressions)]
+    rules = [{"record": f"expression:{index}", "expr": expression} for index, expression in enumerate(expressions)]
     path.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
     return path

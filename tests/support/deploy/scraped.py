@@ -68,9 +68,9 @@ def _pages() -> dict[str, str]:
             return {accept: _get(daemon, accept) for accept in ("", OPENMETRICS)}
         finally:
             daemon.stop()
-            left = daemon.left_behind()
+            leftovers = daemon.left_behind()
             daemon.remove()
-            assert not left
+            assert not leftovers
 
 
 def _get(daemon: DaemonProcess, accept: str) -> str:
@@ -97,9 +97,9 @@ def gpu_families() -> list[Metric]:
     absent = [field.name for field in dataclasses.fields(GpuReading) if field.default is None]
     values: dict[str, Any] = {**dict.fromkeys(absent, 1), "recovery": RECOVERY[0]}
     reading = GpuReading(**values, throttling={"sw_power_cap": True}, xids={13: 1})
-    found = list(gpu.every_family({0: reading}))
-    assert all(family.samples for family in found)
-    return found
+    families_found = list(gpu.every_family({0: reading}))
+    assert all(family.samples for family in families_found)
+    return families_found
 
 
 def names(text: str) -> set[str]:
@@ -109,11 +109,11 @@ def names(text: str) -> set[str]:
 
 def labels(text: str) -> dict[str, set[str]]:
     """Returns the labels by the name of the sample."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            names.setdefault(sample.name, set()).update(sample.labels)
+    return names
 
 
 def of_gpus() -> set[str]:
@@ -126,10 +126,10 @@ def _work(daemon: DaemonProcess, tokens: dict[str, str]) -> None:
         first, second = node.devices
         _launches(first)
         group = hearth.Group([first, second])
-        parts = [device.ones(4, np.float32) for device in (first, second)]
-        group.all_reduce(parts)
+        arrays = [device.ones(4, np.float32) for device in (first, second)]
+        group.all_reduce(arrays)
         group.synchronize()
-        group.send(parts[0], to=1, timeout=0.2)  # no rank receives it, so it fails
+        group.send(arrays[0], to=1, timeout=0.2)  # no rank receives it, so it fails
         _refused(hearth.CommunicatorError, first.synchronize)
         _refused(hearth.QuotaExceededError, lambda: (first.empty(1 << 30, np.uint8), first.synchronize()))
         _refused(hearth.LaunchError, lambda: (_kernel(first)((1,), (9999,), ()), first.synchronize()))
@@ -139,8 +139,8 @@ def _work(daemon: DaemonProcess, tokens: dict[str, str]) -> None:
             del more
         _refused(hearth.AuthenticationError, lambda: daemon.connect(token="wrong"))
         _no_lane(daemon)
-        with daemon.connect(token=tokens["bounded"]) as other:
-            other.device(0).ones(4, np.float32).get()
+        with daemon.connect(token=tokens["bounded"]) as bounded_node:
+            bounded_node.device(0).ones(4, np.float32).get()
         _lose(daemon, second)
 
 
@@ -184,6 +184,6 @@ def _no_lane(daemon: DaemonProcess) -> None:
 def _lose(daemon: DaemonProcess, device: hearth.Device) -> None:
     device.synchronize()
     status = daemon.status()["devices"][device.ordinal]
-    (pid,) = [each["pid"] for each in status["processes"] if each["tenant"] == "team"]
+    (pid,) = [process["pid"] for process in status["processes"] if process["tenant"] == "team"]
     os.kill(pid, signal.SIGSEGV)
     wait_until(lambda: 'hearth_device_recovery_seconds_count{device="1"} 1.0' in daemon.get("/metrics").body, "another")

@@ -35,12 +35,12 @@ class _Compare(ctypes.Structure):
 
 def settings(unit: Path) -> dict[str, list[str]]:
     """Returns all values of each key, in order."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
         key, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
+            values.setdefault(key, []).append(value)
+    return values
 
 
 def expanded(word: str) -> set[str]:
@@ -48,8 +48,8 @@ def expanded(word: str) -> set[str]:
     if not word.startswith("@"):
         return {word}
     tool = shutil.which("systemd-analyze") or "systemd-analyze"
-    told = subprocess.run([tool, "syscall-filter", word], capture_output=True, text=True, check=True).stdout
-    names = [line.strip() for line in told.splitlines()[1:] if line.strip() and not line.strip().startswith("#")]
+    listing = subprocess.run([tool, "syscall-filter", word], capture_output=True, text=True, check=True).stdout
+    names = [line.strip() for line in listing.splitlines()[1:] if line.strip() and not line.strip().startswith("#")]
     return set().union(*map(expanded, names))
 
 
@@ -67,9 +67,9 @@ def confine(unit: dict[str, list[str]]) -> None:
     os.umask(int(unit["UMask"][0], 8))
     for name, value in (("CORE", unit["LimitCORE"][0]), ("NOFILE", unit.get("LimitNOFILE", ["65536"])[0])):
         kind = getattr(resource, f"RLIMIT_{name}")
-        most = resource.getrlimit(kind)[1]
-        wanted = int(value) if most == resource.RLIM_INFINITY else min(int(value), most)
-        resource.setrlimit(kind, (wanted, wanted))
+        hard_limit = resource.getrlimit(kind)[1]
+        limit = int(value) if hard_limit == resource.RLIM_INFINITY else min(int(value), hard_limit)
+        resource.setrlimit(kind, (limit, limit))
     calls = allowed(unit["SystemCallFilter"])
     libc = ctypes.CDLL(None, use_errno=True)
     if unit.get("CapabilityBoundingSet") == [""] and os.getuid() == 0:

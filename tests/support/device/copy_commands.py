@@ -101,22 +101,22 @@ class Sharing(Passing):
 
 def prepared(server: Any) -> Iterator[Sharing]:
     """Yields a prepared device process over `server` (`Told` or `Asked`), and stops it; the body of a fixture."""
-    made = Sharing(server)
-    made.prepare()
-    yield made
-    made.stop()
+    rig = Sharing(server)
+    rig.prepare()
+    yield rig
+    rig.stop()
 
 
 def write(size: int = 8, offset: int = 0, start: int = 0, **more: Any) -> Command:
-    where = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
-    shared = c.Shared(segment=where["segment"], offset=start)
-    return Command(write=c.Write(buffer=where["buffer"], size=size, offset=offset, shared=shared), **more)
+    handles = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
+    shared = c.Shared(segment=handles["segment"], offset=start)
+    return Command(write=c.Write(buffer=handles["buffer"], size=size, offset=offset, shared=shared), **more)
 
 
 def read(size: int = 8, offset: int = 0, start: int = SIZE, **more: Any) -> Command:
-    where = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
-    shared = c.Shared(segment=where["segment"], offset=start)
-    return Command(read=c.Read(buffer=where["buffer"], size=size, offset=offset, shared=shared), **more)
+    handles = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
+    shared = c.Shared(segment=handles["segment"], offset=start)
+    return Command(read=c.Read(buffer=handles["buffer"], size=size, offset=offset, shared=shared), **more)
 
 
 def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:

@@ -20,7 +20,7 @@ class Host:
     def __init__(self, left: int) -> None:
         self.left = left
         self.asked: list[tuple[int, str]] = []
-        self._kept: list[Any] = []
+        self._memory: list[Any] = []
 
     def lock(self, size: int) -> int:
         self.asked.append((size, threading.current_thread().name))
@@ -28,7 +28,7 @@ class Host:
             raise MemoryError(f"cannot lock {size} bytes")
         self.left -= size
         memory = (ctypes.c_ubyte * size)()
-        self._kept.append(memory)
+        self._memory.append(memory)
         return ctypes.addressof(memory)
 
 

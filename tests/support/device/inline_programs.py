@@ -16,8 +16,8 @@ from tests.support.device.passing import Passing
 from tests.support.device.rig import Command
 
 
-def launch(what: int, **kind: Any) -> bytes:
-    return add(what, **kind).launches
+def launch(summand: int, **kind: Any) -> bytes:
+    return add(summand, **kind).launches
 
 
 WRONG = st.sampled_from([{"function": 9}, {"buffer": 9}, {"stream": 9}, {"offset": 64}, {"block": 0}])
@@ -54,18 +54,18 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
     heard = Heard(client, [1, 2])
     heard.all()
     for step in program:
-        asked = []
+        step_requests = []
         commands = []
-        for each in step.commands:
+        for command_of_step in step.commands:
             command = Command()
-            command.CopyFrom(each)
+            command.CopyFrom(command_of_step)
             if command.request:
                 command.request = next(requests)
-                asked.append(command.request)
+                step_requests.append(command.request)
             if command.WhichOneof("kind") == "sync":
                 heard.streams[command.request] = -1 if command.sync.all_streams else command.stream
             commands.append(command)
-        heard.asked += asked
+        heard.asked += step_requests
         client.batch(*commands)
         if step.waits:
             heard.all()
@@ -78,14 +78,14 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
     assert all(frame.flags == Flag.LANED for frame in copies)
     acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
     assert acks == sorted(set(acks)) and acks[-1] == client.seq
-    said = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
-    assert said == heard.responses, "the front keeps what the client was told"
+    front_copies = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
+    assert front_copies == heard.responses, "the front keeps what the client was told"
     rig.send(Kind.CLOSE, channel=channel)
     rig.until(Kind.CLOSED)
     client.end.close()
     assert heard.in_order()
     # the answer to request 2 contains the duration of the compile
-    return sorted(each for each in heard.responses if number(each) != 2)
+    return sorted(response for response in heard.responses if number(response) != 2)
 
 
 class Heard:
@@ -110,8 +110,10 @@ class Heard:
 
     def in_order(self) -> bool:
         """Returns whether the syncs of each stream were answered in order."""
-        answered = [number(each) for each in self.responses]
-        rows = [[each for each in answered if self.streams.get(each) == row] for row in set(self.streams.values())]
+        answered = [number(response) for response in self.responses]
+        rows = [
+            [request for request in answered if self.streams.get(request) == row] for row in set(self.streams.values())
+        ]
         return all(row == sorted(row) for row in rows)
 
 

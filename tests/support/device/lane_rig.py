@@ -102,10 +102,10 @@ class Laned(Rig[CpuServer]):
         """Called on the device-handle thread, before the process handles any message."""
 
     def hand_over(self, channel: int = 1, **limits: int) -> Client:
-        ours, theirs = socket.socketpair()
-        descriptors.send(self.files, {"kind": "lane", "channel": channel, **LIMITS, **limits}, [theirs.fileno()])
-        theirs.close()
-        self.clients.append(Client(ours))
+        client_end, process_end = socket.socketpair()
+        descriptors.send(self.files, {"kind": "lane", "channel": channel, **LIMITS, **limits}, [process_end.fileno()])
+        process_end.close()
+        self.clients.append(Client(client_end))
         return self.clients[-1]
 
     def lane(self, channel: int = 1, **limits: int) -> Client:
@@ -128,9 +128,9 @@ class Laned(Rig[CpuServer]):
 
     def copies(self) -> list[Frame]:
         """Returns and removes the RESPONSE and ACK frames received over the link so far."""
-        found = [frame for frame in self._frames if frame.kind in (Kind.RESPONSE, Kind.ACK)]
-        self._frames = [frame for frame in self._frames if frame not in found]
-        return found
+        copied = [frame for frame in self._frames if frame.kind in (Kind.RESPONSE, Kind.ACK)]
+        self._frames = [frame for frame in self._frames if frame not in copied]
+        return copied
 
     def counters(self) -> dict[str, int]:
         self.send(Kind.STATS, id=78)
@@ -165,9 +165,11 @@ def batch(seq: int, *commands: c.Command, claimed: int | None = None) -> bytes:
     return encode(Kind.BATCH, message.SerializeToString(), id=seq if claimed is None else claimed)
 
 
-def add(what: int, function: int = 1, stream: int = 0, buffer: int = 1, offset: int = 0, block: int = 1) -> c.Command:
+def add(
+    summand: int, function: int = 1, stream: int = 0, buffer: int = 1, offset: int = 0, block: int = 1
+) -> c.Command:
     """Returns a launch whose effect on the sum depends on its position among other launches and on how often it ran."""
-    params = offset.to_bytes(8, "little") + what.to_bytes(8, "little")
+    params = offset.to_bytes(8, "little") + summand.to_bytes(8, "little")
     record = Record(function, stream, (1, 1, 1), (block, 1, 1), 0, 0, 0, LAYOUT, (buffer,), params)
     return Command(launches=pack(record))
 

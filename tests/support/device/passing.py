@@ -39,9 +39,9 @@ class Passing(Laned):
         inline_path.execute = self._counting(inline_path.execute)
 
     def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
-        def execute(*what: Any) -> bool:
+        def execute(*arguments: Any) -> bool:
             self.offered += 1
-            taken = self.inline_path and real(*what)
+            taken = self.inline_path and real(*arguments)
             self._taken += taken
             return taken
 

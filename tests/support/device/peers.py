@@ -48,10 +48,10 @@ class FakeCommunicator:
 
         def work() -> None:
             self._free.acquire()
-            for each in operations:
-                if each.destination:
-                    size = each.count * {"float32": 4}.get(each.dtype, 1)
-                    ctypes.memset(each.destination, WRITTEN, size // 2 if self._aborted or self.failure else size)
+            for operation in operations:
+                if operation.destination:
+                    size = operation.count * {"float32": 4}.get(operation.dtype, 1)
+                    ctypes.memset(operation.destination, WRITTEN, size // 2 if self._aborted or self.failure else size)
 
         stream.submit(work)
 
@@ -152,7 +152,7 @@ class PeerRig(Rig[PeerServer]):
             for index, message in enumerate(self._heard):
                 if message["op"] == op:
                     return self._heard.pop(index)
-            self._heard += _each(json.loads(self.until(Kind.COLLECTIVE).payload))
+            self._heard += _split_message(json.loads(self.until(Kind.COLLECTIVE).payload))
 
     def heard(self, op: str) -> list[dict[str, Any]]:
         """Returns the messages of this kind received so far, after the device process has handled everything sent to
@@ -160,7 +160,7 @@ class PeerRig(Rig[PeerServer]):
         self.gauges()
         for frame in self._frames:
             if frame.kind == Kind.COLLECTIVE:
-                self._heard += _each(json.loads(frame.payload))
+                self._heard += _split_message(json.loads(frame.payload))
         self._frames = [frame for frame in self._frames if frame.kind != Kind.COLLECTIVE]
         return [message for message in self._heard if message["op"] == op]
 
@@ -168,10 +168,10 @@ class PeerRig(Rig[PeerServer]):
         self.send(Kind.COLLECTIVE, json.dumps({"op": op, **body}).encode())
 
     def join(self, comm: str = "a-1", group: str = "", rank: int = 0, ranks: int = 2) -> FakeCommunicator:
-        before = len(self.server.peers.joined)
+        joined_before = len(self.server.peers.joined)
         self.tell("join", comm=comm, unique_id=encode(b"x"), rank=rank, ranks=ranks, group=group)
         assert self.hear("joined")["comm"] == comm
-        return self.server.peers.joined[before]
+        return self.server.peers.joined[joined_before]
 
     def go(self, presented: dict[str, Any], index: int, comm: str = "a-1") -> None:
         address = {name: presented[name] for name in ("channel", "group", "devices", "sequence")}
@@ -201,14 +201,14 @@ class PeerRig(Rig[PeerServer]):
         return bytes(result.read.data)
 
 
-def _each(message: dict[str, Any]) -> list[dict[str, Any]]:
+def _split_message(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Splits the message of several consecutive operations into one message for each operation."""
     count = message.pop("count", 1)
-    found = [message]
-    for step in range(1, count):
-        behind = [[message["devices"], message["sequence"] + step - 1]]
-        found.append({**message, "sequence": message["sequence"] + step, "behind": behind})
-    return found
+    messages = [message]
+    for index in range(1, count):
+        behind = [[message["devices"], message["sequence"] + index - 1]]
+        messages.append({**message, "sequence": message["sequence"] + index, "behind": behind})
+    return messages
 
 
 def encode(data: bytes) -> str:
@@ -221,8 +221,8 @@ def operation(kind: int = c.COLLECTIVE_KIND_ALL_REDUCE, source: int = 1, destina
 
 
 def collective(sequence: int = 1, *operations: Any, stream: int = 0, timeout: float = 20, **more: Any) -> c.Command:
-    whose = more or {"devices": (0, 1)}
+    membership = more or {"devices": (0, 1)}
     command = c.Collective(
-        sequence=sequence, operations=operations or (operation(),), timeout_ns=int(timeout * 1e9), **whose
+        sequence=sequence, operations=operations or (operation(),), timeout_ns=int(timeout * 1e9), **membership
     )
     return c.Command(stream=stream, collective=command)

@@ -16,10 +16,10 @@ from hearthd.device.flows.segment_policy import SEALS
 
 def hand_over(files: socket.socket, channel: int = 1, most: int = 1 << 40) -> Client:
     """Hands over a new connection of the channel; `files` is the front's end of the socket for descriptors."""
-    ours, theirs = socket.socketpair()
-    descriptors.send(files, {"kind": "segments", "channel": channel, "max_bytes": most}, [theirs.fileno()])
-    theirs.close()
-    return Client(ours)
+    client_end, process_end = socket.socketpair()
+    descriptors.send(files, {"kind": "segments", "channel": channel, "max_bytes": most}, [process_end.fileno()])
+    process_end.close()
+    return Client(client_end)
 
 
 class Client:

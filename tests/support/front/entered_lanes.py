@@ -18,9 +18,9 @@ def launcher() -> LaneLauncher:
 
 def device(f: Front) -> LaneDevice:
     """Returns the process of the front's first device."""
-    found = f.device()
-    assert isinstance(found, LaneDevice)
-    return found
+    fake_device = f.device()
+    assert isinstance(fake_device, LaneDevice)
+    return fake_device
 
 
 def channel(f: Front) -> Channel:

@@ -133,7 +133,9 @@ class LaneDevice(FakeDevice):
         self.last[channel] = batch.seq
         self.batches.append(batch)
         self._later.append((channel, Kind.ACK, b"", batch.seq))
-        self._later += [(channel, Kind.RESPONSE, result(each.request), 0) for each in batch.commands if each.request]
+        self._later += [
+            (channel, Kind.RESPONSE, result(command.request), 0) for command in batch.commands if command.request
+        ]
         if not self.launcher.hold_acks:
             self.release_acks()
 
@@ -189,15 +191,15 @@ class LaneClient:
 
     async def take(self, results: int, acked: int = 0) -> list[int]:
         """Reads until `results` results and the ack of batch `acked` have come; returns the results' numbers."""
-        taken: list[int] = []
+        numbers: list[int] = []
         last = 0
-        while len(taken) < results or last < acked:
+        while len(numbers) < results or last < acked:
             frame = await self.read()
             if frame.kind == Kind.ACK:
                 last = frame.id
             else:
-                taken.append(device_pb2.ExecuteResponse.FromString(frame.payload).result.request)
-        return taken
+                numbers.append(device_pb2.ExecuteResponse.FromString(frame.payload).result.request)
+        return numbers
 
     async def over(self) -> None:
         """Returns when the other end has closed the connection."""
@@ -212,8 +214,8 @@ class LaneClient:
 
 def open_sockets() -> set[str]:
     """Returns the sockets that this process has open."""
-    found = set()
+    links = set()
     for name in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(str(name.readlink()))
-    return {each for each in found if each.startswith("socket:")}
+            links.add(str(name.readlink()))
+    return {link for link in links if link.startswith("socket:")}

@@ -219,5 +219,5 @@ def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
 async def _alone(work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.timeout(30):
         await work
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        while other_tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(other_tasks)

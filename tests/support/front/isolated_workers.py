@@ -48,7 +48,7 @@ class Node:
         return (await self.device.channel(session)).link.generation
 
     def process(self, generation: int) -> FakeDevice:
-        return next(each for each in self.launcher.started if each.spec.generation == generation)
+        return next(device for device in self.launcher.started if device.spec.generation == generation)
 
     @property
     def running(self) -> list[int]:
@@ -60,14 +60,14 @@ async def node(
     policy: IsolationPolicy = PATIENT, launcher: FakeLauncher | None = None, devices: int = 1
 ) -> AsyncIterator[Node]:
     launcher = launcher or FakeLauncher()
-    made = Node(policy, launcher, devices)
-    made.supervisor.start()
+    front = Node(policy, launcher, devices)
+    front.supervisor.start()
     try:
-        await made.supervisor.wait_until_started()
-        yield made
+        await front.supervisor.wait_until_started()
+        yield front
     finally:
-        for session in made.sessions:
-            await made.sessions.close(session, "the test is over", time_limit=1.0)
-        await made.supervisor.stop()
-    assert all(each.exit_code in (0, -9, -11) for each in launcher.started)
-    assert not made.running, "a process stayed behind"
+        for session in front.sessions:
+            await front.sessions.close(session, "the test is over", time_limit=1.0)
+        await front.supervisor.stop()
+    assert all(device.exit_code in (0, -9, -11) for device in launcher.started)
+    assert not front.running, "a process stayed behind"

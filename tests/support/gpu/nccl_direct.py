@@ -55,7 +55,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     communicator = nccl.NcclCommunicator(ranks, identity, rank)
     stream = cupy.cuda.Stream(non_blocking=True)
     narrow = nccl.get_version() >= 22400 and int(cupy.cuda.Device(rank).compute_capability) >= 90
-    found: dict[str, np.ndarray] = {}
+    results: dict[str, np.ndarray] = {}
 
     def up(host: np.ndarray) -> Any:
         array = cupy.asarray(host.view(np.uint8))
@@ -74,14 +74,14 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             call(source.data.ptr, target.data.ptr, *numbers, stream.ptr)
         stream.synchronize()
         if kind != "reduce" or rank == ROOT:
-            found[name] = target.get()
+            results[name] = target.get()
     for dtype in (np.dtype(np.float32), np.dtype(np.float16), DTYPES[9]):
         source = up(random(dtype, rank))
         at = source.data.ptr
         communicator.allReduce(at, at, LARGE, DTYPES.index(dtype), NUMBERS["sum"], stream.ptr)
         stream.synchronize()
-        found[f"random {dtype.name}"] = source.get()
-    np.savez(folder / f"{rank}.npz", **found)  # type: ignore[arg-type]
+        results[f"random {dtype.name}"] = source.get()
+    np.savez(folder / f"{rank}.npz", **results)  # type: ignore[arg-type]
     communicator.destroy()
 
 

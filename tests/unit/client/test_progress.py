@@ -49,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture(autouse=True)
 def nobody_asked() -> Iterator[None]:
     yield
-    assert not progress._Asked.always, "show_progress was left on"
+    assert not progress._Setting.enabled, "show_progress was left on"
 
 
 def move(report: progress.Progress | None, clock: Clock, seconds: float, total: int = BIG) -> None:
@@ -100,10 +100,10 @@ def test_only_long_transfers_are_shown_by_default(terminal: Terminal, clock: Clo
 
 def test_on_and_off(terminal: Terminal) -> None:
     hearth.show_progress()
-    assert progress._Asked.always
+    assert progress._Setting.enabled
     with hearth.show_progress(False):
-        assert not progress._Asked.always
-    assert progress._Asked.always
+        assert not progress._Setting.enabled
+    assert progress._Setting.enabled
     hearth.show_progress(False)
 
 
@@ -126,7 +126,7 @@ def test_long_waits_are_shown(terminal: Terminal, monkeypatch: pytest.MonkeyPatc
     drawn = threading.Event()
     write = terminal.write
     monkeypatch.setattr(terminal, "write", lambda text: (drawn.set(), write(text))[1])
-    with progress.waiting("compile", patience=0.01, interval=0.01):
+    with progress.waiting("compile", delay=0.01, interval=0.01):
         assert not drawn.wait(0.05), "it is off by default"
     with hearth.show_progress(), pytest.raises(KeyError), progress.waiting("compile", 0.01, 0.01):
         assert drawn.wait(10)
@@ -164,8 +164,8 @@ def test_a_notebook_has_one_output(monkeypatch: pytest.MonkeyPatch, clock: Clock
 def test_transfers_of_a_session(
     gpu: hearth.Device, daemon: FakeDaemon, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(progress, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(progress, "_MIN_BYTES", 1 << 20)
     host = np.ones(4 << 20, np.uint8)
     gpu.asarray(host).get()
     gpu.asarray(host, progress=False)

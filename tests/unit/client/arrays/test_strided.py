@@ -85,16 +85,19 @@ def test_copy_commands_copy_every_byte_once(a: int, b: int, c: int, gap: int, wi
     destination."""
     fine = RowLayout(0, c, a * b, c + gap) if a * b > 1 else RowLayout(0, a * b * c)
     coarse = RowLayout(0, b * c, a, b * c + wider) if a > 1 else RowLayout(0, a * b * c)
-    to, since = (coarse, fine) if swap else (fine, coarse)
-    source = np.arange(since.extent, dtype=np.int64)
-    target = np.full(to.extent, -1)
-    copies = list(strided.copies_between(to, since))
-    for move in copies:
-        for row in range(move.rows):
-            at, start = move.to + row * move.to_pitch, move.since + row * move.since_pitch
-            assert (target[at : at + move.width] == -1).all()
-            target[at : at + move.width] = source[start : start + move.width]
-    np.testing.assert_array_equal(_bytes(target, to), _bytes(source, since))
+    destination, source = (coarse, fine) if swap else (fine, coarse)
+    source_bytes = np.arange(source.extent, dtype=np.int64)
+    copied_bytes = np.full(destination.extent, -1)
+    copies = list(strided.copies_between(destination, source))
+    for copy in copies:
+        for row in range(copy.rows):
+            at, start = (
+                copy.destination_offset + row * copy.destination_pitch,
+                copy.source_offset + row * copy.source_pitch,
+            )
+            assert (copied_bytes[at : at + copy.width] == -1).all()
+            copied_bytes[at : at + copy.width] = source_bytes[start : start + copy.width]
+    np.testing.assert_array_equal(_bytes(copied_bytes, destination), _bytes(source_bytes, source))
     assert len(copies) <= max(1, min(a, b))
 
 
@@ -107,9 +110,9 @@ def _bytes(memory: np.ndarray, rows: RowLayout) -> np.ndarray:
 def test_doublings_fill_every_row(rows: int) -> None:
     filled = {0}
     copies = list(strided.doublings(RowLayout(0, 3, rows, 5)))
-    for move in copies:
-        assert {move.since // 5 + row for row in range(move.rows)} <= filled
-        filled |= {move.to // 5 + row for row in range(move.rows)}
+    for copy in copies:
+        assert {copy.source_offset // 5 + row for row in range(copy.rows)} <= filled
+        filled |= {copy.destination_offset // 5 + row for row in range(copy.rows)}
     assert filled == set(range(rows)) and len(copies) == (rows - 1).bit_length()
 
 
@@ -184,30 +187,36 @@ def test_common_axes_visit_each_pair_once(
         except IndexError:
             return
         views.append(view.transpose(data.draw(st.permutations(range(view.ndim)))) if number else view)
-    axes = min(each.ndim for each in views)
-    if any(not each.size for each in views):
+    axes = min(view.ndim for view in views)
+    if any(not view.size for view in views):
         return
-    views = [each[(0,) * (each.ndim - axes)] if each.ndim > axes else each for each in views]
+    views = [view[(0,) * (view.ndim - axes)] if view.ndim > axes else view for view in views]
     if views[0].ndim != views[1].ndim:
         return
     common = tuple(slice(min(pair)) for pair in zip(views[0].shape, views[1].shape, strict=True))
-    to, since = (each[(*common, ...)] for each in views)
-    found = strided_copy.common_axes(to.shape, to.strides, since.strides, 2)
-    pairs = {(found.to, found.since)}
-    for axis in found.axes:
-        assert axis.to > 0 and axis.length > 1
-        pairs = {(a + at * axis.to, b + at * axis.since) for a, b in pairs for at in range(axis.length)}
+    destination, source = (view[(*common, ...)] for view in views)
+    axes_of_copy = strided_copy.common_axes(destination.shape, destination.strides, source.strides, 2)
+    pairs = {(axes_of_copy.destination_offset, axes_of_copy.source_offset)}
+    for axis in axes_of_copy.axes:
+        assert axis.destination_stride > 0 and axis.length > 1
+        pairs = {
+            (a + at * axis.destination_stride, b + at * axis.source_stride)
+            for a, b in pairs
+            for at in range(axis.length)
+        }
     expected = set()
-    for where in np.ndindex(to.shape):
-        there = sum(at * step for at, step in zip(where, to.strides, strict=True))
-        here = sum(at * step for at, step in zip(where, since.strides, strict=True))
-        expected |= {(there + byte, here + byte) for byte in (0, 1)}
-    assert pairs == expected and math.prod(axis.length for axis in found.axes) == len(pairs)
-    unit = found.unit(0, 0)
-    assert unit in (1, 2, 4, 8, 16) and not any(a % unit or b % unit for axis in found.axes[:-1] for a, b in [axis[1:]])
-    move = found.move
-    if move is not None:
-        assert move.width * move.rows == len(pairs) and (move.rows == 1 or move.width <= min(move[4:]))
+    for index in np.ndindex(destination.shape):
+        destination_byte = sum(at * stride for at, stride in zip(index, destination.strides, strict=True))
+        source_byte = sum(at * stride for at, stride in zip(index, source.strides, strict=True))
+        expected |= {(destination_byte + byte, source_byte + byte) for byte in (0, 1)}
+    assert pairs == expected and math.prod(axis.length for axis in axes_of_copy.axes) == len(pairs)
+    unit = axes_of_copy.unit(0, 0)
+    assert unit in (1, 2, 4, 8, 16) and not any(
+        a % unit or b % unit for axis in axes_of_copy.axes[:-1] for a, b in [axis[1:]]
+    )
+    copy = axes_of_copy.single_copy
+    if copy is not None:
+        assert copy.width * copy.rows == len(pairs) and (copy.rows == 1 or copy.width <= min(copy[4:]))
 
 
 def test_pitched_arrays(gpu: hearth.Device, daemon: FakeDaemon) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import hearth
 from hearth.interop import cuda_driver
-from hearth.interop.cuda_driver import CudaDevice, Driver, DriverError, load, written
+from hearth.interop.cuda_driver import CudaDevice, Driver, DriverError, format_uuid, load
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 ADDRESS, HANDLE, CONTEXT = 0x7F0000000000, 77, 0x1234
@@ -137,16 +137,16 @@ def test_the_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     monkeypatch.setattr(cuda_driver, "_driver", lambda: Driver(library))
     monkeypatch.setattr(cuda_driver, "_devices", {})
-    found = cuda_driver.device_of_uuid(written(UUIDS[1]), "H200")
+    found = cuda_driver.device_of_uuid(format_uuid(UUIDS[1]), "H200")
     assert found.ordinal == 1
-    assert cuda_driver.device_of_uuid(written(UUIDS[1]), "H200") is found
+    assert cuda_driver.device_of_uuid(format_uuid(UUIDS[1]), "H200") is found
     with pytest.raises(hearth.UnsupportedError, match="does not see the daemon's GPU") as error:
-        cuda_driver.device_of_uuid(written(bytes(16)), "H200")
-    assert written(UUIDS[0]) in error.value.details["visible"]
+        cuda_driver.device_of_uuid(format_uuid(bytes(16)), "H200")
+    assert format_uuid(UUIDS[0]) in error.value.details["visible"]
 
 
-def test_uuids_are_written_as_nvml_does() -> None:
-    assert written(UUIDS[0]) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+def test_uuids_are_formatted_as_nvml_does() -> None:
+    assert format_uuid(UUIDS[0]) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 def test_no_driver() -> None:

@@ -207,13 +207,13 @@ def test_alignment_is_a_power_of_two() -> None:
         hearth.Struct(b"", align=3)
 
 
-@pytest.mark.parametrize("count", [0, 1, record_packer.WRITTEN_OUT, record_packer.WRITTEN_OUT + 1, 600])
+@pytest.mark.parametrize("count", [0, 1, record_packer.MAX_UNROLLED, record_packer.MAX_UNROLLED + 1, 600])
 def test_any_number_of_arguments(count: int) -> None:
     args = tuple([Array(9, 8), 3, np.complex64(1j), b"ab"][index % 4] for index in range(count))
     assert len(launches.unpack_layout(record(args).layout)) == count
 
 
-@pytest.mark.parametrize("count", [2, record_packer.WRITTEN_OUT + 2])
+@pytest.mark.parametrize("count", [2, record_packer.MAX_UNROLLED + 2])
 def test_memory_that_cannot_be_used_is_not_packed(count: int) -> None:
     array, freed = Array(9, 8), Array(10, 0)
     signature = arguments.signature((array, freed) + (1,) * (count - 2))

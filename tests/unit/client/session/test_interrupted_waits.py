@@ -17,7 +17,7 @@ from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
 from tests.support.client.interrupts import interrupting
 from tests.support.client.lane_daemon import LaneDaemon, serving
-from tests.support.client.lane_requests import answer, ask, note, notes, role
+from tests.support.client.lane_requests import answer, held_request, note, notes, role
 from tests.support.client.waits import wait_for
 
 
@@ -30,7 +30,7 @@ def daemon() -> Iterator[LaneDaemon]:
 def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     for _ in range(3):
-        reply = work.request(ask())
+        reply = work.request(held_request())
         threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             reply.wait(10)
@@ -58,7 +58,7 @@ def interrupted_waits(
     try:
         for number in range(1, rounds + 1):
             before(number)
-            reply = work.request(ask())
+            reply = work.request(held_request())
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 reply.wait(20)
@@ -99,7 +99,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert work.session.error is None
     assert notes(daemon) == list(range(3, 3 * rounds + 3)), "each once, in order"
     assert daemon.count("memory_usage") == rounds
-    work.request(ask()).wait(10)
+    work.request(held_request()).wait(10)
     assert not work.waiters.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
@@ -114,7 +114,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         """Makes a request, because no more lanes are opened after several that received nothing. Returns True if there
         is a live lane."""
         nonlocal requested
-        work.request(ask()).wait(20)
+        work.request(held_request()).wait(20)
         requested += 1
         return work.channel is not None and not work.channel.over
 
@@ -134,10 +134,10 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
     while missed < 3 and step < 250:  # how many lines it is depends on when what comes, too
         step += strides.randint(1, 9)
         for _ in range(2):
-            work.request(ask()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background stays away
         daemon.never_answer.add("memory_usage")
         daemon.gate.clear()
-        reply = work.request(ask())
+        reply = work.request(held_request())
         requested += 3
         submitting = threading.Thread(target=submit)
         submitting.start()
@@ -152,7 +152,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         hits += 1
         assert work.session.error is None and not work.waiters.sleepers
         assert wait_for(channel), "a lane comes again where an answer was owed and work went over the stream"
-    work.request(ask()).wait(20)
+    work.request(held_request()).wait(20)
     assert hits > 10
     assert [number for number in notes(daemon) if number] == list(range(1, last + 1))
     assert [int.from_bytes(record.params[:8], "little") for record in daemon.records] == list(range(1, last + 1))
@@ -167,9 +167,9 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
     while missed < 2 and step < 150:
         step += 1
         daemon.never_answer.clear()
-        work.request(ask()).wait(20)
+        work.request(held_request()).wait(20)
         daemon.never_answer.add("memory_usage")
-        first, second = work.request(ask()), work.request(ask())
+        first, second = work.request(held_request()), work.request(held_request())
         requested += 3
         assert wait_for(lambda requested=requested: daemon.count("memory_usage") == requested)
 
@@ -211,7 +211,7 @@ def test_ctrl_c_while_others_wait(daemon: LaneDaemon, work: Attachment, unheard:
     def use(index: int) -> None:
         try:
             while not over.is_set():
-                work.request(ask()).wait(20)
+                work.request(held_request()).wait(20)
                 counts[index] += 1
         except BaseException as error:
             failures.append(error)
@@ -230,14 +230,14 @@ def test_ctrl_c_while_others_wait(daemon: LaneDaemon, work: Attachment, unheard:
 
 def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
-    outer = work.request(ask())
+    outer = work.request(held_request())
     assert wait_for(lambda: daemon.count("memory_usage") == 1)
     inner: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
         answer(daemon)  # the outer one's, which the inner wait may receive
         daemon.never_answer.clear()
-        inner.append(bool(work.request(ask()).wait(10)))
+        inner.append(bool(work.request(held_request()).wait(10)))
 
     old = signal.signal(signal.SIGUSR1, handle)
     try:
@@ -246,4 +246,4 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     finally:
         signal.signal(signal.SIGUSR1, old)
     assert inner == [True]
-    work.request(ask()).wait(10)
+    work.request(held_request()).wait(10)

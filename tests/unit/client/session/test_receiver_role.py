@@ -24,7 +24,7 @@ from hearth_proto.v1 import device_pb2
 from tests.support.client.fake_daemon import Response
 from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
-from tests.support.client.lane_requests import answer, ask, note, notes, role
+from tests.support.client.lane_requests import answer, held_request, note, notes, role
 from tests.support.client.waits import wait_for
 
 
@@ -46,7 +46,7 @@ def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pyte
 
     monkeypatch.setattr(channel.lane, "receive", counted)
     for _ in range(200):
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
     assert by.count(threading.get_ident()) > 100
     assert wait_for(lambda: not role(work).parked and not role(work).holder), "the background is back"
 
@@ -54,7 +54,7 @@ def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pyte
 def test_background_thread_stays_parked_while_others_receive(work: Attachment) -> None:
     parked = 0
     for _ in range(300):
-        work.request(ask()).wait()
+        work.request(held_request()).wait()
         parked += role(work).parked
     assert parked > 150
 
@@ -133,7 +133,7 @@ def test_background_thread_polls_without_being_woken(background: Background) -> 
 def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None:
     """The answers arrive in any order. Each thread wakes for its own answer, and the last one still has a receiver."""
     daemon.never_answer.add("memory_usage")
-    replies = [work.request(ask()) for _ in range(16)]
+    replies = [work.request(held_request()) for _ in range(16)]
     assert wait_for(lambda: daemon.count("memory_usage") == 16 and work.session.idle)
     done: list[int] = []
 
@@ -154,9 +154,9 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
     for thread in threads:
         thread.join(10)
     assert not work.waiters.sleepers
-    work.request(ask()).abandon()
+    work.request(held_request()).abandon()
     daemon.never_answer.clear()
-    work.request(ask()).wait(10)
+    work.request(held_request()).wait(10)
 
 
 @pytest.mark.parametrize("cores", [64], indirect=True)
@@ -177,13 +177,13 @@ def test_spinning_thread_finds_an_answer_at_any_time(
     monkeypatch.setattr(lane.select, "select", sleep)
     for late in (0.0, 0.005, 0.02, 0.05):
         for _ in range(3):
-            work.request(ask()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background stays away
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
         lookout.copy_ended(UP, size, now - 0.02, now)  # which is how long they take
         count = daemon.count("memory_usage")
-        reply = work.request(ask())
+        reply = work.request(held_request())
         lookout.begin(UP, size, now)
 
         def answer_late(late: float = late, count: int = count) -> None:
@@ -201,7 +201,7 @@ def test_spinning_thread_finds_an_answer_at_any_time(
 
 def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
-    reply = work.request(ask())
+    reply = work.request(held_request())
     assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
     answered: list[bool] = []
     threads = [threading.Thread(target=lambda: answered.append(bool(reply.wait(20)))) for _ in range(4)]
@@ -216,7 +216,7 @@ def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> Non
 
 def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
-    first, second = work.request(ask()), work.request(ask())
+    first, second = work.request(held_request()), work.request(held_request())
     assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)  # else the background receives
     waiting = threading.Thread(target=second.wait, args=(20,))
     started = threading.Event()
@@ -240,7 +240,7 @@ def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, wor
     assert wait_for(lambda: first.done)
     for seconds in (0.0, -1.0):
         with pytest.raises(hearth.TimeoutError):
-            work.request(ask()).wait(seconds)
+            work.request(held_request()).wait(seconds)
 
 
 def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
@@ -248,15 +248,15 @@ def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment
     printed: list[str] = []
     work.session.on_output = printed.append
     for number in range(20):
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
         with daemon.working:
             daemon.say(Response(event=device_pb2.Event(output=device_pb2.Output(text=str(number)))))
         assert wait_for(lambda number=number: len(printed) == number + 1)
-        work.request(ask()).wait(10)
-        reply = work.request(ask())
+        work.request(held_request()).wait(10)
+        reply = work.request(held_request())
         assert wait_for(lambda reply=reply: reply.done)
     daemon.fail_next["memory_usage"] = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full")
-    work.request(ask(), reports=True).abandon()
+    work.request(held_request(), reports=True).abandon()
     assert wait_for(lambda: connection_of(gpu).late_errors)
     with pytest.raises(hearth.HearthError, match="full"):
         gpu.synchronize()
@@ -269,7 +269,7 @@ def test_work_is_sent_without_the_expected_wait(daemon: LaneDaemon, work: Attach
         last += 1
         assert last < 1000, "no wait is expected, though each work is followed by one"
         work.submit(note(last))
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
     work.submit(note(last + 1))
     assert wait_for(lambda: notes(daemon)[-1:] == [last + 1])
     assert notes(daemon) == list(range(1, last + 2))
@@ -278,11 +278,11 @@ def test_work_is_sent_without_the_expected_wait(daemon: LaneDaemon, work: Attach
 def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachment) -> None:
     for number in range(1, 20):
         work.submit(note(number))
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
     before = len(daemon.batches)
     for number in range(20, 120):
         work.submit(note(number))
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
     assert len(daemon.batches) - before < 120
     together = [len(batch.batch.commands) for batch in daemon.batches[before:]]
     assert together.count(2) > 80
@@ -293,7 +293,7 @@ def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work:
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
     next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""
     for start in range(1, 1001, 10):
-        work.request(ask()).wait(10)
+        work.request(held_request()).wait(10)
         for number in range(start, start + 10):
             work.submit(note(number))
         assert wait_for(lambda last=start + 9: notes(daemon)[-1:] == [last])
@@ -302,7 +302,7 @@ def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work:
 
 def test_end_wakes_waiting_threads(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
-    replies, errors = [work.request(ask()) for _ in range(6)], list[hearth.HearthError]()
+    replies, errors = [work.request(held_request()) for _ in range(6)], list[hearth.HearthError]()
     assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
 
     def wait(reply: Reply) -> None:
@@ -326,7 +326,7 @@ def test_lane_breaks_under_a_waiting_thread(daemon: LaneDaemon, work: Attachment
     """The answer arrives over the next lane."""
     daemon.never_answer.add("memory_usage")
     for number in range(1, 6):
-        reply = work.request(ask())
+        reply = work.request(held_request())
         assert wait_for(lambda number=number: daemon.count("memory_usage") == number)
         waiting = threading.Thread(target=reply.wait, args=(20,))
         waiting.start()
@@ -365,7 +365,7 @@ def test_each_thread_gets_its_answer_from_any_receiver(threads: list[list[str]],
                         elif step == "pause":
                             time.sleep(0.003)
                         else:
-                            reply = work.request(ask())
+                            reply = work.request(held_request())
                             asked.append(reply)
                             if step == "wait":
                                 reply.wait(20)
