@@ -94,7 +94,7 @@ class LaneConnections:
             if now >= deadline:
                 self._journal.warning("lane", channel=channel, error="its channel was never opened")
                 self.drop(channel)
-        return at_most(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), limit)
+        return at_most(max(0.0, min((entry[2] for entry in self._waiting.values()), default=now) - now), limit)
 
     def close(self) -> None:
         """Closes all lanes, because the process ends."""
@@ -149,18 +149,18 @@ class LaneConnections:
 
     # ---- the end ----
 
-    def _over(self, lane: LaneConnection, why: str) -> None:
+    def _over(self, lane: LaneConnection, reason: str) -> None:
         """Drops a lane whose client has disconnected or has violated the protocol."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]
             # the client may use its stream again: the front must know that no batch comes over the lane
             if not lane.used:
-                body = json.dumps({"unused": True, "why": why}).encode()
+                body = json.dumps({"unused": True, "why": reason}).encode()
                 self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
-        if why:
+        if reason:
             session = self._executor.session(lane.channel)
-            who = session.id if session is not None else ""
-            self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
+            session_id = session.id if session is not None else ""
+            self._journal.warning("lane", channel=lane.channel, session=session_id, error=f"closed: {reason}")
 
     def end(self, frame: Frame) -> None:
         """Ends the lane of a channel on request of the front, if there is one.

@@ -211,7 +211,7 @@ class Snapshot:
     def _chunk(self, file: int, track: PooledStream, part: BufferSnapshot, left: int) -> bool:
         device, buffer, session = self._device, part.durable.buffer, self.session
         size = min(left, self._allowance.chunk(session.pinned_bytes))
-        if part.direct.asked:
+        if part.direct.waits:
             return self._chunk_directly(file, part, size)
         ahead = not self._reached
         if not self._allowance.acquire(size, ahead):

@@ -148,7 +148,7 @@ class DeviceProcess:
         )
         self.device = device
         device.staging.on_return = telemetry.transfer.observe
-        self.loop.on_turn = telemetry.loop_turn.observe
+        self.loop.on_iteration = telemetry.loop_turn.observe
         tracks.timing.on_done = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None

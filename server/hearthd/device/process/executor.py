@@ -53,7 +53,7 @@ class Executor:
         self.watchdog, self.binder = registry.watchdog, registry.binder
         self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
-        device.telemetry.know(self._handlers)
+        device.telemetry.register(self._handlers)
         device.idle_work.tenant_of = self._tenant_of
         self.sharing = FairShare(device, Arrivals(device, registry.launches, self, registry.at_once), self._perform)
         self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
@@ -181,7 +181,7 @@ class Executor:
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
-            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.kept_bytes,
+            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.reserved_bytes,
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "device_process_resident_memory_bytes": resident_bytes(),

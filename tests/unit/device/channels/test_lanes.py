@@ -396,7 +396,7 @@ def test_a_lane_that_waits_takes_no_processor(rig: Laned) -> None:
         nonlocal turns
         turns += 1
 
-    rig.process.loop.on_turn = count
+    rig.process.loop.on_iteration = count
     select.select([rig.sock], [], [], 0.3)  # no frame arrives
     assert turns < 20
     client.end.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment_policy import (
-    MOST,
+    MAX_SEGMENTS,
     PART,
     SEALS,
     check_range,
@@ -46,9 +46,9 @@ def test_announced_size_must_equal_that_of_the_memfd(announced: object, size: in
         assert check_size(size, size) == size
 
 
-@given(U64, U64, U64, st.integers(0, 2 * MOST))
+@given(U64, U64, U64, st.integers(0, 2 * MAX_SEGMENTS))
 def test_room(size: int, held: int, most: int, number: int) -> None:
-    if number < MOST and held + size <= most:
+    if number < MAX_SEGMENTS and held + size <= most:
         check_room(size, held, most, number)
     else:
         with pytest.raises(Refusal) as refusal:

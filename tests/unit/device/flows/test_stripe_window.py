@@ -61,13 +61,13 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
     stripes = [FakeStripe() for _ in range(4)]
     for stripe in stripes:
         upload.join(stripe)
-    missing, landed = set(range(upload.cut.count)), set()
+    missing, arrived_chunks = set(range(upload.cut.count)), set()
 
     def pump() -> None:
-        while upload.landed:
-            offset, host, _ = upload.landed.popleft()
-            assert offset not in landed, "given to the device twice"
-            landed.add(offset)
+        while upload.arrived_chunks:
+            offset, host, _ = upload.arrived_chunks.popleft()
+            assert offset not in arrived_chunks, "given to the device twice"
+            arrived_chunks.add(offset)
             lender.out.discard(host)
         while upload.missing_credits > 0 and (stripe := upload.next_stripe()) is not None and upload.room:
             upload.grant(stripe, lender.lend())
@@ -82,8 +82,8 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
         stripe = stripes[which]
         if what == "come" and stripe.granted and missing:
             come(stripe, min(missing))
-        elif what == "twice" and stripe.granted and landed:
-            come(stripe, min(landed) // CHUNK)
+        elif what == "twice" and stripe.granted and arrived_chunks:
+            come(stripe, min(arrived_chunks) // CHUNK)
         elif what == "lose":
             for host in stripe.revoke(1):
                 lender.stripe_staging.release(host)
@@ -100,7 +100,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
         stripe = next(each for each in stripes if each.granted)  # at least one stripe can always deliver
         come(stripe, missing.pop())
         pump()
-    assert landed == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
+    assert arrived_chunks == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
     upload.drop()
     assert not lender.out and lender.stripe_staging.bytes == 0
 
@@ -197,6 +197,6 @@ def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
         while (free := upload.next_stripe()) is not None:
             upload.grant(free, lender.lend())
         while stripe.granted:
-            index = len(upload.landed)
+            index = len(upload.arrived_chunks)
             upload.arrived(stripe, *upload.cut.span(index), stripe.granted.popleft(), seconds)
         assert upload.windows[stripe].room == room

@@ -19,7 +19,7 @@ def test_random_programs(count: int, program: list[tuple[str, int]]) -> None:
     away: list[int] = []
     for step, which in program:
         if step == "keep":
-            slot = slots.keep()
+            slot = slots.reserve()
             assert (slot is None) == (len(kept) >= count // 2 or len(kept) + len(away) == count)
             if slot is not None:
                 assert 0 <= slot < count and slot not in kept + away
@@ -58,13 +58,13 @@ def test_the_slot_that_was_used_last_is_used_next() -> None:
 
 def test_free_slot_cannot_be_given_back() -> None:
     slots = ChunkSlots(4)
-    slot = slots.keep()
+    slot = slots.reserve()
     assert slot is not None
     with pytest.raises(ValueError, match="not with the front"):
         slots.free(slot)
     slots.send(slot)
     for again in (slots.drop, slots.send):
-        with pytest.raises(ValueError, match="not kept"):
+        with pytest.raises(ValueError, match="not reserved"):
             again(slot)
     slots.free(slot)
     for number in (slot, -1, 4):
