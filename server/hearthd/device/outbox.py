@@ -161,8 +161,8 @@ class Outbox:
         self._urgent = False
         self._copies_due = 0.0
         self._ack: tuple[int, int] | None = None
-        """Channel and batch number of a queued acknowledgement for the front, which is the last frame in the queue. A
-        response queued next carries it along. None if there is none."""
+        """Channel and batch number of the acknowledgement at the end of the queue for the front. The next response of
+        that channel carries it. None if no acknowledgement is queued."""
         self.lanes: dict[int, LaneSink] = {}
         """The lane of each channel that has one, by channel number."""
         self._unsettled: dict[LaneSink, None] = {}

@@ -59,10 +59,10 @@ class LaneConnection:
 
     Device-handle thread only. Accepts no frames before `begin`, and none beyond the client's window.
 
-    `take` receives the frames of the channel; before that, `inline_path` may take a batch that arrives while no other
-    batch is queued on the lane, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too
-    many frames to read. `over` is called once, when the client has disconnected (with an empty string) or has violated
-    the protocol (with the reason).
+    `inline_path` is called first with a batch that arrives while no other batch is queued on the lane; it returns True
+    if it has executed the batch, see `hearthd.device.fast_path.inline_path`. `on_frame` receives all other frames.
+    `crowded` returns True if the front has too many frames to read. `on_end` is called once: with an empty string when
+    the client has disconnected, or with the reason when the client has violated the protocol.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class LaneConnection:
         number: int,
         limits: LaneLimits,
         loop: Loop,
-        take: Callable[[Frame], None],
+        on_frame: Callable[[Frame], None],
         crowded: Callable[[], bool],
-        over: Callable[[LaneConnection, str], None],
+        on_end: Callable[[LaneConnection, str], None],
         inline_path: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
@@ -84,9 +84,9 @@ class LaneConnection:
         self._limits = limits
         self._ack_at = limits.max_batches // 8
         self._loop = loop
-        self._take = take
+        self._on_frame = on_frame
         self._crowded = crowded
-        self._over = over
+        self._on_end = on_end
         self._inline_path = inline_path
         self._max_frame = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._max_frame)
@@ -335,7 +335,7 @@ class LaneConnection:
         if not seq:
             if size > MAX_RECEIVED:
                 raise LaneError(f"a message without a number has {size} bytes; the maximum is {MAX_RECEIVED}")
-            self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
+            self._on_frame(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
             self.batch_received(seq, size)
@@ -344,7 +344,7 @@ class LaneConnection:
             self._unacked += size
         else:
             raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
-        self._take(Frame(BATCH, 0, self.channel, seq, payload))
+        self._on_frame(Frame(BATCH, 0, self.channel, seq, payload))
 
     def batch_received(self, seq: int, size: int) -> None:
         """Counts the next batch, of `size` bytes, as received."""
@@ -355,4 +355,4 @@ class LaneConnection:
     def _ended(self, reason: str) -> None:
         if self._open:
             self.close()
-            self._over(self, reason)
+            self._on_end(self, reason)

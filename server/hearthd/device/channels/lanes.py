@@ -128,7 +128,9 @@ class LaneConnections:
     def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
         crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.execute_batch
-        lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
+        lane = LaneConnection(
+            end, channel, number, limits, self._loop, self._on_frame, crowded, self._on_end, inline_path
+        )
         self._outbox.lanes[channel] = lane
         self._outbox.schedule_settle(lane)
         # Batches of an earlier attachment may still be queued: the number of the next batch depends on them.
@@ -141,7 +143,7 @@ class LaneConnections:
 
     # ---- frames of clients ----
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.kind == RECEIVED:
             self._outbox.put(RECEIVED, frame.payload, channel=frame.channel)
         else:
@@ -149,7 +151,7 @@ class LaneConnections:
 
     # ---- the end ----
 
-    def _over(self, lane: LaneConnection, reason: str) -> None:
+    def _on_end(self, lane: LaneConnection, reason: str) -> None:
         """Drops a lane whose client has disconnected or has violated the protocol."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]

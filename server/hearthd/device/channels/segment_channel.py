@@ -75,8 +75,8 @@ class DescriptorCloser:
 class SegmentConnection:
     """The device process's end of the socket.
 
-    Device-handle thread only. `over` is called once, when the client has disconnected (with an empty string) or has
-    violated the protocol (with the reason).
+    Device-handle thread only. `on_end` is called once: with an empty string when the client has disconnected, or with
+    the reason when the client has violated the protocol.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SegmentConnection:
         transfers: Transfers,
         closer: DescriptorCloser,
         loop: Loop,
-        over: Callable[[SegmentConnection, str], None],
+        on_end: Callable[[SegmentConnection, str], None],
     ) -> None:
         self.session = session
         self._end = end
@@ -98,7 +98,7 @@ class SegmentConnection:
         self._transfers = transfers
         self._closer = closer
         self._loop = loop
-        self._over = over
+        self._on_end = on_end
         self._reader = FrameReader(MAX_FRAME)
         self._files: deque[int] = deque()
         """Descriptors that have arrived and do not belong to a SEGMENT frame yet, in order."""
@@ -254,7 +254,7 @@ class SegmentConnection:
     def _ended(self, reason: str) -> None:
         if self._open:
             self.close()
-            self._over(self, reason)
+            self._on_end(self, reason)
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -104,12 +104,12 @@ class SegmentConnections:
             end.close()
             return
         connection = SegmentConnection(
-            end, session, max_bytes, self._segments, self._transfers, self._closer, self._loop, self._over
+            end, session, max_bytes, self._segments, self._transfers, self._closer, self._loop, self._on_end
         )
         connections.append(connection)
         connection.begin()
 
-    def _over(self, connection: SegmentConnection, reason: str) -> None:
+    def _on_end(self, connection: SegmentConnection, reason: str) -> None:
         connections = self._open.get(connection.session, [])
         if connection in connections:
             connections.remove(connection)

@@ -133,7 +133,7 @@ class LaunchRun:
             try:
                 self._binder.issue(self._parsed.stream, bound, 1)
                 self._left -= 1
-                self._origin.begun = True
+                self._origin.started = True
             except Refusal as refusal:
                 self._rested = refusal
         self._device.kick(self._origin.session)

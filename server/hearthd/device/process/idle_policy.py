@@ -36,7 +36,7 @@ class IdlePolicy:
         self._loop = loop
         self.round_s = ROUND_S
         """Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
-        self._turns = 0
+        self._deferrals = 0
         """Number of consecutive iterations that deferred housekeeping."""
         self._round_ends = 0.0
         """Time at which all sockets and all housekeeping must be served again, in seconds."""
@@ -52,10 +52,10 @@ class IdlePolicy:
     def defers_housekeeping(self) -> bool:
         """Returns True if the rest of the iteration is deferred, because an awaited completion is expected soon."""
         executor = self._executor
-        if self._turns < MAX_DEFERRED and not (executor.sharing.several or executor.more) and self._tracks.awaits:
-            self._turns += 1
+        if self._deferrals < MAX_DEFERRED and not (executor.sharing.several or executor.more) and self._tracks.awaits:
+            self._deferrals += 1
             return True
-        self._turns = 0
+        self._deferrals = 0
         self._round_ends = time.perf_counter() + self.round_s
         return False
 

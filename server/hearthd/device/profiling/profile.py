@@ -44,7 +44,7 @@ class ProfileCommands:
                 fix="end some of them",
                 details={"open": len(session.profiles), "allowed": MAX_OPEN},
             )
-        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.place))
+        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.position))
         session.profiles.add(command.profile, profile)
         origin.stream.profiles.append(profile)
 
@@ -73,7 +73,7 @@ class ProfileCommands:
                 details={"profile": command.profile, "stream": profile.stream.handle},
             )
         session.profiles.pop(command.profile)
-        profile.stretch.until = origin.place
+        profile.stretch.until = origin.position
         operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
         operation.on_failure = lambda _refusal: self._release(profile)
         return operation
@@ -85,12 +85,12 @@ class ProfileCommands:
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Failures of single calls have no position that distinguishes them from later failures: they are collected now.
-        collected = origin.stream.errors.pop_all(origin.place, reported=False)
+        collected = origin.stream.errors.pop_all(origin.position, reported=False)
 
         def answer() -> None:
             for failure in collected:
                 failure.surfaced = True
-            failures = collected + origin.stream.errors.pop_all(origin.place or (0, 0))
+            failures = collected + origin.stream.errors.pop_all(origin.position or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
             self._release(profile)

@@ -139,8 +139,8 @@ class Downloads:
         staging memory. A failure of `buffer` that becomes known meanwhile ends the read. Raises
         Refusal(TRANSFER_ABORTED) if the client has closed the download.
         """
-        if download.placed is not None:
-            location = download.placed
+        if download.location is not None:
+            location = download.location
             return self.shared.send(origin, transfer, download, location, size, copy_chunk, sent, direct, buffer)
         striped, track = download.striped, origin.stream.track
         if striped is not None:

@@ -35,9 +35,9 @@ class SharedUploads:
         """
         check_live(session, transfer, session.downloads)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
-        if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
+        if upload.location is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
             raise second_path_refusal(transfer)
-        upload.placed = location
+        upload.location = location
         location.segment.hold()
         self._device.kick(session)
 
@@ -89,9 +89,9 @@ class SharedDownloads:
         """
         check_live(session, transfer, session.uploads)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
-        if download.placed is not None or download.striped is not None or download.open:
+        if download.location is not None or download.striped is not None or download.open:
             raise second_path_refusal(transfer)
-        download.placed = location
+        download.location = location
         location.segment.hold()
         self._device.kick(session)
 

@@ -190,7 +190,7 @@ def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutco
 
     `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
     """
-    failures = origin.stream.errors.pop_all(origin.place)
+    failures = origin.stream.errors.pop_all(origin.position)
     if not failures:
         failure = poisoned(buffer.failure) or next((outcome.failure for outcome in outcomes if outcome.failure), None)
         failures = [failure.cause] if failure is not None else []

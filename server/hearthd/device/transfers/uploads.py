@@ -137,12 +137,12 @@ class Uploads:
         def copy_chunk(host: HostBuffer, at: int, size: int) -> None:
             self._context.copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
-        placed = upload.placed is not None
+        is_shared = upload.location is not None
         if not self.receive(origin, command.transfer, upload, command.size, copy_chunk, direct):
             return False
         if command.size == buffer.size:
             buffer.failure = None
-        if placed:  # the client may change its memory after the answer, so the answer follows the copy
+        if is_shared:  # the client may change its memory after the answer, so the answer follows the copy
             self._device.tracks.on_complete(origin.stream.track, origin.reply)
         else:
             origin.reply()
@@ -193,7 +193,7 @@ class Uploads:
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.add(transfer, size)
-        if upload.placed is None:
+        if upload.location is None:
             self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:
             upload.striped.complete()
@@ -207,8 +207,8 @@ class Uploads:
 
         Returns True for other uploads.
         """
-        if upload.placed is not None:
-            return self.shared.receive(origin, upload, upload.placed, size, copy_chunk, direct)
+        if upload.location is not None:
+            return self.shared.receive(origin, upload, upload.location, size, copy_chunk, direct)
         if upload.striped is not None:
             return self.striped.receive(origin, upload, upload.striped, size, copy_chunk, direct)
         return True
