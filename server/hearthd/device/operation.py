@@ -46,20 +46,20 @@ class Announcement(Protocol):
     """Request to the peers of a collective operation, which may be sent before the operation runs."""
 
     @property
-    def made(self) -> bool:
-        """True once the request has been made."""
+    def presented(self) -> bool:
+        """True once the request has been sent."""
         ...
 
     @property
     def scheduled(self) -> bool:
-        """True if the request has been made, or will be made without any further call."""
+        """True if the request has been sent, or will be sent without any further call."""
         ...
 
-    def ask(self, ahead: Iterable[object]) -> None:
+    def announce(self, predecessors: Iterable[object]) -> None:
         """Requests the operation's peers, or queues the request.
 
-        `ahead` lists the announcements of all operations that this operation waits for, each of which `scheduled`; the
-        request is ordered behind them.
+        `predecessors` lists the announcements of all operations that this operation waits for, each of which is
+        `scheduled`; the request is ordered behind them.
         """
         ...
 
@@ -69,7 +69,6 @@ class Origin:
 
     __slots__ = (
         "batch",
-        "begun",
         "call",
         "capture",
         "index",
@@ -80,6 +79,7 @@ class Origin:
         "request",
         "seq",
         "session",
+        "started",
         "stream",
     )
 
@@ -101,7 +101,7 @@ class Origin:
         self.name = name
         self.over = False
         """True once the command has failed or was skipped, and that failure has been answered or recorded."""
-        self.begun = False
+        self.started = False
         """True once a part of a command that has to wait was submitted to the device."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
@@ -115,7 +115,7 @@ class Origin:
         """The command's record in the session's trace; None while no trace is active."""
 
     @property
-    def place(self) -> tuple[int, int] | None:
+    def position(self) -> tuple[int, int] | None:
         """(batch, index) of the command; an earlier command has a smaller value. None for a single call."""
         return (self.seq, self.index) if self.batch is not None else None
 
@@ -157,24 +157,24 @@ class Origin:
             return
         self._count(refusal)
         if self.capture is None:
-            self.keep(failure, spoiled)
+            self.record_failure(failure, spoiled)
 
-    def skip(self, because: StreamFailure, spoiled: Sequence[Buffer]) -> None:
+    def skip(self, input_failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
         """Fails a command that was not run because its inputs were never produced."""
-        failure = skipped(self.name, self.stream.handle, self.seq, self.index, because)
+        failure = skipped(self.name, self.stream.handle, self.seq, self.index, input_failure)
         self.over = True
         if self.answered:
-            self.reply_error(failure.refusal.to_status([because.cause.to_message()]))
+            self.reply_error(failure.refusal.to_status([input_failure.cause.to_message()]))
             return
         self._count(failure.refusal)
-        self.keep(failure, spoiled)
+        self.record_failure(failure, spoiled)
 
     def _count(self, refusal: Refusal) -> None:
         self.replies.failed(self, refusal)
         if self.record is not None:
             self.record.failed(refusal.reason)
 
-    def keep(self, failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
+    def record_failure(self, failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
         """Records the failure as a late error of the stream and marks the buffers in `spoiled` as invalid.
 
         A buffer that is read-only, or that an earlier unreported failure made invalid, is not changed.
@@ -205,12 +205,12 @@ class Operation:
         "after",
         "announcement",
         "barrier",
+        "deferred_at_ns",
         "finished",
         "needs",
         "on_failure",
         "origin",
         "reads",
-        "since",
         "spoils",
         "writes",
     )
@@ -238,7 +238,7 @@ class Operation:
         self.spoils = spoils
         self.barrier = barrier
         self.finished = False
-        self.since = 0
+        self.deferred_at_ns = 0
         """Time at which the operation began to wait, in nanoseconds (`time.perf_counter_ns`); 0 if it ran on
         arrival."""
         self.announcement: Announcement | None = None
@@ -266,21 +266,21 @@ class Operation:
 
     def _step(self) -> bool:
         try:
-            because = self._missing()
-            if because is not None and not self.announced:
-                self._release(because.cause.refusal)
-                self.origin.skip(because, self.spoils)
+            input_failure = self._find_input_failure()
+            if input_failure is not None and not self.announced:
+                self._release(input_failure.cause.refusal)
+                self.origin.skip(input_failure, self.spoils)
                 return self._finish()
             track = self.origin.stream.track
-            given = track.returned - track.budget  # `track.given`, but for a constant
+            submitted = track.returned - track.budget  # `track.submitted`, except for a constant
             if not self._run():
-                if track.returned - track.budget != given:
-                    self.origin.begun = True
+                if track.returned - track.budget != submitted:
+                    self.origin.started = True
                 return False
-            if because is not None:
+            if input_failure is not None:
                 # The operation was announced, so it had to run because its peers depend on it. Its own result is
                 # invalid, because an input was never produced.
-                self.origin.skip(because, self.spoils)
+                self.origin.skip(input_failure, self.spoils)
             elif self.after is not None:
                 self.after()
         except Refusal as refusal:
@@ -291,13 +291,13 @@ class Operation:
             self._fail(internal_error(self.origin.name, error))
         return self._finish()
 
-    def _missing(self) -> StreamFailure | None:
+    def _find_input_failure(self) -> StreamFailure | None:
         """Returns the failure that made an input of the operation invalid; None if all inputs are valid."""
         for buffer in self.needs:
             if buffer.failure is not None:
-                because = poisoned(buffer.failure)
-                if because is not None:
-                    return because
+                failure = poisoned(buffer.failure)
+                if failure is not None:
+                    return failure
                 buffer.failure = None
         for buffer in self.spoils:
             if buffer.lost is not None and poisoned(buffer.failure) is not None:
@@ -315,9 +315,9 @@ class Operation:
         return self.origin.name
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """True once a part of the operation has been submitted to the device. Such an operation is not cancelled."""
-        return self.origin.begun
+        return self.origin.started
 
     def droppable(self, cancellation: Cancellation) -> bool:
         """True if the cancellation covers the operation, and no part of it has been executed.
@@ -326,7 +326,7 @@ class Operation:
         """
         origin = self.origin
         return (
-            not (self.finished or origin.begun)
+            not (self.finished or origin.started)
             and origin.capture is None
             and cancellation.covers(origin.name.partition(" ")[0], origin.stream.handle, origin.request)
         )
@@ -338,7 +338,7 @@ class Operation:
         Its peers depend on it from then on, so it has to run.
         """
         announcement = self.announcement
-        return announcement is not None and announcement.made
+        return announcement is not None and announcement.presented
 
     @property
     def scheduled(self) -> bool:
@@ -346,13 +346,13 @@ class Operation:
         announcement = self.announcement
         return announcement is not None and announcement.scheduled
 
-    def announce(self, ahead: Sequence[Operation]) -> None:
+    def announce(self, predecessors: Sequence[Operation]) -> None:
         """Sends the early request of a collective operation to its peers; no effect for other operations.
 
-        `ahead` lists the operations that this operation waits for.
+        `predecessors` lists the operations that this operation waits for.
         """
         if self.announcement is not None:
-            self.announcement.ask([other.announcement for other in ahead])
+            self.announcement.announce([operation.announcement for operation in predecessors])
 
     def abandon(self, refusal: Refusal) -> None:
         """Fails a command that will not run any more; no effect on a finished operation."""
@@ -370,8 +370,8 @@ class Operation:
 
     def _finish(self) -> bool:
         self.finished = True
-        if self.since:
-            self.origin.replies.waited(time.perf_counter_ns() - self.since)
+        if self.deferred_at_ns:
+            self.origin.replies.waited(time.perf_counter_ns() - self.deferred_at_ns)
         batch = self.origin.batch
         if batch is not None:
             batch.left -= 1
@@ -405,7 +405,7 @@ def submit(operation: Operation) -> None:
     if session.dropping and _drop(operation):
         return
     if not session.deferred.submit(operation):
-        operation.since = time.perf_counter_ns()
+        operation.deferred_at_ns = time.perf_counter_ns()
 
 
 def _drop(operation: Operation) -> bool:

@@ -36,53 +36,53 @@ class Vectors:
     """Pieces of bytes that are queued for a socket, in order."""
 
     def __init__(self) -> None:
-        self.parts: deque[bytes | memoryview] = deque()
+        self.buffers: deque[bytes | memoryview] = deque()
 
     def send(self, end: socket.socket) -> int:
         """Sends as much as the socket accepts and returns the number of bytes.
 
         Raises OSError if the peer has closed.
         """
-        parts = self.parts
-        if len(parts) == 1:
+        buffers = self.buffers
+        if len(buffers) == 1:
             return self._send_one(end)
         total = 0
-        while parts:
-            vectors = list(parts) if len(parts) <= MAX_VECTORS else [parts[index] for index in range(MAX_VECTORS)]
+        while buffers:
+            vectors = list(buffers) if len(buffers) <= MAX_VECTORS else [buffers[index] for index in range(MAX_VECTORS)]
             try:
                 sent = end.sendmsg(vectors)
             except BlockingIOError:
                 break
             total += sent
             while sent:
-                size = len(parts[0])
+                size = len(buffers[0])
                 if sent >= size:
                     sent -= size
-                    parts.popleft()
+                    buffers.popleft()
                 else:
-                    parts[0] = memoryview(parts[0])[sent:]
+                    buffers[0] = memoryview(buffers[0])[sent:]
                     sent = 0
         return total
 
     def _send_one(self, end: socket.socket) -> int:
-        part = self.parts[0]
+        buffer = self.buffers[0]
         try:
-            sent = end.send(part)
+            sent = end.send(buffer)
         except BlockingIOError:
             return 0
-        if sent == len(part):
-            self.parts.clear()
+        if sent == len(buffer):
+            self.buffers.clear()
         else:
-            self.parts[0] = memoryview(part)[sent:]
+            self.buffers[0] = memoryview(buffer)[sent:]
         return sent
 
     def put(self, head: bytes, payload: bytes) -> None:
         """Queues a header and its payload."""
         if len(payload) <= SMALL:
-            self.parts.append(head + payload)
+            self.buffers.append(head + payload)
         else:
-            self.parts.append(head)
-            self.parts.append(payload)
+            self.buffers.append(head)
+            self.buffers.append(payload)
 
 
 class LaneSink(Protocol):
@@ -136,7 +136,7 @@ class LaneSink(Protocol):
         """Records that a batch which was sent twice was handled."""
         ...
 
-    def refused(self, why: str) -> None:
+    def refused(self, reason: str) -> None:
         """Closes the lane because the client sent a message that is not a batch."""
         ...
 
@@ -157,12 +157,12 @@ class Outbox:
         self._watch_writes = watch_writes
         self._watching = False
         self._vectors = Vectors()
-        self._parts = self._vectors.parts
+        self._buffers = self._vectors.buffers
         self._urgent = False
-        self._due = 0.0
+        self._copies_due = 0.0
         self._ack: tuple[int, int] | None = None
-        """Channel and batch number of a queued acknowledgement for the front, which is the last frame in the queue. A
-        response queued next carries it along. None if there is none."""
+        """Channel and batch number of the acknowledgement at the end of the queue for the front. The next response of
+        that channel carries it. None if no acknowledgement is queued."""
         self.lanes: dict[int, LaneSink] = {}
         """The lane of each channel that has one, by channel number."""
         self._unsettled: dict[LaneSink, None] = {}
@@ -191,8 +191,8 @@ class Outbox:
         if ack is not None and (channel != ack[0] or kind not in LANES):
             self._put_ack()
         if kind == ACK:  # all earlier batches are executed too, so this acknowledgement may replace an earlier one
-            if not self._parts and ack is None:
-                self._due = time.perf_counter() + COPY_S
+            if not self._buffers and ack is None:
+                self._copies_due = time.perf_counter() + COPY_S
             self._ack = channel, id
             return
         if self._ack is not None:
@@ -209,7 +209,7 @@ class Outbox:
         if self._ack is not None:
             channel, seq = self._ack
             self._ack = None
-            self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
+            self._buffers.append(HEADER.pack(0, ACK, 0, channel, seq))
 
     def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
         """Sends a response with the acknowledgement of its batch `seq`.
@@ -228,7 +228,7 @@ class Outbox:
     def inline_linked(self, channel: int, seq: int, payload: bytes) -> None:
         """Sends a response at once, as `inline` does, for a batch that came over the link."""
         self._put_ack()
-        self._parts.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
+        self._buffers.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
         self._urgent = True
         self.send()
 
@@ -250,8 +250,8 @@ class Outbox:
         """Queues a copy of frames for the front, which is sent together with other frames."""
         if self._ack is not None:
             self._put_ack()
-        elif not self._parts:
-            self._due = time.perf_counter() + COPY_S
+        elif not self._buffers:
+            self._copies_due = time.perf_counter() + COPY_S
         self._vectors.put(head, payload)
 
     def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
@@ -266,7 +266,7 @@ class Outbox:
         self._urgent = True
         self._put_ack()
         payload = SLOT.pack(slot, size) + head
-        self._parts.append(HEADER.pack(len(payload), CHUNK, flags | SLOTTED, channel, id) + payload)
+        self._buffers.append(HEADER.pack(len(payload), CHUNK, flags | SLOTTED, channel, id) + payload)
 
     # ---- batches that are not executed ----
 
@@ -280,29 +280,29 @@ class Outbox:
         if not seq:
             self._urgent = True
             self._put_ack()
-            self._parts.append(header(ACK, 0, channel=channel))
+            self._buffers.append(header(ACK, 0, channel=channel))
         elif lane is not None:
             self._unsettled[lane] = None
             lane.repeated()
 
-    def refused(self, channel: int, why: str) -> None:
+    def refused(self, channel: int, reason: str) -> None:
         """Closes the lane after a message that was not a batch. The client has been notified."""
         lane = self.lanes.get(channel)
         if lane is not None:
             self._unsettled[lane] = None
-            lane.refused(why)
+            lane.refused(reason)
 
     # ---- sending ----
 
     @property
     def crowded(self) -> bool:
         """True if so long a queue of frames waits for the front that lanes should accept no more batches."""
-        return len(self._parts) > 64 * MAX_VECTORS
+        return len(self._buffers) > 64 * MAX_VECTORS
 
     @property
     def waits(self) -> bool:
         """True if frames must be sent before the loop reads more input."""
-        return self._urgent or bool(self._unsettled) or len(self._parts) >= MAX_VECTORS
+        return self._urgent or bool(self._unsettled) or len(self._buffers) >= MAX_VECTORS
 
     def schedule_settle(self, lane: LaneSink) -> None:
         """Schedules `settle` of the lane for the end of the loop iteration."""
@@ -310,13 +310,18 @@ class Outbox:
 
     def max_sleep(self, limit: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds; at most `limit`, where None means no limit."""
-        if self._watching or not (self._parts or self._ack) or self._link_is_urgent():
+        if self._watching or not (self._buffers or self._ack) or self._link_is_urgent():
             return limit
         return at_most(COPY_S, limit)  # a shorter sleep would cost more than the earlier delivery gains
 
     def _link_is_urgent(self) -> bool:
         """True if the frames for the front are to be sent now."""
-        return self._urgent or self._watching or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
+        return (
+            self._urgent
+            or self._watching
+            or len(self._buffers) >= MAX_VECTORS
+            or time.perf_counter() >= self._copies_due
+        )
 
     def answer(self) -> None:
         """Sends the answers that clients wait for, unless other frames must be sent first."""
@@ -332,7 +337,7 @@ class Outbox:
         frames for the front are sent first of all: after a command is reported done to the client, the front must
         already know about the command (for example, that a durable copy is complete).
         """
-        urgent = bool(self._parts or self._ack) and self._link_is_urgent()
+        urgent = bool(self._buffers or self._ack) and self._link_is_urgent()
         if urgent and self._ack_pending:
             for lane in self._ack_pending:
                 lane.put_ack()
@@ -353,14 +358,14 @@ class Outbox:
 
     def _send_link(self) -> None:
         self._put_ack()
-        crowded, parts = self.crowded, self._parts
+        crowded, buffers = self.crowded, self._buffers
         try:
             self._vectors.send(self._link)
         except OSError:
-            parts.clear()  # the front is gone; the loop notices by the end of the stream
-        self._urgent = self._urgent and bool(parts)
-        if bool(parts) != self._watching:
-            self._watching = bool(parts)
+            buffers.clear()  # the front is gone; the loop notices by the end of the stream
+        self._urgent = self._urgent and bool(buffers)
+        if bool(buffers) != self._watching:
+            self._watching = bool(buffers)
             self._watch_writes(self._watching)
         if crowded and not self.crowded:
             for lane in tuple(self.lanes.values()):
@@ -377,7 +382,7 @@ class Outbox:
         self._put_ack()
         self._link.settimeout(1.0)
         try:
-            while self._parts:
-                self._link.sendall(self._parts.popleft())
+            while self._buffers:
+                self._link.sendall(self._buffers.popleft())
         except OSError:
-            self._parts.clear()
+            self._buffers.clear()

@@ -27,9 +27,9 @@ from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
-KEPT_BYTES = 1 << 20
-"""Most text kept between two collections, in bytes: as much as CUDA's own buffer holds by default. Text beyond this
-limit is dropped and counted."""
+MAX_UNSENT_BYTES = 1 << 20
+"""Limit of the text that is buffered between two collections, in bytes: as much as CUDA's own buffer holds by default.
+Text beyond this limit is dropped and counted."""
 
 LOGGED_BYTES = 16 << 10
 """Most output in one log line, in bytes."""
@@ -85,7 +85,7 @@ class PrintfCapture:
         kernel on the track."""
         self._sessions: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._kept = bytearray()
+        self._unsent = bytearray()
         self._dropped = 0
         self._scheduled = False
         self._pipe = -1
@@ -99,7 +99,7 @@ class PrintfCapture:
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.dup2(write_end, STDOUT, inheritable=False)
         os.close(write_end)
-        threading.Thread(target=self._empty, name="output", daemon=True).start()
+        threading.Thread(target=self._drain, name="output", daemon=True).start()
 
     # ---- sessions that print ----
 
@@ -116,9 +116,9 @@ class PrintfCapture:
 
     def close(self, channel: int) -> None:
         """Collects the remaining output of a session that has ended and whose work is done."""
-        mine = [suspect for suspect in self.suspects if suspect[0] == channel]
-        if mine:
-            self._collect([*self._ended(), *mine])
+        remaining = [suspect for suspect in self.suspects if suspect[0] == channel]
+        if remaining:
+            self._collect([*self._ended(), *remaining])
 
     def flush_at_exit(self) -> None:
         """Sends the remaining output when the process exits, as far as it can be attributed."""
@@ -126,7 +126,7 @@ class PrintfCapture:
 
     def _ended(self) -> list[tuple[int, int]]:
         tracks = self._tracks.all
-        return [suspect for suspect, at in self.suspects.items() if tracks[suspect[1]].done_position >= at]
+        return [suspect for suspect, position in self.suspects.items() if tracks[suspect[1]].done_position >= position]
 
     def _collect(self, ended: list[tuple[int, int]]) -> None:
         try:
@@ -136,8 +136,8 @@ class PrintfCapture:
         self._send()
         for suspect in ended:
             self.suspects.pop(suspect, None)
-        known = {channel for channel, _ in self.suspects}
-        self._sessions = {channel: name for channel, name in self._sessions.items() if channel in known}
+        channels = {channel for channel, _ in self.suspects}
+        self._sessions = {channel: name for channel, name in self._sessions.items() if channel in channels}
 
     # ---- delivery ----
 
@@ -154,7 +154,8 @@ class PrintfCapture:
             self._journal.info("kernel_output", sessions=sessions, text=text[:LOGGED_BYTES], bytes=len(data) + dropped)
             return
         if dropped:
-            text += f"\n[{dropped} more bytes of output were dropped: {KEPT_BYTES} is the maximum between two syncs]\n"
+            limit = MAX_UNSENT_BYTES
+            text += f"\n[{dropped} more bytes of output were dropped: {limit} is the maximum between two syncs]\n"
         self._telemetry.output_bytes += len(data)
         event = device_pb2.Event(output=device_pb2.Output(text=text))
         response = device_pb2.ExecuteResponse(event=event)
@@ -173,8 +174,8 @@ class PrintfCapture:
         with self._lock:
             while self._read():
                 pass
-            data, dropped = bytes(self._kept), self._dropped
-            self._kept.clear()
+            data, dropped = bytes(self._unsent), self._dropped
+            self._unsent.clear()
             self._dropped = 0
         return data, dropped
 
@@ -186,19 +187,19 @@ class PrintfCapture:
             data = os.read(self._pipe, PIPE_BYTES)
         except BlockingIOError:
             return False
-        room = KEPT_BYTES - len(self._kept)
-        self._kept += data[:room]
+        room = MAX_UNSENT_BYTES - len(self._unsent)
+        self._unsent += data[:room]
         self._dropped += max(0, len(data) - room)
         return bool(data)
 
-    def _empty(self) -> None:
+    def _drain(self) -> None:
         """Empties the pipe, on a separate thread, so that the pipe has room again within a short time."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while True:
             poll.poll()
             with self._lock:
-                came = self._read()
-            if came and not self.suspects and not self._scheduled:
+                has_data = self._read()
+            if has_data and not self.suspects and not self._scheduled:
                 self._scheduled = True  # a race with the other thread costs one more read, and never loses text
                 self._post(self._log_unattributed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives.communicators import VERDICT_S
+from hearthd.device.collectives.communicators import DECISION_S
 from tests.support.collectives.ranks import A, B, Ranks, collective, operation, several
 from tests.support.daemon.harness import on_cpu, wait_until
 from tests.support.daemon.kernels import GATE
@@ -40,7 +40,7 @@ def test_rank_that_aborts_alone_ends_no_other(cache: Path) -> None:
         ranks.streams[1].batch(waits)
         wait_until(lambda: "launched" in states(ranks, number), "the launch")
         os.kill(daemon.process.pid, signal.SIGSTOP)
-        time.sleep(TIMEOUT_S + 3 * VERDICT_S)  # no event announces that nothing happens
+        time.sleep(TIMEOUT_S + 3 * DECISION_S)  # no event announces that nothing happens
         os.kill(daemon.process.pid, signal.SIGCONT)
         refusal = ranks.failure(1)
         assert refusal.reason == Reason.COLLECTIVE_TIMEOUT, refusal

@@ -181,7 +181,7 @@ class Run:
         return {
             "session": [getattr(session, name) for name in counters],
             "kept": session.persistent.bytes,
-            "held": executor.memory.reservations.held(session.tenant),
+            "held": executor.memory.reservations.bytes_held(session.tenant),
             "waiting": len(session.deferred),
             "unacknowledged": len(session.batches),
             "buffers": buffers,
@@ -192,7 +192,7 @@ class Run:
         self.rig.send(Kind.CLOSE, channel=self.channel)
         self.rig.until(Kind.CLOSED)
         reservations = self.rig.process.executor.memory.reservations
-        assert self.rig.inside(lambda: reservations.held(f"t{self.channel}")) == 0
+        assert self.rig.inside(lambda: reservations.bytes_held(f"t{self.channel}")) == 0
         assert self.rig.server.memory_held() == (0, 0)
 
 

@@ -10,20 +10,20 @@ import pytest
 from hearth_proto.frames import FrameReader, Kind
 from hearthd.device.outbox import COPY_S, Outbox
 
-Said = list[tuple[int, int, int]]
+FrameKeys = list[tuple[int, int, int]]
 
 
 class Peer:
     """The front's end of the link of an outbox."""
 
     def __init__(self) -> None:
-        ours, self.end = socket.socketpair()
-        ours.setblocking(False)
+        link, self.end = socket.socketpair()
+        link.setblocking(False)
         self.end.setblocking(False)
-        self._ours = ours
-        self.outbox = Outbox(ours, lambda wanted: None)
+        self._link = link
+        self.outbox = Outbox(link, lambda wanted: None)
 
-    def said(self) -> Said:
+    def received(self) -> FrameKeys:
         """Returns kind, channel and id of the frames that have arrived."""
         try:
             data = self.end.recv(1 << 20)
@@ -32,15 +32,15 @@ class Peer:
         return [(frame.kind, frame.channel, frame.id) for frame in FrameReader().feed(data)]
 
     def close(self) -> None:
-        self._ours.close()
+        self._link.close()
         self.end.close()
 
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    made = Peer()
-    yield made
-    made.close()
+    front_end = Peer()
+    yield front_end
+    front_end.close()
 
 
 def test_response_carries_the_ack_before_it(peer: Peer) -> None:
@@ -48,7 +48,7 @@ def test_response_carries_the_ack_before_it(peer: Peer) -> None:
     peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
     peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
     peer.outbox.send()
-    assert peer.said() == [(Kind.RESPONSE, 3, 7), (Kind.RESPONSE, 3, 0)]
+    assert peer.received() == [(Kind.RESPONSE, 3, 7), (Kind.RESPONSE, 3, 0)]
 
 
 def test_ack_covers_earlier_acks(peer: Peer) -> None:
@@ -56,7 +56,7 @@ def test_ack_covers_earlier_acks(peer: Peer) -> None:
         peer.outbox.put(Kind.ACK, channel=3, id=seq)
     peer.outbox.put(Kind.RESPONSE, b"of another", channel=4)
     peer.outbox.send()
-    assert peer.said() == [(Kind.ACK, 3, 5), (Kind.RESPONSE, 4, 0)]
+    assert peer.received() == [(Kind.ACK, 3, 5), (Kind.RESPONSE, 4, 0)]
 
 
 @pytest.mark.parametrize("kind", [Kind.PONG, Kind.RESULT, Kind.CLOSED, Kind.CHUNK, Kind.RECEIVED, Kind.ACK])
@@ -69,7 +69,7 @@ def test_other_messages_stay_behind_the_ack(peer: Peer, kind: Kind) -> None:
     else:
         peer.outbox.put(kind, channel=3, id=9)
     peer.outbox.send_all()
-    assert peer.said() == [(Kind.ACK, 3, 7), (kind, 3, 0 if kind == Kind.ACK else 9)]
+    assert peer.received() == [(Kind.ACK, 3, 7), (kind, 3, 0 if kind == Kind.ACK else 9)]
 
 
 def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,24 +79,24 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     assert outbox.max_sleep(None) is None
     outbox.put(Kind.ACK, channel=3, id=1)
     outbox.send()
-    assert not peer.said() and outbox.max_sleep(None) == COPY_S and outbox.max_sleep(0.0) == 0.0
+    assert not peer.received() and outbox.max_sleep(None) == COPY_S and outbox.max_sleep(0.0) == 0.0
     now[0] += COPY_S / 2
     outbox.put(Kind.ACK, channel=3, id=2)  # later frames do not delay it further
     outbox.put(Kind.ACK, channel=4, id=1)
     outbox.send()
-    assert not peer.said()
+    assert not peer.received()
     now[0] += COPY_S / 2
     outbox.send()
-    assert peer.said() == [(Kind.ACK, 3, 2), (Kind.ACK, 4, 1)]
+    assert peer.received() == [(Kind.ACK, 3, 2), (Kind.ACK, 4, 1)]
     assert outbox.max_sleep(None) is None
 
 
 def test_immediate_response_waits_for_the_next_unless_it_is_the_last(peer: Peer) -> None:
     outbox = peer.outbox
     outbox.now(3, b"first", last=False)
-    assert not peer.said()
+    assert not peer.received()
     outbox.now(3, b"second")
-    assert peer.said() == [(Kind.RESPONSE, 3, 0)] * 2
+    assert peer.received() == [(Kind.RESPONSE, 3, 0)] * 2
     outbox.now(3, b"third", last=False)
     outbox.send()
-    assert peer.said() == [(Kind.RESPONSE, 3, 0)], "at the latest when the turn is over"
+    assert peer.received() == [(Kind.RESPONSE, 3, 0)], "at the latest when the turn is over"

@@ -72,7 +72,7 @@ class Broker:
         self.on_loss: Callable[..., None] = lambda *, replaced: None
         """Called on a separate thread when a broker has ended; `replaced`: another broker has taken its place. The end
         of a broker is not noticed before the first request."""
-        self._kept: dict[bytes, int] = {}
+        self._kept_segments: dict[bytes, int] = {}
         """Segments that the broker keeps, as nonce -> file descriptor of this process."""
         files.settimeout(_FILES_S)
 
@@ -85,12 +85,12 @@ class Broker:
 
     def ready(self) -> None:
         """Makes the compile workers load their compiler."""
-        self._ask({"ask": "ready"})
+        self._request({"ask": "ready"})
 
     def image(self, job: Job) -> tuple[Image, bool]:
         """Returns the image of the job, and True if a cache had it. Raises Refusal."""
         head, parts = protocol.pack_job(job)
-        answer, code = self._ask({**head, "ask": "image"}, parts, job)
+        answer, code = self._request({**head, "ask": "image"}, parts, job)
         return protocol.unpack_image(answer, code), bool(answer.get("cached"))
 
     def release_idle(self) -> None:
@@ -100,7 +100,7 @@ class Broker:
     def cancel(self, job: Job) -> None:
         """Cancels the pending requests for this job object, which is compared by identity. Does not wait."""
         with self._changed:
-            numbers = [number for number, asked in self._jobs.items() if asked is job]
+            numbers = [number for number, pending_job in self._jobs.items() if pending_job is job]
         for number in numbers:
             self._send({"ask": "cancel", "which": number})
 
@@ -129,50 +129,50 @@ class Broker:
 
     def library(self, name: str) -> bytes:
         """Returns one of the backend's libraries, compiled if necessary. Raises Refusal."""
-        _, parts = self._ask({"ask": "library", "name": name})
+        _, parts = self._request({"ask": "library", "name": name})
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
         """Makes the broker keep an exchange segment; see `hearthd.device.platform.segment_exchange.SegmentExchange`."""
-        self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
+        self._request_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
-            self._kept[nonce] = file
+            self._kept_segments[nonce] = file
 
     def drop(self, nonce: bytes) -> None:
         """Makes the broker end the exchange of a segment. Ignores errors, because a lost broker has ended it anyway."""
         with self._changed:
-            self._kept.pop(nonce, None)
+            self._kept_segments.pop(nonce, None)
         with contextlib.suppress(OSError):
-            self._ask_files({"ask": "drop", "nonce": nonce.hex()}, [])
+            self._request_files({"ask": "drop", "nonce": nonce.hex()}, [])
 
     def fetch(self, nonce: bytes) -> int:
         """Returns a new descriptor of the segment that a process keeps under the nonce; the caller must close it.
 
         May block for seconds. Raises OSError if no process keeps the segment, or if the broker does not answer.
         """
-        files = self._ask_files({"ask": "fetch", "nonce": nonce.hex()}, [])
+        files = self._request_files({"ask": "fetch", "nonce": nonce.hex()}, [])
         if len(files) != 1:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return files[0]
 
     # ---- requests and answers ----
 
-    def _ask_files(self, body: dict[str, Any], files: Sequence[int]) -> list[int]:
+    def _request_files(self, body: dict[str, Any], files: Sequence[int]) -> list[int]:
         for _ in range(_TRIES):
             with self._asking_files:
-                asked = self._brokers
-                message = self._asked_files(body, files)
+                brokers = self._brokers
+                message = self._exchange_files(body, files)
             if message is not None:
-                answer, came = message
+                answer, received = message
                 if answer.get("errno"):
                     raise OSError(int(answer["errno"]), os.strerror(int(answer["errno"])))
-                return came
+                return received
             with self._changed:
                 self._start_reading()
-                self._changed.wait_for(lambda asked=asked: self._brokers > asked or self._over, _RENEW_S)  # type: ignore[misc]
+                self._changed.wait_for(lambda brokers=brokers: self._brokers > brokers or self._over, _RENEW_S)  # type: ignore[misc]
         raise OSError(errno.EPIPE, "the broker has ended")
 
-    def _asked_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
+    def _exchange_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
         """Sends one request about segments; returns its answer, or None if the broker has ended.
 
         Raises TimeoutError.
@@ -190,18 +190,18 @@ class Broker:
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             protocol.send(self._link, head, parts)
 
-    def _ask(
+    def _request(
         self, head: dict[str, Any], parts: Sequence[bytes] = (), job: Job | None = None
     ) -> tuple[dict[str, Any], list[bytes]]:
         for _ in range(_TRIES):
-            answer = self._asked(head, parts, job)
+            answer = self._request_once(head, parts, job)
             if answer.head is not None:
                 if "reason" in answer.head:
                     raise _refusal(answer.head)
                 return answer.head, answer.parts
         raise _lost()
 
-    def _asked(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
+    def _request_once(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
         """Sends a request to the current broker and returns its answer, without a head if the broker was lost."""
         answer = _Answer()
         with self._changed:
@@ -239,8 +239,8 @@ class Broker:
                 self._lost = True
                 waiting = list(self._answers.values())
                 self._answers.clear()
-            for each in waiting:
-                each.done.set()
+            for answer in waiting:
+                answer.done.set()
             renewed = self._renew()
             with self._changed:
                 self._lost, self._over = not renewed, not renewed
@@ -284,10 +284,10 @@ class Broker:
             self._files = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=files)
             self._files.settimeout(_FILES_S)
             with self._changed:
-                recipe, tenant, kept = self._recipe, self._tenant, dict(self._kept)
-            for nonce, file in kept.items():
+                recipe, tenant, kept_segments = self._recipe, self._tenant, dict(self._kept_segments)
+            for nonce, file in kept_segments.items():
                 with contextlib.suppress(OSError):  # the file is being dropped at this moment
-                    self._asked_files({"ask": "keep", "nonce": nonce.hex()}, [file])
+                    self._exchange_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         if recipe is not None:
             self._send({"ask": "recipe", "recipe": recipe})
         if tenant is not None:

@@ -39,9 +39,9 @@ from hearthd.shared.device_spec import DeviceSpec
 
 _PR_SET_PDEATHSIG = 1
 _DELAY_S = 0.05
-"""Seconds until a lost broker is replaced. Doubled at each loss, up to `_MOST_DELAY_S`, if the broker lived less than
+"""Seconds until a lost broker is replaced. Doubled at each loss, up to `_MAX_DELAY_S`, if the broker lived less than
 `_CALM_S`."""
-_MOST_DELAY_S = 5.0
+_MAX_DELAY_S = 5.0
 _CALM_S = 10.0
 _MAX_REQUEST = 64 << 20
 """Largest request in bytes. A client's message, which the front has limited, is smaller."""
@@ -57,35 +57,39 @@ def start_broker(spec: DeviceSpec) -> Broker:
 
     Raises OSError.
     """
-    ours, theirs = socket.socketpair()
-    our_files, their_files = descriptors.pair()
-    our_renewals, their_renewals = descriptors.pair()
+    link, keeper_link = socket.socketpair()
+    files, keeper_files = descriptors.pair()
+    renewals, keeper_renewals = descriptors.pair()
     parent = os.getpid()
     pid = os.fork()
     if not pid:
         _run(
-            parent, lambda: _Keeper(spec, their_renewals).run(theirs, their_files), theirs, their_files, their_renewals
+            parent,
+            lambda: _Keeper(spec, keeper_renewals).run(keeper_link, keeper_files),
+            keeper_link,
+            keeper_files,
+            keeper_renewals,
         )
-    for end in (theirs, their_files, their_renewals):
+    for end in (keeper_link, keeper_files, keeper_renewals):
         end.close()
-    return Broker(ours, our_files, our_renewals, pid)
+    return Broker(link, files, renewals, pid)
 
 
-def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoReturn:
+def _run(parent: int, work: Callable[[], bool], *sockets: socket.socket) -> NoReturn:
     """Runs `work` in a process that was just forked from `parent`, and ends the process.
 
     The exit status is 0 if `work` returns True, otherwise 1.
     """
-    over = False
+    ended_normally = False
     try:
-        attributes.keep_descriptors([end.fileno() for end in kept])
+        attributes.keep_descriptors([end.fileno() for end in sockets])
         _die_with(parent)
-        over = work()
+        ended_normally = work()
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(0 if over else 1)
+        os._exit(0 if ended_normally else 1)
 
 
 class _Keeper:
@@ -110,14 +114,14 @@ class _Keeper:
             status = self._wait(child)
             if status == 0:
                 return True
-            delay = _DELAY_S if time.monotonic() - began > _CALM_S else min(2 * delay, _MOST_DELAY_S)
-            if self._alone(delay):
+            delay = _DELAY_S if time.monotonic() - began > _CALM_S else min(2 * delay, _MAX_DELAY_S)
+            if self._device_process_ends(delay):
                 return True
             self._journal.warning("broker_lost", status=status, action="another process replaces it")
-            ours, link = socket.socketpair()
-            our_files, files = descriptors.pair()
-            with ours, our_files:
-                descriptors.send(self._renewals, {}, (ours.fileno(), our_files.fileno()))
+            broker_end, link = socket.socketpair()
+            broker_files, files = descriptors.pair()
+            with broker_end, broker_files:
+                descriptors.send(self._renewals, {}, (broker_end.fileno(), broker_files.fileno()))
 
     def _broker(self, link: socket.socket, files: socket.socket) -> bool:
         """Runs the broker in the process that was forked for it."""
@@ -134,7 +138,7 @@ class _Keeper:
             if pid == child:
                 return os.waitstatus_to_exitcode(status)
 
-    def _alone(self, seconds: float) -> bool:
+    def _device_process_ends(self, seconds: float) -> bool:
         """True if the device process is gone, or ends within `seconds`."""
         poll = select.poll()
         poll.register(self._renewals, 0)
@@ -169,7 +173,7 @@ class BrokerRequests:
         self._images = CachedImages(self._workers, _cache(spec, journal))
         self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # same limit as `CompileQueue.most`
         self._free = threading.BoundedSemaphore(2 * spec.compile_workers + _MAX_REQUESTS)
-        self._known = threading.Event()
+        self._compiler_known = threading.Event()
         """Set when the compiler is known."""
         if spec.backend == "cpu":
             from hearthd.device.cpu.compiler import CpuCompiler
@@ -179,14 +183,14 @@ class BrokerRequests:
 
     def _use(self, compiler: Compiler) -> None:
         self._workers.set_compiler(compiler)
-        self._known.set()
+        self._compiler_known.set()
 
     def run(self) -> bool:
         """Serves requests.
 
         Returns True when the device process has asked the broker to end, False when the device process is gone.
         """
-        threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
+        threading.Thread(target=self._serve_segments, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
                 while True:
@@ -207,7 +211,7 @@ class BrokerRequests:
                 job = self._jobs.get(head.get("which", 0))
                 if job is not None:
                     self._images.cancel(job)
-            case "recipe" if not self._known.is_set() and self._spec.backend == "cuda":
+            case "recipe" if not self._compiler_known.is_set() and self._spec.backend == "cuda":
                 from hearthd.device.cuda.compiler import CudaCompiler
 
                 self._use(CudaCompiler.from_recipe(head["recipe"]))
@@ -218,9 +222,9 @@ class BrokerRequests:
     def _work(self, head: dict[str, Any], parts: list[bytes]) -> None:
         number = head.get("id", 0)
         answer: dict[str, Any]
-        made: Sequence[bytes] = ()
+        answer_parts: Sequence[bytes] = ()
         try:
-            answer, made = self.answer(head, parts, number)
+            answer, answer_parts = self.answer(head, parts, number)
         except Refusal as refusal:
             answer = protocol.pack_refusal(refusal)
         except Exception as error:
@@ -230,7 +234,7 @@ class BrokerRequests:
             )
         self._free.release()
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
-            protocol.send(self._link, {**answer, "id": number}, made)
+            protocol.send(self._link, {**answer, "id": number}, answer_parts)
 
     def answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Returns the answer to one request, as head and parts. `number` is the id that names the request in "cancel".
@@ -240,7 +244,7 @@ class BrokerRequests:
 
         Raises Refusal.
         """
-        self._known.wait()
+        self._compiler_known.wait()
         match head.get("ask"):
             case "ready":
                 self._images.ready()
@@ -269,7 +273,7 @@ class BrokerRequests:
 
     # ---- segments ----
 
-    def _hand_over(self) -> None:
+    def _serve_segments(self) -> None:
         segments = SegmentExchange()
         while True:
             try:
@@ -280,7 +284,7 @@ class BrokerRequests:
                 return
             body, files = message
             reply: dict[str, Any] = {}
-            found: list[int] = []
+            fetched: list[int] = []
             try:
                 nonce = bytes.fromhex(str(body.get("nonce", "")))
                 match body.get("ask"):
@@ -289,12 +293,12 @@ class BrokerRequests:
                     case "drop":
                         segments.drop(nonce)
                     case "fetch":
-                        found = [segments.fetch(nonce)]
+                        fetched = [segments.fetch(nonce)]
             except (OSError, ValueError) as error:
                 reply = {"errno": getattr(error, "errno", None) or 22}
             with contextlib.suppress(OSError):
-                descriptors.send(self._files, reply, found)
-            for file in (*files, *found):
+                descriptors.send(self._files, reply, fetched)
+            for file in (*files, *fetched):
                 os.close(file)
 
 
@@ -307,5 +311,5 @@ def _cache(spec: DeviceSpec, journal: ProcessLog) -> CompileCache:
         secret = b""
     directory = cache_directory(spec.cache_dir) if secret else ""
     cache = CompileCache(directory, spec.cache_bytes, secret, spec.cache_divided)
-    cache.report = lambda why: journal.warning("disk_full", why=why)
+    cache.report = lambda reason: journal.warning("disk_full", why=reason)
     return cache

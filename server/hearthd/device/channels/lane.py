@@ -59,10 +59,10 @@ class LaneConnection:
 
     Device-handle thread only. Accepts no frames before `begin`, and none beyond the client's window.
 
-    `take` receives the frames of the channel; before that, `inline_path` may take a batch that arrives while no other
-    batch is queued on the lane, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too
-    many frames to read. `over` is called once, when the client has disconnected (with an empty string) or has violated
-    the protocol (with the reason).
+    `inline_path` is called first with a batch that arrives while no other batch is queued on the lane; it returns True
+    if it has executed the batch, see `hearthd.device.fast_path.inline_path`. `on_frame` receives all other frames.
+    `crowded` returns True if the front has too many frames to read. `on_end` is called once: with an empty string when
+    the client has disconnected, or with the reason when the client has violated the protocol.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class LaneConnection:
         number: int,
         limits: LaneLimits,
         loop: Loop,
-        take: Callable[[Frame], None],
+        on_frame: Callable[[Frame], None],
         crowded: Callable[[], bool],
-        over: Callable[[LaneConnection, str], None],
+        on_end: Callable[[LaneConnection, str], None],
         inline_path: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
@@ -84,22 +84,22 @@ class LaneConnection:
         self._limits = limits
         self._ack_at = limits.max_batches // 8
         self._loop = loop
-        self._take = take
+        self._on_frame = on_frame
         self._crowded = crowded
-        self._over = over
+        self._on_end = on_end
         self._inline_path = inline_path
-        self._most = limits.max_batch_bytes + FRAMING
-        self._reader = FrameReader(self._most)
-        self._partly = False
+        self._max_frame = limits.max_batch_bytes + FRAMING
+        self._reader = FrameReader(self._max_frame)
+        self._has_partial_frame = False
         """True if only a part of a frame has arrived."""
         self._open = True
-        self._begun = self._reading = self._writing = False
-        self._why = ""
+        self._started = self._reading = self._writing = False
+        self._error = ""
         """The client's error, which has been reported to the client; the lane closes after the report."""
         self._out = Vectors()
         self._unread = 0
         """Number of bytes that are queued for sending."""
-        self._acked = self._told = 0
+        self._executed = self._acked = 0
         """Numbers of the last batch that has been executed, and of the last batch that has been acknowledged to the
         client."""
         self._last = self._first = 0
@@ -119,7 +119,7 @@ class LaneConnection:
         """Starts to read. All earlier frames must have been handled; the next batch has the number `last` + 1."""
         if self._open:
             self._last = self._first = last
-            self._begun = True
+            self._started = True
             self._watch()
 
     @property
@@ -142,7 +142,7 @@ class LaneConnection:
     def put(self, kind: int, payload: bytes = b"") -> None:
         """Queues a frame for the client, after the ack of executed batches."""
         head = HEADER.pack(len(payload), kind, 0, 0, 0)
-        if self._told != self._acked:
+        if self._acked != self._executed:
             head = self._ack() + head
         self._out.put(head, payload)
         self._unread += len(head) + len(payload)
@@ -153,11 +153,11 @@ class LaneConnection:
         The ack is sent with the next frame, or as soon as it covers an eighth of the client's window. Returns True if
         `settle` has work to do: sending the ack, or resuming to read.
         """
-        self._acked = seq
+        self._executed = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
             self._unacked -= sizes.popleft()
-        if seq - self._told >= self._ack_at:
+        if seq - self._acked >= self._ack_at:
             self.put_ack()
             return True
         return not self._reading
@@ -167,9 +167,9 @@ class LaneConnection:
 
         Returns False, with no effect, if other frames must be sent first.
         """
-        if self._unread or self._why or not self._open:
+        if self._unread or self._error or not self._open:
             return False
-        self._acked = self._told = seq
+        self._executed = self._acked = seq
         self._sizes.clear()
         self._unacked = 0
         self._write(ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload)
@@ -185,10 +185,10 @@ class LaneConnection:
 
         Returns False, with no effect, if other frames must be sent first.
         """
-        if self._unread or self._why or not self._open:
+        if self._unread or self._error or not self._open:
             return False
         head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
-        if self._told != self._acked:
+        if self._acked != self._executed:
             head = self._ack() + head
         self._write(head + payload)
         return True
@@ -203,7 +203,7 @@ class LaneConnection:
             self._ended("")
             return
         if sent < len(data):
-            self._out.parts.append(data[sent:])
+            self._out.buffers.append(data[sent:])
             self._unread = len(data) - sent
         if self._unread or not self._reading:
             self._watch()
@@ -217,10 +217,10 @@ class LaneConnection:
 
     def _ack(self) -> bytes:
         """Returns the frame of the ack; empty if the client has already been sent it."""
-        if self._told == self._acked:
+        if self._acked == self._executed:
             return b""
-        self._told = self._acked
-        return HEADER.pack(0, ACK, 0, 0, self._acked)
+        self._acked = self._executed
+        return HEADER.pack(0, ACK, 0, 0, self._executed)
 
     def settle(self) -> None:
         """Completes an iteration of the loop: sends as much as the socket accepts.
@@ -236,11 +236,11 @@ class LaneConnection:
                 self._ended("")
                 return
             if self._unread > self._limits.max_unread_hard:
-                most = self._limits.max_unread_hard
-                self._why = f"{self._unread} bytes are waiting to be read; the maximum is {most}"
-        if self._why:
-            self._ended(self._why)
-        elif self._writing != bool(self._unread) or (self._begun and not self._reading):
+                limit = self._limits.max_unread_hard
+                self._error = f"{self._unread} bytes are waiting to be read; the maximum is {limit}"
+        if self._error:
+            self._ended(self._error)
+        elif self._writing != bool(self._unread) or (self._started and not self._reading):
             self._watch()
 
     def repeated(self) -> None:
@@ -248,9 +248,9 @@ class LaneConnection:
         if self._repeated:
             self._unacked -= self._repeated.popleft()
 
-    def refused(self, why: str) -> None:
+    def refused(self, reason: str) -> None:
         """Records that the client has been notified of an invalid batch."""
-        self._why = self._why or why
+        self._error = self._error or reason
 
     # ---- from the client ----
 
@@ -266,7 +266,7 @@ class LaneConnection:
 
     def _watch(self) -> None:
         """Registers for those events that can be handled now, and only those."""
-        self._reading = self._begun and self._room()
+        self._reading = self._started and self._room()
         self._writing = bool(self._unread)
         self._loop.watch(self._fd, reads=self._reading, writes=self._writing)
 
@@ -282,9 +282,11 @@ class LaneConnection:
             self.settle()
 
     def _receive(self) -> None:
-        partly = self._partly
+        has_partial_frame = self._has_partial_frame
         try:
-            data = self._end.recv(LONG_RECEIVE_BYTES if partly and self._reader.pending > HEAD else RECEIVE_BYTES)
+            data = self._end.recv(
+                LONG_RECEIVE_BYTES if has_partial_frame and self._reader.pending > HEAD else RECEIVE_BYTES
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -293,15 +295,15 @@ class LaneConnection:
             self._ended("")
             return
         try:
-            at = 0 if partly else self._whole(data)
+            at = 0 if has_partial_frame else self._handle_complete(data)
             if at < len(data):
                 for frame in self._reader.feed(data[at:] if at else data):
                     self._frame(*frame)
-                self._partly = self._reader.pending > 0
+                self._has_partial_frame = self._reader.pending > 0
         except (FrameError, LaneError) as error:
             self._ended(str(error))
 
-    def _whole(self, data: bytes) -> int:
+    def _handle_complete(self, data: bytes) -> int:
         """Handles the frames that arrived complete (one or a few, if a client waits for an answer).
 
         Returns the end of the last one in `data`.
@@ -310,7 +312,7 @@ class LaneConnection:
         while size - at >= HEAD:
             length, kind, flags, channel, seq = HEADER.unpack_from(data, at)
             end = at + HEAD + length
-            if end > size or length > self._most:
+            if end > size or length > self._max_frame:
                 break
             payload = data[at + HEAD : end]
             at = end
@@ -333,7 +335,7 @@ class LaneConnection:
         if not seq:
             if size > MAX_RECEIVED:
                 raise LaneError(f"a message without a number has {size} bytes; the maximum is {MAX_RECEIVED}")
-            self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
+            self._on_frame(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
             self.batch_received(seq, size)
@@ -342,7 +344,7 @@ class LaneConnection:
             self._unacked += size
         else:
             raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
-        self._take(Frame(BATCH, 0, self.channel, seq, payload))
+        self._on_frame(Frame(BATCH, 0, self.channel, seq, payload))
 
     def batch_received(self, seq: int, size: int) -> None:
         """Counts the next batch, of `size` bytes, as received."""
@@ -350,7 +352,7 @@ class LaneConnection:
         self._sizes.append(size)
         self._unacked += size
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, reason: str) -> None:
         if self._open:
             self.close()
-            self._over(self, why)
+            self._on_end(self, reason)

@@ -94,7 +94,7 @@ class LaneConnections:
             if now >= deadline:
                 self._journal.warning("lane", channel=channel, error="its channel was never opened")
                 self.drop(channel)
-        return at_most(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), limit)
+        return at_most(max(0.0, min((entry[2] for entry in self._waiting.values()), default=now) - now), limit)
 
     def close(self) -> None:
         """Closes all lanes, because the process ends."""
@@ -128,7 +128,9 @@ class LaneConnections:
     def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
         crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.execute_batch
-        lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
+        lane = LaneConnection(
+            end, channel, number, limits, self._loop, self._on_frame, crowded, self._on_end, inline_path
+        )
         self._outbox.lanes[channel] = lane
         self._outbox.schedule_settle(lane)
         # Batches of an earlier attachment may still be queued: the number of the next batch depends on them.
@@ -141,7 +143,7 @@ class LaneConnections:
 
     # ---- frames of clients ----
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.kind == RECEIVED:
             self._outbox.put(RECEIVED, frame.payload, channel=frame.channel)
         else:
@@ -149,18 +151,18 @@ class LaneConnections:
 
     # ---- the end ----
 
-    def _over(self, lane: LaneConnection, why: str) -> None:
+    def _on_end(self, lane: LaneConnection, reason: str) -> None:
         """Drops a lane whose client has disconnected or has violated the protocol."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]
             # the client may use its stream again: the front must know that no batch comes over the lane
             if not lane.used:
-                body = json.dumps({"unused": True, "why": why}).encode()
+                body = json.dumps({"unused": True, "why": reason}).encode()
                 self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
-        if why:
+        if reason:
             session = self._executor.session(lane.channel)
-            who = session.id if session is not None else ""
-            self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
+            session_id = session.id if session is not None else ""
+            self._journal.warning("lane", channel=lane.channel, session=session_id, error=f"closed: {reason}")
 
     def end(self, frame: Frame) -> None:
         """Ends the lane of a channel on request of the front, if there is one.

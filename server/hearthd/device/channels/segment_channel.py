@@ -51,18 +51,18 @@ class DescriptorCloser:
 
     def __init__(self) -> None:
         self._files: SimpleQueue[int] = SimpleQueue()
-        self._given = self._closed = 0
+        self._queued = self._closed = 0
 
     def __len__(self) -> int:
         """Returns the number of descriptors that are not closed yet."""
-        return self._given - self._closed
+        return self._queued - self._closed
 
     def close(self, files: Iterable[int]) -> None:
         """Queues the descriptors, which the closer owns from now on. Device-handle thread; does not block."""
         for file in files:
-            if not self._given:
+            if not self._queued:
                 threading.Thread(target=self._run, name="close-files", daemon=True).start()
-            self._given += 1
+            self._queued += 1
             self._files.put(file)
 
     def _run(self) -> None:
@@ -75,34 +75,34 @@ class DescriptorCloser:
 class SegmentConnection:
     """The device process's end of the socket.
 
-    Device-handle thread only. `over` is called once, when the client has disconnected (with an empty string) or has
-    violated the protocol (with the reason).
+    Device-handle thread only. `on_end` is called once: with an empty string when the client has disconnected, or with
+    the reason when the client has violated the protocol.
     """
 
     def __init__(
         self,
         end: socket.socket,
         session: DeviceSession,
-        most: int,
+        max_bytes: int,
         segments: Segments,
         transfers: Transfers,
         closer: DescriptorCloser,
         loop: Loop,
-        over: Callable[[SegmentConnection, str], None],
+        on_end: Callable[[SegmentConnection, str], None],
     ) -> None:
         self.session = session
         self._end = end
         self._fd = end.fileno()
-        self._most = most
+        self._max_bytes = max_bytes
         self._segments = segments
         self._transfers = transfers
         self._closer = closer
         self._loop = loop
-        self._over = over
+        self._on_end = on_end
         self._reader = FrameReader(MAX_FRAME)
         self._files: deque[int] = deque()
         """Descriptors that have arrived and do not belong to a SEGMENT frame yet, in order."""
-        self._own: dict[int, Segment] = {}
+        self._received: dict[int, Segment] = {}
         """Segments that arrived over this connection and were not released, by their number."""
         self._out = bytearray()
         self._open = True
@@ -125,9 +125,9 @@ class SegmentConnection:
         self._loop.post(self._end.close)
         self._closer.close(self._files)
         self._files.clear()
-        for segment in self._own.values():
+        for segment in self._received.values():
             self._segments.release(segment)
-        self._own.clear()
+        self._received.clear()
 
     # ---- from the client ----
 
@@ -141,7 +141,7 @@ class SegmentConnection:
 
     def _receive(self) -> None:
         try:
-            data, beside, _, _ = self._end.recvmsg(
+            data, ancillary, _, _ = self._end.recvmsg(
                 RECEIVE_BYTES, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -149,7 +149,7 @@ class SegmentConnection:
         except OSError:
             self._ended("")
             return
-        files = _descriptors(beside)
+        files = _descriptors(ancillary)
         self._files.extend(files[:1])
         self._closer.close(files[1:])
         if not data:
@@ -172,11 +172,11 @@ class SegmentConnection:
         if frame.kind == Kind.SEGMENT and not (frame.channel or frame.flags):
             self._segment(frame)
         elif frame.kind == Kind.RELEASE and not (frame.channel or frame.flags or frame.payload):
-            segment = self._own.pop(frame.id, None)
+            segment = self._received.pop(frame.id, None)
             if segment is not None:  # otherwise the segment was refused
                 self._segments.release(segment)
         elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
-            self._place(frame)
+            self._place_transfer(frame)
         else:
             raise ValueError(
                 f"a frame of kind {frame.kind} with flags {frame.flags} for channel {frame.channel} is not allowed "
@@ -192,26 +192,26 @@ class SegmentConnection:
         try:
             announced, signals = _read(frame.payload)
             then = partial(self._answer, ident)
-            segment = self._segments.accept(self.session, ident, announced, file, self._most, then)
+            segment = self._segments.accept(self.session, ident, announced, file, self._max_bytes, then)
             segment.signals = signals
-            self._own[ident] = segment
+            self._received[ident] = segment
         except Refusal as refusal:
             self._closer.close([file])
             self._refuse(ident, refusal)
 
-    def _place(self, frame: Frame) -> None:
+    def _place_transfer(self, frame: Frame) -> None:
         """Sets the place of a transfer's bytes. Raises ValueError for a frame that contains no place."""
         try:
             ident, start, size = PLACE.unpack(frame.payload)
         except struct.error as error:
             raise ValueError(f"the payload of frame {frame.kind} is not a valid place: {error}") from None
         try:
-            place = SegmentRange(self._segments.find(self.session, ident), start, size)
-            check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
+            location = SegmentRange(self._segments.find(self.session, ident), start, size)
+            check_range(f"transfer {frame.id}", ident, location.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.uploads.shared.place(self.session, frame.id, place)
+                self._transfers.uploads.shared.place(self.session, frame.id, location)
             else:
-                self._transfers.downloads.shared.place(self.session, frame.id, place)
+                self._transfers.downloads.shared.place(self.session, frame.id, location)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:
@@ -225,7 +225,7 @@ class SegmentConnection:
         if refusal is None:
             self._put(Kind.SEGMENT, id=ident)
         else:
-            self._own.pop(ident, None)
+            self._received.pop(ident, None)
             self._refuse(ident, refusal)
 
     def _refuse(self, ident: int, refusal: Refusal) -> None:
@@ -251,19 +251,19 @@ class SegmentConnection:
         del self._out[:sent]
         self._loop.watch(self._fd, writes=bool(self._out))
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, reason: str) -> None:
         if self._open:
             self.close()
-            self._over(self, why)
+            self._on_end(self, reason)
 
 
-def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
     """Returns the descriptors in the ancillary data."""
-    found = array.array("i")
-    for level, kind, data in beside:
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return list(found)
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)
 
 
 def _read(payload: bytes) -> tuple[object, bool]:

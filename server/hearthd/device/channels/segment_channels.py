@@ -19,7 +19,7 @@ from hearthd.device.transfers.transfers import Transfers
 SEGMENTS = "segments"
 """Kind of the message on the descriptors socket that carries a segment channel."""
 
-MOST = 4
+MAX_CONNECTIONS = 4
 """Limit of connections of one session. One is enough; a second may arrive before the end of the previous one is
 noticed."""
 
@@ -61,13 +61,13 @@ class SegmentConnections:
         if self._waiting:
             now = time.monotonic()
             waiting, self._waiting = self._waiting, []
-            for end, whose, most, deadline in waiting:
-                if whose == channel:
-                    self._adopt(end, whose, most)
+            for end, expected_channel, max_bytes, deadline in waiting:
+                if expected_channel == channel:
+                    self._adopt(end, expected_channel, max_bytes)
                 elif now > deadline:
                     end.close()
                 else:
-                    self._waiting.append((end, whose, most, deadline))
+                    self._waiting.append((end, expected_channel, max_bytes, deadline))
 
     def close(self, session: DeviceSession) -> None:
         """Closes the connections and segments of a session that ends."""
@@ -83,35 +83,35 @@ class SegmentConnections:
             return
         end = socket.socket(fileno=files[0])
         try:
-            channel, most = int(body["channel"]), int(body["max_bytes"])
+            channel, max_bytes = int(body["channel"]), int(body["max_bytes"])
         except (KeyError, TypeError, ValueError) as error:
             self._journal.warning(SEGMENTS, error=f"the front's message cannot be read: {error!r}")
             end.close()
             return
         if self._session_of(channel) is not None:
-            self._adopt(end, channel, most)
+            self._adopt(end, channel, max_bytes)
         elif channel > self._latest and len(self._waiting) < WAITING:
-            self._waiting.append((end, channel, most, time.monotonic() + PATIENCE_S))
+            self._waiting.append((end, channel, max_bytes, time.monotonic() + PATIENCE_S))
         else:
             end.close()  # the session has ended
 
-    def _adopt(self, end: socket.socket, channel: int, most: int) -> None:
+    def _adopt(self, end: socket.socket, channel: int, max_bytes: int) -> None:
         session = self._session_of(channel)
         assert session is not None
-        there = self._open.setdefault(session, [])
-        if len(there) >= MOST:
-            self._journal.warning(SEGMENTS, session=session.id, error=f"it has {len(there)} connections already")
+        connections = self._open.setdefault(session, [])
+        if len(connections) >= MAX_CONNECTIONS:
+            self._journal.warning(SEGMENTS, session=session.id, error=f"it has {len(connections)} connections already")
             end.close()
             return
         connection = SegmentConnection(
-            end, session, most, self._segments, self._transfers, self._closer, self._loop, self._over
+            end, session, max_bytes, self._segments, self._transfers, self._closer, self._loop, self._on_end
         )
-        there.append(connection)
+        connections.append(connection)
         connection.begin()
 
-    def _over(self, connection: SegmentConnection, why: str) -> None:
-        there = self._open.get(connection.session, [])
-        if connection in there:
-            there.remove(connection)
-        if why:
-            self._journal.warning(SEGMENTS, session=connection.session.id, error=f"closed: {why}")
+    def _on_end(self, connection: SegmentConnection, reason: str) -> None:
+        connections = self._open.get(connection.session, [])
+        if connection in connections:
+            connections.remove(connection)
+        if reason:
+            self._journal.warning(SEGMENTS, session=connection.session.id, error=f"closed: {reason}")

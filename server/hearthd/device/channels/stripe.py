@@ -26,7 +26,7 @@ from hearthd.device.channels.stripe_tls import Guard
 PATIENCE_S = 5.0
 """Seconds that the handshake may take, and that a stripe waits for its channel to be opened."""
 
-AHEAD = 64
+MAX_UNHANDLED = 64
 """Limit of received frames that the device-handle thread has not handled yet; the receiving thread blocks beyond it."""
 
 UNREAD = 4096
@@ -84,11 +84,11 @@ class StripeOwner(Protocol):
         """
         ...
 
-    def stripe_ended(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+    def stripe_ended(self, stripe: Stripe, reason: str, buffers: list[HostBuffer]) -> None:
         """Called when the stripe has ended, as the last event.
 
-        `why` is the error that ended the stripe; empty if either side closed it. The owner takes back the memory
-        `left`.
+        `reason` is the error that ended the stripe; empty if either side closed it. The owner takes back the memory of
+        `buffers`.
         """
         ...
 
@@ -106,10 +106,13 @@ class Stripe:
         post: Callable[[Callable[[], object]], None],
         stall: float = STALL_S,
     ) -> None:
-        """`stall`: seconds that the client may stand still with a part of a frame sent, or taken."""
+        """Starts the receiving thread.
+
+        `stall` is the time, in seconds, for which the client may stop in the middle of sending or receiving a frame.
+        """
         self.channel = channel
         self.max_chunk = max_chunk
-        self.begun = False
+        self.started = False
         self._stall = stall
         self._end = end
         self._guard = guard
@@ -121,9 +124,9 @@ class Stripe:
         self._granted: dict[int, deque[tuple[HostBuffer, float]]] = {}
         self._revoked: OrderedDict[int, int] = OrderedDict()
         self._credits = 0
-        self._ahead = threading.Semaphore(AHEAD)
+        self._unhandled = threading.Semaphore(MAX_UNHANDLED)
         self._closed = threading.Event()
-        self._left: list[HostBuffer] = []
+        self._interrupted: list[HostBuffer] = []
         """Memory that a thread was using when the connection broke."""
         self._sender: threading.Thread | None = None
         self._scratch: memoryview | None = None
@@ -133,7 +136,7 @@ class Stripe:
 
     def begin(self) -> None:
         """Notifies the client that it may use the stripe, because the channel is open."""
-        self.begun = True
+        self.started = True
         self.put(encode(Kind.LIVE))
 
     def grant(self, transfer: int, host: HostBuffer) -> None:
@@ -172,14 +175,14 @@ class Stripe:
     def close(self) -> None:
         """Ends the stripe; `stripe_ended` is called afterwards. Further calls have no effect."""
         self._closed.set()
-        self._ahead.release()
+        self._unhandled.release()
         with contextlib.suppress(OSError):  # the connection has ended already
             socket.socket.shutdown(self._end, socket.SHUT_RDWR)  # see `Pipe.shutdown`
 
     # ---- on the receiving thread ----
 
     def _main(self) -> None:
-        why = ""
+        reason = ""
         try:
             self._open()
             while not self._closed.is_set():
@@ -187,25 +190,25 @@ class Stripe:
         except PipeEnded:
             pass
         except (OSError, FrameError, ValueError) as error:
-            why = str(error)
+            reason = str(error)
         except Exception as error:  # an internal error ends this stripe only
-            why = f"an error inside the daemon: {type(error).__name__}: {error}"
+            reason = f"an error inside the daemon: {type(error).__name__}: {error}"
         self.close()
         self._out.put(None)
         if self._sender is not None:
             self._sender.join()
         self._end.close()
-        self._post(lambda: self._finish(why))
+        self._post(lambda: self._finish(reason))
 
-    def _finish(self, why: str) -> None:
+    def _finish(self, reason: str) -> None:
         """Returns all memory that the stripe still holds to the owner. Device-handle thread."""
-        left = [host for granted in self._granted.values() for host, _ in granted] + self._left
+        buffers = [host for granted in self._granted.values() for host, _ in granted] + self._interrupted
         self._granted.clear()
         while not self._out.empty():
             item = self._out.get()
             if isinstance(item, OutgoingChunk):
-                left.append(item.host)
-        self._owner.stripe_ended(self, why, left)
+                buffers.append(item.host)
+        self._owner.stripe_ended(self, reason, buffers)
 
     def _open(self) -> None:
         tune(self._end)
@@ -219,16 +222,16 @@ class Stripe:
             raise PipeEnded
         self._sender = threading.Thread(target=self._send, args=(pipe,), name="stripe-out", daemon=True)
         self._sender.start()
-        self._tell(lambda: self._owner.ready(self))
+        self._post_event(lambda: self._owner.ready(self))
 
-    def _tell(self, task: Callable[[], object]) -> None:
-        self._ahead.acquire()
+    def _post_event(self, task: Callable[[], object]) -> None:
+        self._unhandled.acquire()
 
-        def told() -> None:
-            self._ahead.release()
+        def run() -> None:
+            self._unhandled.release()
             task()
 
-        self._post(told)
+        self._post(run)
 
     def _idle(self) -> bool:
         """True if no chunk is expected from the client."""
@@ -248,26 +251,26 @@ class Stripe:
             self._chunk(pipe, frame, offset)
         elif kind == Kind.TAKEN:
             (offset,) = STRIPE_OFFSET.unpack_from(head, HEAD)
-            self._tell(partial(owner.chunk_received, self, transfer, offset))
+            self._post_event(partial(owner.chunk_received, self, transfer, offset))
         else:
             (chunk,) = CHUNK_BYTES.unpack_from(head, HEAD)
-            self._tell(partial(owner.announced, self, kind, transfer, chunk))
+            self._post_event(partial(owner.announced, self, kind, transfer, chunk))
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int) -> None:
         size = frame.length - OFFSET
         claimed = self._claim(frame.id)
         if claimed is None or size > claimed[0].size:
             if claimed is not None:
-                self._tell(partial(self._owner.arrived, self, frame.id, offset, size, claimed[0], 0.0))
+                self._post_event(partial(self._owner.arrived, self, frame.id, offset, size, claimed[0], 0.0))
             self._skip(pipe, size)
             return
         host, granted = claimed
         try:
             pipe.receive(host.view[:size])
         except BaseException:
-            self._left.append(host)
+            self._interrupted.append(host)
             raise
-        self._tell(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
+        self._post_event(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
 
     def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
         """Returns the memory for a chunk and the time at which it was lent; None if the chunk is no longer wanted.
@@ -279,11 +282,11 @@ class Stripe:
             if granted:
                 self._credits -= 1
                 return granted.popleft()
-            left = self._revoked.get(transfer, 0)
-            if not left:
+            revoked = self._revoked.get(transfer, 0)
+            if not revoked:
                 raise FrameError(f"a chunk of transfer {transfer} arrived without a credit")
-            if left > 1:
-                self._revoked[transfer] = left - 1
+            if revoked > 1:
+                self._revoked[transfer] = revoked - 1
             else:
                 del self._revoked[transfer]
             return None
@@ -292,9 +295,9 @@ class Stripe:
         if self._scratch is None:
             self._scratch = memoryview(bytearray(_SCRATCH))
         while size:
-            part = min(size, _SCRATCH)
-            pipe.receive(self._scratch[:part])
-            size -= part
+            count = min(size, _SCRATCH)
+            pipe.receive(self._scratch[:count])
+            size -= count
 
     # ---- on the sending thread ----
 
@@ -325,6 +328,6 @@ class Stripe:
         try:
             pipe.send(parts)
         except BaseException:
-            self._left.append(chunk.host)
+            self._interrupted.append(chunk.host)
             raise
         self._post(partial(self._owner.sent, self, chunk, time.monotonic() - chunk.queued))

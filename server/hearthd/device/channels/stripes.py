@@ -25,10 +25,10 @@ from hearthd.device.transfers.transfers import Transfers
 STRIPE = "stripe"
 """Kind of the message on the descriptors socket that carries a stripe."""
 
-MOST = 32
+MAX_STRIPES = 32
 """Limit of stripes of one session."""
 
-MOST_CHUNK = 16 << 20
+MAX_CHUNK = 16 << 20
 
 
 class Stripes:
@@ -49,18 +49,18 @@ class Stripes:
         self.stall = STALL_S
         """Seconds that the client of a stripe that comes from now on may stand still with a part of a frame."""
         self._guards = Guards()
-        self._of: dict[int, set[Stripe]] = {}
+        self._by_channel: dict[int, set[Stripe]] = {}
         self._waiting: dict[Stripe, float] = {}
         """Stripes whose channel has not been opened yet, each with the monotonic time until which it is kept: the link
         and the descriptors socket are not ordered."""
         transfers.on_close = self._closed
-        transfers.stripes = lambda: sum(map(len, self._of.values()))
+        transfers.stripes = lambda: sum(map(len, self._by_channel.values()))
         if descriptors is not None:
             descriptors.register(STRIPE, self.handed_over)
 
     def opened(self, channel: int) -> None:
         """Begins the stripes that were waiting for this channel."""
-        for stripe in [each for each in self._waiting if each.channel == channel]:
+        for stripe in [waiting for waiting in self._waiting if waiting.channel == channel]:
             del self._waiting[stripe]
             stripe.begin()
 
@@ -81,12 +81,12 @@ class Stripes:
 
     def close(self) -> None:
         """Closes all stripes, because the process ends."""
-        for stripes in self._of.values():
+        for stripes in self._by_channel.values():
             for stripe in stripes:
                 stripe.close()
 
     def _closed(self, session: DeviceSession) -> None:
-        for stripe in self._of.get(session.channel, ()):
+        for stripe in self._by_channel.get(session.channel, ()):
             stripe.close()
 
     def handed_over(self, body: dict[str, Any], files: list[int]) -> None:
@@ -101,20 +101,20 @@ class Stripes:
             return
         end = socket.socket(fileno=files[0])
         try:
-            channel, most = int(body["channel"]), int(body["max_chunk_bytes"])
-            if not 0 < most <= MOST_CHUNK:
-                raise ValueError(f"chunks of {most} bytes")
+            channel, max_chunk = int(body["channel"]), int(body["max_chunk_bytes"])
+            if not 0 < max_chunk <= MAX_CHUNK:
+                raise ValueError(f"chunks of {max_chunk} bytes")
             guard = self._guards.make(body.get("tls"))
         except (KeyError, TypeError, ValueError, OSError) as error:  # ssl.SSLError is an OSError
             self._journal.warning("stripe", error=f"the front's message cannot be used: {error!r}")
             end.close()
             return
-        stripes = self._of.setdefault(channel, set())
-        if len(stripes) >= MOST:
-            self._journal.warning("stripe", channel=channel, error=f"the session has {MOST} already")
+        stripes = self._by_channel.setdefault(channel, set())
+        if len(stripes) >= MAX_STRIPES:
+            self._journal.warning("stripe", channel=channel, error=f"the session has {MAX_STRIPES} already")
             end.close()
             return
-        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post, self.stall))
+        stripes.add(Stripe(end, channel, max_chunk, guard, self, self._loop.post, self.stall))
 
     # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 
@@ -128,10 +128,10 @@ class Stripes:
     def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None:
         """Assigns the stripe to the transfer. If that is refused, sends the client ABORT with the reason.
 
-        Closes the stripe if the client did not wait until the stripe had begun.
+        Closes the stripe if the client did not wait until the stripe had started.
         """
         session = self._sessions(stripe.channel)
-        if session is None or not stripe.begun:
+        if session is None or not stripe.started:
             stripe.close()
             return
         try:
@@ -177,18 +177,18 @@ class Stripes:
         if session is not None:
             self._transfers.downloads.striped.chunk_written(session, chunk.transfer, stripe, seconds)
 
-    def stripe_ended(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
-        """Removes the stripe, returns its memory, and notifies its transfers. Logs `why` unless it is empty."""
+    def stripe_ended(self, stripe: Stripe, reason: str, buffers: list[HostBuffer]) -> None:
+        """Removes the stripe, returns its memory, and notifies its transfers. Logs `reason` unless it is empty."""
         self._waiting.pop(stripe, None)
-        stripes = self._of.get(stripe.channel, set())
+        stripes = self._by_channel.get(stripe.channel, set())
         stripes.discard(stripe)
         if not stripes:
-            self._of.pop(stripe.channel, None)
-        for host in left:
+            self._by_channel.pop(stripe.channel, None)
+        for host in buffers:
             self._transfers.stripe_staging.release(host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.lost(session, stripe)
-        if why:
-            who = session.id if session is not None else ""
-            self._journal.warning("stripe", channel=stripe.channel, session=who, error=f"closed: {why}")
+        if reason:
+            session_id = session.id if session is not None else ""
+            self._journal.warning("stripe", channel=stripe.channel, session=session_id, error=f"closed: {reason}")

@@ -39,14 +39,14 @@ Done = Callable[[], None]
 class AbortedCommunicator:
     """A communicator that is being aborted."""
 
-    __slots__ = ("comm", "communicator", "deadline", "own", "stopping", "track")
+    __slots__ = ("comm", "communicator", "deadline", "owns_track", "stopping", "track")
 
-    def __init__(self, comm: str, communicator: RankCommunicator, track: PooledStream | None, own: bool) -> None:
+    def __init__(self, comm: str, communicator: RankCommunicator, track: PooledStream | None, owns_track: bool) -> None:
         self.comm = comm
         self.communicator = communicator
         self.track = track
         """Track of the communicator's operations; None: the communicator never had a track."""
-        self.own = own
+        self.owns_track = owns_track
         """True if the track is released together with the communicator."""
         self.stopping = False
         """True while the communicator is being stopped, which takes until the work before its operations on the device
@@ -75,90 +75,95 @@ class CommunicatorAborts:
         self._retired = 0
         """Number of communicators that wait for the device to become idle."""
 
-    def end(self, given_up: AbortedCommunicator, *, under_way: bool) -> None:
-        """Ends and frees a communicator. `under_way`: it has operations that may never end by themselves."""
-        if not under_way:
-            self._retire(given_up)
-        elif given_up.communicator.can_stop:
-            self._stop(given_up)
+    def end(self, aborted: AbortedCommunicator, *, has_operations: bool) -> None:
+        """Stops and frees a communicator.
+
+        `has_operations`: the communicator has operations in flight, which may never end by themselves.
+        """
+        if not has_operations:
+            self._retire(aborted)
+        elif aborted.communicator.can_stop:
+            self._stop(aborted)
         else:
-            self._device.idle_work.run_now(partial(self._abort, given_up))
+            self._device.idle_work.run_now(partial(self._abort, aborted))
 
     @property
     def watching(self) -> bool:
         """True if the work of a helper thread may become overdue."""
-        return any(each.deadline < math.inf for each in self._helped)
+        return any(aborted.deadline < math.inf for aborted in self._helped)
 
     def check(self, now: float) -> None:
         """Reports overdue aborts to the front."""
-        for each in list(self._helped):
-            if each.deadline >= now:
+        for aborted in list(self._helped):
+            if aborted.deadline >= now:
                 continue
-            each.deadline = math.inf
+            aborted.deadline = math.inf
             tracks = self._device.tracks
-            before = [track for track in tracks.unfinished(tracks.all) if track is not each.track]
-            if each.stopping and before:  # its operations may be queued on the device behind those of these tracks
-                tracks.after_all(before, partial(self._expect, each))
+            earlier_tracks = [track for track in tracks.unfinished(tracks.all) if track is not aborted.track]
+            if (
+                aborted.stopping and earlier_tracks
+            ):  # its operations may be queued on the device behind those of these tracks
+                tracks.after_all(earlier_tracks, partial(self._set_deadline, aborted))
             else:
-                self._send({"op": "wedged", "comm": each.comm})
+                self._send({"op": "wedged", "comm": aborted.comm})
 
-    def _expect(self, given_up: AbortedCommunicator) -> None:
-        given_up.deadline = time.monotonic() + self.limit_s
+    def _set_deadline(self, aborted: AbortedCommunicator) -> None:
+        aborted.deadline = time.monotonic() + self.limit_s
 
     # ---- steps ----
 
-    def _stop(self, given_up: AbortedCommunicator) -> None:
-        given_up.stopping = True
+    def _stop(self, aborted: AbortedCommunicator) -> None:
+        aborted.stopping = True
 
         def stop() -> Callable[[], None]:
             try:
-                given_up.communicator.stop()
+                aborted.communicator.stop()
             except Exception as error:
                 traceback.print_exception(error, file=sys.stderr)
-                self._free(given_up)
-                return lambda: self._gone(given_up)
-            return lambda: self._stopped(given_up)
+                self._free(aborted)
+                return lambda: self._freed(aborted)
+            return lambda: self._stopped(aborted)
 
-        self._help(given_up, stop)
+        self._run_on_helper(aborted, stop)
 
-    def _stopped(self, given_up: AbortedCommunicator) -> None:
-        del self._helped[given_up]
-        given_up.stopping = False
-        self._retire(given_up)
+    def _stopped(self, aborted: AbortedCommunicator) -> None:
+        del self._helped[aborted]
+        aborted.stopping = False
+        self._retire(aborted)
 
-    def _retire(self, given_up: AbortedCommunicator) -> None:
+    def _retire(self, aborted: AbortedCommunicator) -> None:
         """Frees a communicator that has no running operations, while the device is idle."""
         self._retired += 1
 
         def start(done: Done) -> None:
             self._retired -= 1
-            self._abort(given_up, done)
+            self._abort(aborted, done)
 
         self._device.idle_work.run_on_thread(start, urgent=self._retired > RETIRED)
 
-    def _abort(self, given_up: AbortedCommunicator, done: Done) -> None:
+    def _abort(self, aborted: AbortedCommunicator, done: Done) -> None:
         def abort() -> Callable[[], None]:
-            self._free(given_up)
-            return lambda: self._gone(given_up, done)
+            self._free(aborted)
+            return lambda: self._freed(aborted, done)
 
-        self._help(given_up, abort)
+        self._run_on_helper(aborted, abort)
 
     @staticmethod
-    def _free(given_up: AbortedCommunicator) -> None:
+    def _free(aborted: AbortedCommunicator) -> None:
         try:
-            given_up.communicator.abort()
+            aborted.communicator.abort()
         except Exception as error:
             traceback.print_exception(error, file=sys.stderr)
 
-    def _gone(self, given_up: AbortedCommunicator, done: Done = lambda: None) -> None:
-        del self._helped[given_up]
+    def _freed(self, aborted: AbortedCommunicator, done: Done = lambda: None) -> None:
+        del self._helped[aborted]
         done()
-        track, tracks = given_up.track, self._device.tracks
-        if track is not None and given_up.own:
+        track, tracks = aborted.track, self._device.tracks
+        if track is not None and aborted.owns_track:
             tracks.after_all([track], partial(tracks.release, track))
 
-    def _help(self, given_up: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
+    def _run_on_helper(self, aborted: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
         """Runs `work` on a separate thread, then the function that `work` returns on the device-handle thread."""
-        self._helped[given_up] = None
-        self._expect(given_up)
+        self._helped[aborted] = None
+        self._set_deadline(aborted)
         threading.Thread(target=lambda: self._post(work()), name="communicator", daemon=True).start()

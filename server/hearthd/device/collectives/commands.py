@@ -58,7 +58,7 @@ class CollectiveCommands:
 
     def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
         """Handles AllReduce as a Collective of one operation, with the devices in ascending order."""
-        part = commands_pb2.CollectiveOperation(
+        operation = commands_pb2.CollectiveOperation(
             kind=commands_pb2.COLLECTIVE_KIND_ALL_REDUCE,
             source=command.source,
             source_offset=command.source_offset,
@@ -69,9 +69,9 @@ class CollectiveCommands:
             op=command.op,
         )
         devices = tuple(sorted(command.devices))
-        place = self._place(devices)
+        rank_and_size = self._rank_and_size(devices)
         key = OperationKey(origin.session.channel, "", devices, command.sequence)
-        return self._operation(origin, key, [part], place, command.timeout_ns)
+        return self._operation(origin, key, [operation], rank_and_size, command.timeout_ns)
 
     def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
         """Handles Collective: one operation or a batch of them, on a group or on devices of this daemon.
@@ -89,8 +89,8 @@ class CollectiveCommands:
                 f"a collective of group {group} and of devices {list(devices)}",
                 fix="name a group that was created or joined, or devices of this daemon, not both",
             )
-        place = self._groups.get((channel, group)) if group else self._place(devices)
-        if place is None:
+        rank_and_size = self._groups.get((channel, group)) if group else self._rank_and_size(devices)
+        if rank_and_size is None:
             raise Refusal(
                 Reason.INVALID_HANDLE,
                 f"group {group} does not belong to this session, or has no rank on this device",
@@ -98,7 +98,7 @@ class CollectiveCommands:
                 details={"kind": "group", "handle": group},
             )
         key = OperationKey(channel, group, devices, command.sequence)
-        return self._operation(origin, key, command.operations, place, command.timeout_ns)
+        return self._operation(origin, key, command.operations, rank_and_size, command.timeout_ns)
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
         """Handles SyncCollective: makes the stream wait, on the device, for its earlier collectives."""
@@ -116,7 +116,7 @@ class CollectiveCommands:
         for track in origin.stream.collectives:
             self._device.tracks.fence(origin.stream.track, track)
 
-    def _place(self, devices: tuple[int, ...]) -> tuple[int, int]:
+    def _rank_and_size(self, devices: tuple[int, ...]) -> tuple[int, int]:
         """Returns the rank of this device and the number of ranks. Raises Refusal(INVALID_ARGUMENT)."""
         ordinal = self._device.spec.ordinal
         if ordinal not in devices or len(set(devices)) != len(devices):
@@ -135,12 +135,12 @@ class CollectiveCommands:
         origin: Origin,
         key: OperationKey,
         operations: Sequence[commands_pb2.CollectiveOperation],
-        place: tuple[int, int],
+        rank_and_size: tuple[int, int],
         timeout_ns: int,
     ) -> Operation:
         device = self._device
         try:
-            parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
+            parts = parse(operations, origin.session.buffers, *rank_and_size, device.server.communicators.check)
         except Refusal as refusal:
             self._negotiation.withdraw(key, refusal)
             raise
@@ -149,47 +149,49 @@ class CollectiveCommands:
         only_read = tuple(buffer for buffer in sources if buffer not in destinations)
         seconds = timeout_ns / 1e9 or device.spec.collective_timeout
         pending = self._negotiation.add(origin.session, key, parts, seconds)
-        wanted = SubmittedCollective(origin, pending, only_read, tuple(destinations))
+        submitted = SubmittedCollective(origin, pending, only_read, tuple(destinations))
         operation = Operation(
             origin,
-            partial(self._run, wanted),
+            partial(self._run, submitted),
             writes=(origin.stream, *destinations),
             reads=only_read,
             needs=tuple(sources),
-            spoils=wanted.destinations,
+            spoils=submitted.destinations,
         )
         operation.after = origin.reply
         operation.on_failure = partial(self._negotiation.failed, pending)
         operation.announcement = pending
         return operation
 
-    def _run(self, wanted: SubmittedCollective) -> bool:
-        pending = wanted.pending
-        if not pending.made:
+    def _run(self, submitted: SubmittedCollective) -> bool:
+        pending = submitted.pending
+        if not pending.presented:
             locate(pending.parts)
             if not self._negotiation.present(pending):
                 return False
         if pending.error is not None:
-            if wanted.origin.stream.flights:  # errors surface in the stream's order, and these have not ended yet
-                self._negotiation.wait_for_others(pending)
+            if submitted.origin.stream.flights:  # errors surface in the stream's order, and these have not ended yet
+                self._negotiation.wait_for_earlier(pending)
                 return False
             raise pending.error
         if pending.comm is None or self._device.idle_work.occupied:
             return False
         member = self.members.get(pending.comm)
         if member is None:
-            raise self.members.gone_refusal(pending.comm)
+            raise self.members.ended_refusal(pending.comm)
         if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
-        self._launch(wanted, member, locate(pending.parts))
+        self._launch(submitted, member, locate(pending.parts))
         return True
 
-    def _launch(self, wanted: SubmittedCollective, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
-        device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
-        stream, destinations = origin.stream, wanted.destinations
+    def _launch(
+        self, submitted: SubmittedCollective, member: Membership, exchanges: Sequence[CollectiveExchange]
+    ) -> None:
+        device, track, origin, pending = self._device, member.track, submitted.origin, submitted.pending
+        stream, destinations = origin.stream, submitted.destinations
         device.tracks.fence(track, stream.track)
         device.tracks.claim_position(
-            track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in wanted.sources]
+            track, [buffer.usage for buffer in destinations], [buffer.usage for buffer in submitted.sources]
         )
         size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
@@ -199,9 +201,9 @@ class CollectiveCommands:
         self.members.launched(member, flight, pending.deadline)
         self._negotiation.launched(pending)
         if track not in stream.collectives:
-            stream.collectives = (*(each for each in stream.collectives if each.users), track)
+            stream.collectives = (*(other_track for other_track in stream.collectives if other_track.users), track)
         origin.session.touch(track)
-        # a barrier has no buffers that other operations could wait for
+        # A barrier has no buffers that later operations could wait for, so the stream waits for the barrier itself.
         if any(part.kind == "barrier" for part in pending.parts):
             self._follow(origin)
         device.telemetry.collectives += 1
@@ -216,16 +218,16 @@ class CollectiveCommands:
         """
         try:
             message = json.loads(payload)
-            what = message["op"]
-            handler = self.members.handlers.get(what)
+            kind = message["op"]
+            handler = self.members.handlers.get(kind)
             if handler is not None:
                 handler(message)
-            elif what in ("go", "fail"):
+            elif kind in ("go", "fail"):
                 self._negotiation.answered(message, session_of)
-            elif what == "group":
-                place = int(message["rank"]), int(message["ranks"])
-                self._groups[int(message["channel"]), str(message["group"])] = place
-            elif what == "ungroup":
+            elif kind == "group":
+                rank_and_size = int(message["rank"]), int(message["ranks"])
+                self._groups[int(message["channel"]), str(message["group"])] = rank_and_size
+            elif kind == "ungroup":
                 channel, group = int(message["channel"]), str(message["group"])
                 if self._groups.pop((channel, group), None) is not None:
                     self._negotiation.leave(channel, group, session_of)
@@ -250,7 +252,7 @@ class CollectiveCommands:
 
         Its commands have been abandoned; launched operations run to their end.
         """
-        for channel, group in [each for each in self._groups if each[0] == session.channel]:
+        for channel, group in [key for key in self._groups if key[0] == session.channel]:
             del self._groups[channel, group]
         self._negotiation.close(session)
 

@@ -22,7 +22,7 @@ from hearthd.device.backend.communicator import CollectiveExchange, RankCommunic
 from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts
 from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.launch_order import LaunchOrder
-from hearthd.device.collectives.membership import Membership, in_flight_refusal, not_started, verdict
+from hearthd.device.collectives.membership import Membership, decode_refusal, in_flight_refusal, not_started
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream
@@ -30,10 +30,10 @@ from hearthd.device.streams.stream_pool import PooledStream
 CHECK_S = 0.05
 """Interval at which communicators are checked for failures, in seconds."""
 
-VERDICT_S = 0.5
+DECISION_S = 0.5
 """Seconds that the front has to decide on a communicator that was reported as failed."""
 
-KEPT = 256
+MAX_ENDED = 256
 """Number of ended communicators whose refusal is remembered: operations may still be waiting for their turn on them."""
 
 Send = Callable[[dict[str, Any]], None]
@@ -49,14 +49,14 @@ class Memberships:
         self._live: dict[str, Membership] = {}
         self._busy: dict[Membership, None] = {}
         """Memberships that have to be checked even without an event."""
-        self._gone: OrderedDict[str, Refusal] = OrderedDict()
+        self._ended: OrderedDict[str, Refusal] = OrderedDict()
         self._ids: dict[str, bytes] = {}
         """Ids created by this rank for communicators that it has not joined yet."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread is creating or joining, each with True while it is still wanted."""
         self.aborts = CommunicatorAborts(device, post, send)
         """The communicators that are being given up."""
-        self.verdict_s = VERDICT_S
+        self.decision_s = DECISION_S
         """Seconds that the front has to decide on a communicator that was reported as failed."""
         self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
@@ -70,9 +70,9 @@ class Memberships:
         """Returns this rank's membership in a communicator; None if it has not joined, or the communicator is gone."""
         return self._live.get(comm)
 
-    def gone_refusal(self, comm: str) -> Refusal:
+    def ended_refusal(self, comm: str) -> Refusal:
         """Returns the refusal of an operation whose communicator is gone."""
-        return self._gone.get(comm) or Refusal(
+        return self._ended.get(comm) or Refusal(
             Reason.COMMUNICATOR_FAILED,
             "the communicator was aborted before the operation could start",
             fix="submit the operation again, with the next sequence number on every rank; a new communicator is "
@@ -115,7 +115,7 @@ class Memberships:
 
     def _on_create_id(self, message: dict[str, Any]) -> None:
         comm, ranks = str(message["comm"]), int(message["ranks"])
-        if self._known(comm):
+        if self._is_known(comm):
             return
         self._making[comm] = True
         self._helper(partial(self._create_id, comm, ranks))
@@ -123,7 +123,7 @@ class Memberships:
     def _on_join(self, message: dict[str, Any]) -> None:
         comm, rank, ranks = str(message["comm"]), int(message["rank"]), int(message["ranks"])
         unique_id = base64.b64decode(str(message["unique_id"]), validate=True)
-        if self._known(comm):
+        if self._is_known(comm):
             return
         self._making[comm] = True
         self._helper(partial(self._join, comm, unique_id, rank, ranks, bool(message.get("group"))))
@@ -141,14 +141,14 @@ class Memberships:
         if member is None:
             return
         encoded = message.get("status")
-        refusal = verdict(encoded) if encoded else None
-        why = str(message.get("reason") or "no reason was given")
+        refusal = decode_refusal(encoded) if encoded else None
+        reason = str(message.get("reason") or "no reason was given")
         self._end(
-            member, (lambda _flight: refusal) if refusal is not None else partial(in_flight_refusal, why, 0), refusal
+            member, (lambda _flight: refusal) if refusal is not None else partial(in_flight_refusal, reason, 0), refusal
         )
 
-    def _known(self, comm: str) -> bool:
-        return comm in self._live or comm in self._making or comm in self._gone
+    def _is_known(self, comm: str) -> bool:
+        return comm in self._live or comm in self._making or comm in self._ended
 
     # ---- joining ----
 
@@ -178,7 +178,7 @@ class Memberships:
     def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was abandoned in the meantime
-            self.aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
+            self.aborts.end(AbortedCommunicator(comm, communicator, None, owns_track=False), has_operations=False)
             return
         tracks = self._device.tracks
         if group:
@@ -192,14 +192,14 @@ class Memberships:
         self._send({"op": "joined", "comm": comm})
 
     def _join_failed(self, comm: str, error: Exception) -> None:
-        wanted = self._making.pop(comm, True)
+        is_wanted = self._making.pop(comm, True)
         self._forget_id(comm)
-        if not wanted:
+        if not is_wanted:
             return
         if not isinstance(error, Refusal):
             traceback.print_exception(error, file=sys.stderr)
-            why = f"device {self._device.spec.ordinal} could not join: {error}"
-            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="see the daemon's log")
+            reason = f"device {self._device.spec.ordinal} could not join: {error}"
+            error = Refusal(Reason.COMMUNICATOR_FAILED, reason, fix="see the daemon's log")
         self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
 
     def _forget_id(self, comm: str) -> None:
@@ -217,8 +217,8 @@ class Memberships:
         if member.failing:
             return
         member.refusal = partial(in_flight_refusal, reason, sequence if timed_out else 0)
-        member.gone = not_started(reason, timed_out)
-        self._tell_progress(member, at_once=True)
+        member.unstarted_refusal = not_started(reason, timed_out)
+        self._report_progress(member, at_once=True)
         member.reported = time.monotonic()
         self._busy[member] = None
         self._send(
@@ -226,7 +226,10 @@ class Memberships:
         )
 
     def _end(
-        self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
+        self,
+        member: Membership,
+        refusal: Callable[[InFlightCollective], Refusal],
+        unstarted_refusal: Refusal | None = None,
     ) -> None:
         """Abandons a communicator.
 
@@ -234,16 +237,16 @@ class Memberships:
         """
         del self._live[member.comm]
         self._busy.pop(member, None)
-        if gone is not None:
-            self._gone[member.comm] = gone
-            while len(self._gone) > KEPT:
-                self._gone.popitem(last=False)
+        if unstarted_refusal is not None:
+            self._ended[member.comm] = unstarted_refusal
+            while len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
         flights = member.flights.pop_all()
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
-        in_flight_refusal = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
-        self.aborts.end(in_flight_refusal, under_way=bool(flights))
+        aborted = AbortedCommunicator(member.comm, member.communicator, member.track, owns_track=member.group)
+        self.aborts.end(aborted, has_operations=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----
@@ -261,18 +264,18 @@ class Memberships:
             self._check(member, now)
         self.aborts.check(now)
 
-    def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
+    def _report_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
         if done is not None:
             self._send({"op": "progress", "comm": member.comm, "done": done})
 
     def _check(self, member: Membership, now: float) -> None:
-        self._tell_progress(member)
+        self._report_progress(member)
         if member.idle:
             self._busy.pop(member, None)
         if member.refusal is not None:
-            if now > member.reported + self.verdict_s:
-                self._end(member, member.refusal, member.gone)
+            if now > member.reported + self.decision_s:
+                self._end(member, member.refusal, member.unstarted_refusal)
             return
         reason = member.communicator.failure_reason()
         if reason:
@@ -280,14 +283,14 @@ class Memberships:
             return
         overdue = member.flights.overdue(now)
         if overdue is not None:
-            self.broken(member, f"{overdue.what} did not complete in time", overdue.sequence, timed_out=True)
+            self.broken(member, f"{overdue.description} did not complete in time", overdue.sequence, timed_out=True)
 
     def max_sleep(self, limit: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `limit`."""
         if not (self._busy or self.aborts.watching):
             return limit
-        left = max(self._next_check - time.monotonic(), 0.0)
-        return at_most(left, limit)
+        remaining = max(self._next_check - time.monotonic(), 0.0)
+        return at_most(remaining, limit)
 
     @staticmethod
     def _helper(work: Callable[[], None]) -> None:

@@ -61,13 +61,13 @@ class InFlightQueue(Generic[T]):
 
     def overdue(self, now: float) -> T | None:
         """Returns the first operation, in the order of launch, whose deadline has passed; None if there is none."""
-        return next((each for each, deadline in self._deadlines.items() if deadline <= now), None)
+        return next((operation for operation, deadline in self._deadlines.items() if deadline <= now), None)
 
     def pop_all(self) -> list[T]:
         """Removes and returns all operations in flight, in the order of their launch."""
-        left = list(self._deadlines)
+        operations = list(self._deadlines)
         self._deadlines.clear()
-        return left
+        return operations
 
     def progress(self, now: float, *, at_once: bool = False) -> int | None:
         """Returns the number of operations that are done, if a report is due, otherwise None.

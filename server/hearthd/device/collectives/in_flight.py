@@ -50,7 +50,7 @@ class InFlightCollective:
         origin.stream.flights[self.outcome] = None
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """Name of the operation in messages."""
         return f"{self.origin.name}, {self._key}"
 
@@ -76,14 +76,14 @@ class InFlightCollective:
             (buffer, None) for buffer in self.origin.session.buffers.items.values() if outcome in buffer.usage.outcomes
         )
         origin = self.origin
-        # otherwise its source had failed, which is its error; it ran only so that the other ranks could
+        # If `over` is set, the failure of an input has been recorded: the operation ran only for the other ranks.
         if not origin.over:
             origin.over = True
             outcome.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
             origin.replies.failed(origin, refusal)
             if origin.record is not None:
                 origin.record.failed(refusal.reason)
-            origin.keep(outcome.failure, list(spoiled))
+            origin.record_failure(outcome.failure, list(spoiled))
         self._end()
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-MOST_LAUNCHED = 256
+MAX_LAUNCHED = 256
 """Limit of operations, each part of a batch counted, that are launched on a track and not known to be done. The driver
 blocks a thread that has submitted about a thousand to a few tracks until some are done, and the device-handle thread
 must not wait for peers. Further operations are queued here. All ranks launch in the same order, so the first operation
@@ -45,10 +45,10 @@ class LaunchOrder(Generic[P]):
     @property
     def head(self) -> P | None:
         """The next operation to be launched; None if the queue is empty or the limit leaves no room for it."""
-        line = self._queue
-        if not line or (self._weight and self._weight + line[0].weight > MOST_LAUNCHED):
+        queue = self._queue
+        if not queue or (self._weight and self._weight + queue[0].weight > MAX_LAUNCHED):
             return None
-        return line[0]
+        return queue[0]
 
     def launched(self, operation: P) -> None:
         """Records that the first operation of the queue has been launched."""

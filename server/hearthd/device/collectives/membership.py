@@ -17,7 +17,17 @@ from hearthd.device.streams.stream_pool import PooledStream
 class Membership:
     """Membership of this rank in one communicator."""
 
-    __slots__ = ("comm", "communicator", "flights", "gone", "group", "lane", "refusal", "reported", "track")
+    __slots__ = (
+        "comm",
+        "communicator",
+        "flights",
+        "group",
+        "lane",
+        "refusal",
+        "reported",
+        "track",
+        "unstarted_refusal",
+    )
 
     def __init__(
         self, comm: str, communicator: RankCommunicator, track: PooledStream, lane: LaunchOrder[Any], group: bool
@@ -34,7 +44,7 @@ class Membership:
         """Monotonic time at which the failure was reported to the front; infinity without a failure."""
         self.refusal: Callable[[InFlightCollective], Refusal] | None = None
         """Returns the refusal of an operation that was in flight; None while the communicator works."""
-        self.gone: Refusal | None = None
+        self.unstarted_refusal: Refusal | None = None
         """Refusal of an operation that could not start."""
 
     @property
@@ -48,40 +58,40 @@ class Membership:
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 
-def in_flight_refusal(why: str, late: int, flight: InFlightCollective) -> Refusal:
+def in_flight_refusal(reason: str, late_sequence: int, flight: InFlightCollective) -> Refusal:
     """Returns the refusal of an operation that was in flight when its communicator failed.
 
-    `late` is the number of the operation that missed its deadline, or 0.
+    `late_sequence` is the number of the operation that missed its deadline; 0 if none did.
     """
-    if late and flight.sequence == late:
+    if late_sequence and flight.sequence == late_sequence:
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
-            f"{flight.what} was launched, but did not complete in time: a rank of it did not take part, or was too "
-            f"slow",
+            f"{flight.description} was launched, but did not complete in time: a rank of it did not take part, or was "
+            f"too slow",
             fix="check the other ranks, or use a longer timeout",
             details={"sequence": flight.sequence},
         )
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{flight.what} was aborted: its communicator failed: {why}",
+        f"{flight.description} was aborted: its communicator failed: {reason}",
         fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
         details={"sequence": flight.sequence},
     )
 
 
-def not_started(why: str, timed_out: bool) -> Refusal:
+def not_started(reason: str, timed_out: bool) -> Refusal:
     """Returns the refusal of an operation that could not start on a failed communicator.
 
     `timed_out`: the failure is a timeout of this operation or of one that it waits for.
     """
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
-        f"the communicator was aborted before the operation could start: {why}",
+        f"the communicator was aborted before the operation could start: {reason}",
         fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
     )
 
 
-def verdict(encoded: object) -> Refusal:
+def decode_refusal(encoded: object) -> Refusal:
     """Decodes the front's decision on an operation."""
     try:
         return from_text(encoded or "?")

@@ -10,7 +10,7 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collectives.communicators import CHECK_S, Memberships, Send
 from hearthd.device.collectives.launch_order import LaunchOrder
-from hearthd.device.collectives.membership import verdict
+from hearthd.device.collectives.membership import decode_refusal
 from hearthd.device.collectives.outgoing import OutgoingOperations
 from hearthd.device.collectives.parts import CollectivePart, locate
 from hearthd.device.collectives.pending import OperationKey, PendingCollective
@@ -18,13 +18,13 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.session.session import DeviceSession
 
-MOST_PRESENTED = 512
+MAX_PRESENTED = 512
 """Limit of a session's operations, each part of a batch counted, that are presented and not known to be done. Beyond
 the limit, an operation is presented only when its turn has come. Its time limit then begins at that moment, and
 includes the operations before it."""
 
-MOST_AT_ALL = 4096
-"""Limit like `MOST_PRESENTED` that includes operations whose turn has come (on many streams at the same time)."""
+MAX_PRESENTED_IN_TURN = 4096
+"""Limit like `MAX_PRESENTED` for operations whose turn has come, on any number of streams."""
 
 REFILL = 64
 """Room (number of operations) at which more of a queue is presented: together as one message, not one message for each
@@ -45,7 +45,7 @@ class Negotiation:
         self._device = device
         self._members = members
         self._send = send
-        self._rows = OutgoingOperations(say, self._unanswered)
+        self._outgoing = OutgoingOperations(say, self._unanswered)
         self._pending: dict[OperationKey, PendingCollective] = {}
         self._released: dict[PendingCollective, None] = {}
         """Operations that the front has released for launch."""
@@ -74,89 +74,93 @@ class Negotiation:
 
     # ---- presenting ----
 
-    def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
+    def present_early(self, pending: PendingCollective, predecessors: list[PendingCollective]) -> None:
         """Presents the operation, or queues it until there is room. Raises the same errors as `locate`.
 
-        The operation is presented after the operations `ahead`, which have been presented or queued.
+        The operation is ordered behind `predecessors`, which have been presented or queued.
         """
         group = pending.key.group
         # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
         # group of this daemon's devices could be launched while it waits for such a group, it would block all other
         # operations on its track.
-        if not group and any(other.key.group for other in ahead):
+        if not group and any(predecessor.key.group for predecessor in predecessors):
             return
         locate(pending.parts)
-        pending.behind = [other.key for other in ahead if other.comm is None and other.key.group == group]
+        pending.predecessors = [
+            predecessor.key
+            for predecessor in predecessors
+            if predecessor.comm is None and predecessor.key.group == group
+        ]
         pending.scheduled = True
-        standing = self._waiting_for_room.get(pending.session)
-        if standing or self._crowded(pending):
-            if standing is None:
-                standing = self._waiting_for_room[pending.session] = deque()
-            standing.append(pending)
+        queue = self._waiting_for_room.get(pending.session)
+        if queue or self._crowded(pending):
+            if queue is None:
+                queue = self._waiting_for_room[pending.session] = deque()
+            queue.append(pending)
         else:
             self._present(pending)
 
     def present(self, pending: PendingCollective) -> bool:
         """Presents an operation whose turn has come, with no earlier one left.
 
-        Returns False if there is no room even within `MOST_AT_ALL`.
+        Returns False if there is no room even within `MAX_PRESENTED_IN_TURN`.
         """
-        if self._crowded(pending, MOST_AT_ALL):
+        if self._crowded(pending, MAX_PRESENTED_IN_TURN):
             return False
-        pending.behind = []
+        pending.predecessors = []
         self._present(pending)
         return True
 
-    def _crowded(self, pending: PendingCollective, most: int = MOST_PRESENTED) -> bool:
+    def _crowded(self, pending: PendingCollective, limit: int = MAX_PRESENTED) -> bool:
         weight = self._weights.get(pending.session, 0)
-        return weight > 0 and weight + pending.weight > most
+        return weight > 0 and weight + pending.weight > limit
 
     def _present(self, pending: PendingCollective) -> None:
         """Reports to the front that this rank has reached the operation, and starts its time limit."""
-        pending.made = pending.scheduled = True
+        pending.presented = pending.scheduled = True
         pending.deadline = time.monotonic() + pending.seconds
         weight = self._weights.get(pending.session, 0)
         self._weights[pending.session] = weight + pending.weight
         signature = [part.signature for part in pending.parts]
-        self._rows.add(pending, signature)
+        self._outgoing.add(pending, signature)
         if not weight:
-            self._rows.flush()
+            self._outgoing.flush()
             self._device.outbox.send()  # the front handles the first of a series while this process handles the others
 
     def flush(self) -> None:
         """Sends all presented operations."""
-        self._rows.flush()
+        self._outgoing.flush()
 
     def settle(self) -> None:
         """Sends the messages that need not wait for more."""
-        self._rows.settle()
+        self._outgoing.settle()
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
         """Subtracts `weight` from the weight of the session's presented operations.
 
         Presents queued operations that now have room.
         """
-        left = self._weights.get(session, 0) - weight
-        if left > 0:
-            self._weights[session] = left
+        remaining = self._weights.get(session, 0) - weight
+        if remaining > 0:
+            self._weights[session] = remaining
         else:
             self._weights.pop(session, None)
-        if left + weight > MOST_PRESENTED:
+        if remaining + weight > MAX_PRESENTED:
             self._device.kick(session)  # an operation whose turn has come may find room now
-        standing = self._waiting_for_room.get(session)
-        if left > MOST_PRESENTED - REFILL:
+        queue = self._waiting_for_room.get(session)
+        if remaining > MAX_PRESENTED - REFILL:
             return
-        while standing and (standing[0].made or not self._crowded(standing[0])):
-            pending = standing.popleft()
-            if not pending.made and self._pending.get(pending.key) is pending:
-                pending.behind = [key for key in pending.behind if self._unanswered(key)]
+        while queue and (queue[0].presented or not self._crowded(queue[0])):
+            pending = queue.popleft()
+            if not pending.presented and self._pending.get(pending.key) is pending:
+                pending.predecessors = [key for key in pending.predecessors if self._unanswered(key)]
                 self._present(pending)
-        if standing is not None and not standing:
+        if queue is not None and not queue:
             del self._waiting_for_room[session]
 
     def _unanswered(self, key: OperationKey) -> bool:
-        other = self._pending.get(key)
-        return other is not None and other.comm is None and other.error is None
+        pending = self._pending.get(key)
+        return pending is not None and pending.comm is None and pending.error is None
 
     # ---- launch and end ----
 
@@ -196,7 +200,7 @@ class Negotiation:
             self._failing.discard(pending.session)
             self._device.kick(pending.session)
 
-    def wait_for_others(self, pending: PendingCollective) -> None:
+    def wait_for_earlier(self, pending: PendingCollective) -> None:
         """Keeps a failed operation until the outcome of an earlier operation is known."""
         self._failing.add(pending.session)
 
@@ -220,8 +224,8 @@ class Negotiation:
         self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
     def _remove_presented(self, pending: PendingCollective) -> None:
-        if pending.made:
-            pending.made = False
+        if pending.presented:
+            pending.presented = False
             self._make_room(pending.session, pending.weight)
 
     def _schedule_next(self, lane: LaunchOrder[PendingCollective]) -> None:
@@ -230,11 +234,11 @@ class Negotiation:
         if head is not None:
             self._device.kick(head.session)
 
-    def _report_missed(self, key: OperationKey, comm: str | None, why: str) -> None:
+    def _report_missed(self, key: OperationKey, comm: str | None, cause: str) -> None:
         """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
-            reason = f"device {self._device.spec.ordinal} cannot take part in {key}: {why}"
+            reason = f"device {self._device.spec.ordinal} cannot take part in {key}: {cause}"
             self._members.broken(member, reason, key.sequence)
 
     # ---- messages of the front ----
@@ -245,22 +249,22 @@ class Negotiation:
         group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
         if message["op"] == "go":
             comm, index = str(message["comm"]), int(message.get("index") or 0)
-            for step in range(int(message.get("count") or 1)):
-                key = OperationKey(channel, group, devices, sequence + step)
-                self._go(key, self._pending.get(key), comm, index + step if index else 0)
+            for offset in range(int(message.get("count") or 1)):
+                key = OperationKey(channel, group, devices, sequence + offset)
+                self._go(key, self._pending.get(key), comm, index + offset if index else 0)
         else:
             pending = self._pending.get(OperationKey(channel, group, devices, sequence))
             if pending is not None and pending.comm is None and pending.error is None:
-                pending.error = verdict(message.get("status"))
-        if self._rows.settle():
+                pending.error = decode_refusal(message.get("status"))
+        if self._outgoing.settle():
             self._device.outbox.send()  # the front handles further operations while these are launched
         self._kick(session_of(channel))
 
     def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
         member = self._members.get(comm)
         if member is not None and index and not member.flights.number(index):
-            return  # recorded before
-        if pending is None or not pending.made or pending.error is not None:
+            return  # this number was recorded before
+        if pending is None or not pending.presented or pending.error is not None:
             if index:
                 self._report_missed(key, comm, "it was cancelled before")
         elif pending.comm is None:
@@ -287,7 +291,7 @@ class Negotiation:
         """Forgets a session that has ended; its operations have been abandoned."""
         self._waiting_for_room.pop(session, None)
         self._failing.discard(session)
-        self._rows.forget(session.channel)
+        self._outgoing.forget(session.channel)
         self._forget(lambda key: key.channel == session.channel)
 
     def _forget(self, matches: Callable[[OperationKey], bool]) -> None:
@@ -310,12 +314,12 @@ class Negotiation:
             member = self._members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
                 device = self._device.spec.ordinal
-                why = f"{pending.key} was allowed to start, but could not start in time on device {device}"
-                self._members.broken(member, why, pending.key.sequence, timed_out=True)
+                reason = f"{pending.key} was allowed to start, but could not start in time on device {device}"
+                self._members.broken(member, reason, pending.key.sequence, timed_out=True)
 
     def max_sleep(self, limit: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `limit`."""
-        limit = self._rows.max_sleep(limit)
+        limit = self._outgoing.max_sleep(limit)
         if self._released:
             return at_most(CHECK_S, limit)
         return limit

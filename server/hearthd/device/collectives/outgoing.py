@@ -21,10 +21,10 @@ UNANSWERED = 2
 """Number of messages of a series that may be unanswered before further operations are held: with 2, the ranks and the
 front work concurrently."""
 
-KEEP_S = 10e-3
+HOLD_S = 10e-3
 """Longest time for which an operation is held, in seconds."""
 
-MOST_KEPT = 64
+MAX_HELD = 64
 """Limit of held operations: the front handles nothing else while it handles a message."""
 
 Say = Callable[[dict[str, Any]], None]
@@ -42,14 +42,14 @@ class OutgoingOperations:
         self._say = say
         self._unanswered = unanswered
         self._clock = clock
-        self._rows: list[OperationRun] = []
+        self._runs: list[OperationRun] = []
         """Runs that have not been sent, in order."""
         self._count = 0
-        """Number of operations in `_rows`."""
+        """Number of operations in `_runs`."""
         self._consecutive = False
-        """True if each operation in `_rows` waits for the one before it, and the first one for the last one sent."""
-        self._since = 0.0
-        """Time at which the first operation in `_rows` was added."""
+        """True if each operation in `_runs` waits for the one before it, and the first one for the last one sent."""
+        self._held_since = 0.0
+        """Time at which the first operation in `_runs` was added."""
         self._sent: list[OperationKey] = []
         """Last operation of each of the most recently sent messages of one series, oldest first."""
 
@@ -59,32 +59,32 @@ class OutgoingOperations:
 
     def add(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> None:
         """Adds an operation to be presented."""
-        rows = self._rows
-        if rows and rows[-1].extends(pending, signature):
-            rows[-1].last = pending.key
-            rows[-1].count += 1
-            self._consecutive = self._consecutive and bool(pending.behind)
+        runs = self._runs
+        if runs and runs[-1].extends(pending, signature):
+            runs[-1].last = pending.key
+            runs[-1].count += 1
+            self._consecutive = self._consecutive and bool(pending.predecessors)
         else:
-            before = rows[-1].last if rows else self._sent[-1] if self._sent else None
-            follows = before is not None and not before.group and _same_line(before, pending)
-            if rows:
+            predecessor = runs[-1].last if runs else self._sent[-1] if self._sent else None
+            follows = predecessor is not None and not predecessor.group and _same_series(predecessor, pending)
+            if runs:
                 self._consecutive = self._consecutive and follows
             else:
                 self._consecutive = follows
-                self._since = self._clock()
-            rows.append(OperationRun(pending, signature))
+                self._held_since = self._clock()
+            runs.append(OperationRun(pending, signature))
         self._count += 1
 
     def flush(self) -> bool:
         """Sends all operations; returns True if there were any."""
-        rows, self._rows, self._count = self._rows, [], 0
-        if not rows:
+        runs, self._runs, self._count = self._runs, [], 0
+        if not runs:
             return False
         if not self._consecutive:
             self._sent.clear()
-        for row in rows:
-            self._say(row.message())
-        self._sent.append(rows[-1].last)
+        for run in runs:
+            self._say(run.message())
+        self._sent.append(runs[-1].last)
         del self._sent[:-UNANSWERED]
         return True
 
@@ -94,25 +94,29 @@ class OutgoingOperations:
 
     def settle(self) -> bool:
         """Sends the operations unless they may be held longer; returns True if any were sent."""
-        if not self._rows or (self._kept() and self._clock() < self._since + KEEP_S):
+        if not self._runs or (self._may_hold() and self._clock() < self._held_since + HOLD_S):
             return False
         return self.flush()
 
-    def _kept(self) -> bool:
+    def _may_hold(self) -> bool:
         return (
             self._consecutive
-            and self._count < MOST_KEPT
+            and self._count < MAX_HELD
             and len(self._sent) == UNANSWERED
             and self._unanswered(self._sent[0])
         )  # fmt: skip
 
     def max_sleep(self, limit: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `limit`."""
-        if not self._rows:
+        if not self._runs:
             return limit
-        return at_most(max(self._since + KEEP_S - self._clock(), 0.0), limit)
+        return at_most(max(self._held_since + HOLD_S - self._clock(), 0.0), limit)
 
 
-def _same_line(before: OperationKey, pending: PendingCollective) -> bool:
+def _same_series(predecessor: OperationKey, pending: PendingCollective) -> bool:
     key = pending.key
-    return key.channel == before.channel and key.devices == before.devices and pending.behind == [before]
+    return (
+        key.channel == predecessor.channel
+        and key.devices == predecessor.devices
+        and pending.predecessors == [predecessor]
+    )

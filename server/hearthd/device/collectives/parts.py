@@ -1,4 +1,4 @@
-"""The part of one rank in a collective, and its place in memory."""
+"""Part of one rank in a collective operation, and its location in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CollectivePart:
     @property
     def size(self) -> int:
         """Number of bytes read or written, whichever is larger."""
-        return max(each.size if each is not None else 0 for each in (self.source, self.destination))
+        return max(memory.size if memory is not None else 0 for memory in (self.source, self.destination))
 
     def locate(self) -> tuple[int, int]:
         """Returns the addresses of source and destination, 0 for one that this rank does not have.
@@ -65,38 +65,41 @@ class CollectivePart:
         or not writable (READ_ONLY), and Refusal(INVALID_ARGUMENT) for misaligned elements and for ranges that overlap
         other than as allowed by the in-place rule of the kind.
         """
-        since = to = 0
+        source_address = destination_address = 0
         if self.destination is not None:
             buffer, offset, size = self.destination
             buffer.check_writable(f"{self.kind}, destination")
-            to = buffer.range(offset, size, f"{self.kind}, destination")
+            destination_address = buffer.range(offset, size, f"{self.kind}, destination")
         if self.source is not None:
             buffer, offset, size = self.source
-            since = buffer.range(offset, size, f"{self.kind}, source")
+            source_address = buffer.range(offset, size, f"{self.kind}, source")
         if self.op:
-            self._check_aligned(since, to)
-        self._check_apart(since, to)
-        return since, to
+            self._check_aligned(source_address, destination_address)
+        self._check_apart(source_address, destination_address)
+        return source_address, destination_address
 
-    def _check_aligned(self, since: int, to: int) -> None:
+    def _check_aligned(self, source_address: int, destination_address: int) -> None:
         item = ITEM_SIZES[self.dtype]
-        for place, what in ((self.source, "source"), (self.destination, "destination")):
-            address = since if what == "source" else to
-            if place is not None and place.size and address % item:
+        for memory, name in ((self.source, "source"), (self.destination, "destination")):
+            address = source_address if name == "source" else destination_address
+            if memory is not None and memory.size and address % item:
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
-                    f"{self.kind}, {what}: {self.dtype} at byte {place.offset} of buffer {place.buffer.handle}",
+                    f"{self.kind}, {name}: {self.dtype} at byte {memory.offset} of buffer {memory.buffer.handle}",
                     fix=f"start at a multiple of {item} bytes",
-                    details={"offset": place.offset, "alignment": item},
+                    details={"offset": memory.offset, "alignment": item},
                 )
 
-    def _check_apart(self, since: int, to: int) -> None:
+    def _check_apart(self, source_address: int, destination_address: int) -> None:
         source, destination = self.source, self.destination
         if source is None or destination is None or not (source.size and destination.size):
             return
-        if since >= to + destination.size or to >= since + source.size:
+        if (
+            source_address >= destination_address + destination.size
+            or destination_address >= source_address + source.size
+        ):
             return
-        if self.in_place(since, to):
+        if self.in_place(source_address, destination_address):
             return
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -107,16 +110,16 @@ class CollectivePart:
             details={"kind": self.kind, "rank": self.rank},
         )
 
-    def in_place(self, since: int, to: int) -> bool:
+    def in_place(self, source_address: int, destination_address: int) -> bool:
         """True if source and destination are placed as in NCCL's in-place operations."""
         if self.kind in SAME:
-            return since == to
-        before = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
+            return source_address == destination_address
+        rank_offset = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
         if self.kind in GATHERING:
-            return since == to + before
-        return self.kind in SCATTERING and to == since + before
+            return source_address == destination_address + rank_offset
+        return self.kind in SCATTERING and destination_address == source_address + rank_offset
 
-    def exchange(self, since: int, to: int) -> CollectiveExchange | None:
+    def exchange(self, source_address: int, destination_address: int) -> CollectiveExchange | None:
         """Returns the backend's operation; None: no data has to be moved. Operations that do not reduce move bytes."""
         if self.kind == "barrier":
             return CollectiveExchange("barrier")
@@ -124,10 +127,20 @@ class CollectivePart:
             return None
         if self.op:
             return CollectiveExchange(
-                self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer, self.factor
+                self.kind,
+                source_address,
+                destination_address,
+                self.count,
+                self.dtype,
+                self.op,
+                self.root,
+                self.peer,
+                self.factor,
             )
         size = self.count * ITEM_SIZES[self.dtype]
-        return CollectiveExchange(self.kind, since, to, size, "uint8", "", self.root, self.peer)
+        return CollectiveExchange(
+            self.kind, source_address, destination_address, size, "uint8", "", self.root, self.peer
+        )
 
 
 _IN_PLACE = {
@@ -147,15 +160,17 @@ def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
     reads: list[tuple[int, int]] = []
     writes: list[tuple[int, int]] = []
     for part in parts:
-        since, to = part.locate()
-        exchange = part.exchange(since, to)
+        source_address, destination_address = part.locate()
+        exchange = part.exchange(source_address, destination_address)
         if exchange is None:
             continue
         exchanges.append(exchange)
-        source = (since, since + part.source.size) if part.source is not None else None
-        destination = (to, to + part.destination.size) if part.destination is not None else None
-        if source is not None and destination is not None and part.in_place(since, to):
-            writes.append((min(since, to), max(source[1], destination[1])))
+        source = (source_address, source_address + part.source.size) if part.source is not None else None
+        destination = (
+            (destination_address, destination_address + part.destination.size) if part.destination is not None else None
+        )
+        if source is not None and destination is not None and part.in_place(source_address, destination_address):
+            writes.append((min(source_address, destination_address), max(source[1], destination[1])))
             continue
         if source is not None:
             reads.append(source)

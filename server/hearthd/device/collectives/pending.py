@@ -16,8 +16,8 @@ from hearthd.device.session.session import DeviceSession
 class Presenter(Protocol):
     """Presents operations to the front: `hearthd.device.collectives.negotiation.Negotiation`."""
 
-    def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
-        """Presents the operation before its turn, after the operations `ahead`. Raises Refusal."""
+    def present_early(self, pending: PendingCollective, predecessors: list[PendingCollective]) -> None:
+        """Presents the operation before its turn, ordered behind `predecessors`. Raises Refusal."""
         ...
 
 
@@ -44,15 +44,15 @@ class PendingCollective:
 
     __slots__ = (
         "_registry",
-        "behind",
         "comm",
         "deadline",
         "error",
         "index",
         "key",
         "lane",
-        "made",
         "parts",
+        "predecessors",
+        "presented",
         "scheduled",
         "seconds",
         "session",
@@ -75,11 +75,11 @@ class PendingCollective:
         self.seconds = seconds
         """Time limit from presentation to completion, in seconds."""
         self.deadline = math.inf
-        self.made = False
+        self.presented = False
         """True if the operation has been presented."""
         self.scheduled = False
         """True if the operation has been presented, or will be as soon as there is room."""
-        self.behind: list[OperationKey] = []
+        self.predecessors: list[OperationKey] = []
         """Earlier operations that this one waits for, and that had not been released when this one was presented."""
         self.comm: str | None = None
         """The communicator on which the operation may be launched."""
@@ -88,16 +88,16 @@ class PendingCollective:
         """Number on that communicator; 0: the front has not given it a number."""
         self.error: Refusal | None = None
 
-    def ask(self, ahead: Iterable[object]) -> None:
+    def announce(self, predecessors: Iterable[object]) -> None:
         """Presents the operation before its turn, after other collectives that have been presented.
 
         A series of collectives then does not cost a round trip to the front for each operation. Behind any other
         command, to present early would not be safe: the front could then prescribe a launch order that one of the ranks
         cannot follow.
         """
-        others = [other for other in ahead if isinstance(other, PendingCollective)]
+        earlier = [predecessor for predecessor in predecessors if isinstance(predecessor, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
-            self._registry.ask(self, others)
+            self._registry.present_early(self, earlier)
 
 
 class OperationRun:
@@ -124,7 +124,7 @@ class OperationRun:
             and key.channel == last.channel
             and pending.seconds == self._first.seconds
             and signature == self._signature
-            and (not pending.behind or pending.behind == [last])
+            and (not pending.predecessors or pending.predecessors == [last])
         )
 
     def message(self) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class OperationRun:
         `count` is left out for a single operation, and `behind` if the run waits for no other operation.
         """
         first = self._first
-        found = {
+        message = {
             "op": "present", **first.key.address(), "signature": self._signature, "timeout": first.seconds
         }  # fmt: skip
-        if first.behind:
-            found["behind"] = [[key.devices, key.sequence] for key in first.behind]
+        if first.predecessors:
+            message["behind"] = [[key.devices, key.sequence] for key in first.predecessors]
         if self.count > 1:
-            found["count"] = self.count
-        return found
+            message["count"] = self.count
+        return message

@@ -38,7 +38,7 @@ def parse(
             fix="split it into several collectives",
             details={"operations": len(operations), "allowed": MAX_OPERATIONS},
         )
-    parts = [_part(operation, buffers, rank, ranks, check) for operation in operations]
+    parts = [_parse_operation(operation, buffers, rank, ranks, check) for operation in operations]
     to_itself = {part.kind for part in parts if part.kind in PEERED and part.peer == rank}
     if len(to_itself) == 1:
         raise Refusal(
@@ -50,7 +50,7 @@ def parse(
     return parts
 
 
-def _part(
+def _parse_operation(
     operation: commands_pb2.CollectiveOperation, buffers: HandleTable[Buffer], rank: int, ranks: int, check: Check
 ) -> CollectivePart:
     kind = KINDS.get(operation.kind, "")
@@ -75,17 +75,17 @@ def _part(
     op = _reduction(kind, operation, check) if shape.reduces else ""
     peer = operation.peer if shape.peered else 0
     root = operation.root if shape.rooted else 0
-    for what, value in (("root", root), ("peer", peer)):
+    for field, value in (("root", root), ("peer", peer)):
         if value >= ranks:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{kind} with {what} {value} in a group of {ranks}",
+                f"{kind} with {field} {value} in a group of {ranks}",
                 fix=f"ranks are numbered from 0 to {ranks - 1}",
-                details={what: value, "ranks": ranks},
+                details={field: value, "ranks": ranks},
             )
     size = operation.count * item
 
-    def place(handle: int, offset: int, times: int, needed: bool) -> BufferRange | None:
+    def buffer_range(handle: int, offset: int, times: int, needed: bool) -> BufferRange | None:
         if not times or not needed:
             return None
         return BufferRange(buffers.find(handle), offset, size * (ranks if times == 2 else 1))
@@ -99,8 +99,8 @@ def _part(
         root,
         peer,
         rank,
-        place(operation.source, operation.source_offset, shape.source, at_root or not shape.source_at_root),
-        place(
+        buffer_range(operation.source, operation.source_offset, shape.source, at_root or not shape.source_at_root),
+        buffer_range(
             operation.destination,
             operation.destination_offset,
             shape.destination,

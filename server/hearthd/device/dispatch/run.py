@@ -247,10 +247,10 @@ class DispatchRun:
 
     def _host(self, size: int, direct: DirectCopies) -> HostBuffer | None:
         """Returns page-locked memory for a copy; None if the copy must wait or be made without it."""
-        return None if direct.asked else self._device.staging.find(size, self._origin.session)
+        return None if direct.waits else self._device.staging.find(size, self._origin.session)
 
     def _uses_direct_copy(self, size: int, direct: DirectCopies) -> bool:
-        return direct.asked or self._device.staging.refusal(size) is not None
+        return direct.waits or self._device.staging.refusal(size) is not None
 
     def _upload_part(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._up.start()

@@ -14,7 +14,7 @@ from hearthd.device.session.session import DeviceSession
 class DurableBuffer:
     """A buffer that has copies in host memory. `areas` is None until the front has granted them."""
 
-    __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "line", "refusal", "session", "writes")
+    __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "queue", "refusal", "session", "writes")
 
     def __init__(
         self, key: int, session: DeviceSession, buffer: Buffer, on_end: Callable[[DurableBuffer], None]
@@ -25,7 +25,7 @@ class DurableBuffer:
         self.areas: SnapshotAreas | None = None
         self.refusal: Refusal | None = None
         """Reason why the front refused the areas; None if it did not."""
-        self.line: deque[object] = deque()
+        self.queue: deque[object] = deque()
         """Snapshots (`hearthd.device.durable.snapshot.Snapshot`) of the buffer, in the order of the stream; the first
         is under way."""
         self.writes = 0

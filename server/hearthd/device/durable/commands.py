@@ -16,7 +16,7 @@ from hearthd.device.durable.buffers import DurableBuffer
 from hearthd.device.durable.file_io import FileThread, SessionFiles
 from hearthd.device.durable.restore import Restore, RestoreResources
 from hearthd.device.durable.snapshot import Snapshot
-from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance, Which
+from hearthd.device.durable.snapshot_policy import AreaIndex, SnapshotAreas, StagingAllowance
 from hearthd.device.ipc.published import ATTACHED
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
@@ -25,7 +25,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
-AHEAD = 4
+MAX_EARLY_SNAPSHOTS = 4
 """Most snapshots whose copies are submitted before the stream has reached their position; each needs a separate
 track."""
 
@@ -81,16 +81,16 @@ class SnapshotCommands:
             return self._end(origin, buffers)
         for buffer in buffers:
             self._check(buffer)
-        fresh: list[DurableBuffer] = []
+        new_durables: list[DurableBuffer] = []
         for buffer in buffers:
             if buffer.durable is None or buffer.durable.ended or buffer.durable.refusal is not None:
                 buffer.durable = DurableBuffer(next(self._keys), session, buffer, self._ended)
                 session.durable[buffer.handle] = buffer
-                fresh.append(buffer.durable)
-        if fresh:
-            wanted = [[durable.key, durable.buffer.handle, durable.buffer.size] for durable in fresh]
-            self._ask(session, {"reserve": wanted}, partial(self._granted, fresh))
-        self._take(origin, [buffer.durable for buffer in buffers])
+                new_durables.append(buffer.durable)
+        if new_durables:
+            reservations = [[durable.key, durable.buffer.handle, durable.buffer.size] for durable in new_durables]
+            self._request(session, {"reserve": reservations}, partial(self._granted, new_durables))
+        self._snapshot(origin, [buffer.durable for buffer in buffers])
         return None
 
     def checkpoint(self, origin: Origin, command: commands_pb2.Checkpoint) -> None:
@@ -115,7 +115,7 @@ class SnapshotCommands:
                 if live(handle) is buffer and not buffer.durable.ended and buffer.durable.refusal is None
             ]
         if durables:
-            self._take(origin, durables)
+            self._snapshot(origin, durables)
         else:
             origin.reply()
 
@@ -147,9 +147,9 @@ class SnapshotCommands:
                 details={"buffer": buffer.handle},
             )
 
-    def _take(self, origin: Origin, durables: list[DurableBuffer]) -> None:
+    def _snapshot(self, origin: Origin, durables: list[DurableBuffer]) -> None:
         session = origin.session
-        beside = Origin(
+        copy_origin = Origin(
             origin.replies,
             session,
             origin.stream,
@@ -159,11 +159,13 @@ class SnapshotCommands:
             request=origin.request,
             call=origin.call,
         )
-        beside.batch = None  # for its batch, the command counts as executed when its position in the stream is recorded
+        copy_origin.batch = (
+            None  # for its batch, the command counts as executed when its position in the stream is recorded
+        )
         if origin.record is not None:
             origin.record.drop()
             origin.record = None
-        snapshot = Snapshot(self._device, self._files, self._allowance, self, beside, durables)
+        snapshot = Snapshot(self._device, self._files, self._allowance, self, copy_origin, durables)
         session.snapshots[snapshot] = None
         for operation in snapshot.operations(origin):
             submit(operation)
@@ -195,8 +197,8 @@ class SnapshotCommands:
         return self._file_of.get(session.channel)
 
     def acquire_track(self) -> PooledStream | None:
-        """Returns one of at most `AHEAD` tracks that are kept for snapshots; None if all are lent."""
-        if not self._spare and self._lent < AHEAD:
+        """Returns one of at most `MAX_EARLY_SNAPSHOTS` tracks that are kept for snapshots; None if all are lent."""
+        if not self._spare and self._lent < MAX_EARLY_SNAPSHOTS:
             self._lent += 1
             return self._device.tracks.acquire()
         return self._spare.pop() if self._spare else None
@@ -211,19 +213,19 @@ class SnapshotCommands:
             self._shared = self._device.tracks.acquire()
         return self._shared
 
-    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
+    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, AreaIndex]]) -> None:
         """Sends the front the key of each buffer and the number (0 or 1) of the area with its new copy."""
-        self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
+        self._request(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
 
     def write_ended(self, durable: DurableBuffer) -> None:
         """Forgets the buffer if its durability has ended and no other write is under way."""
         if durable.ended and not durable.writes:
             self._forget(durable)
 
-    def end_snapshot(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+    def end_snapshot(self, snapshot: Snapshot, callbacks: Sequence[Callable[[], None]]) -> None:
         """Removes the snapshot from its session. The callbacks run in a later iteration of the loop."""
         snapshot.session.snapshots.pop(snapshot, None)
-        for callback in behind:
+        for callback in callbacks:
             self._post(callback)
 
     # ---- the front ----
@@ -247,8 +249,8 @@ class SnapshotCommands:
         Answers the front with RESTORED when all of them are restored or have failed.
         """
         copies = [
-            (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))
-            for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]
+            (self._durable(session, key, handle, size), SnapshotAreas(offset, span, area))
+            for key, handle, size, offset, span, area in json.loads(frame.payload)["copies"]
         ]
         origin = Origin(self._replies, session, session.streams.items[0], "restore")
         resources = RestoreResources(
@@ -268,7 +270,7 @@ class SnapshotCommands:
         durable = buffer.durable = DurableBuffer(key, session, buffer, self._ended)
         return durable
 
-    def _ask(self, session: DeviceSession, body: dict[str, Any], answer: Answer) -> None:
+    def _request(self, session: DeviceSession, body: dict[str, Any], answer: Answer) -> None:
         ident = next(self._ids)
         self._answers.setdefault(session, {})[ident] = answer
         payload = json.dumps(body, separators=(",", ":")).encode()
@@ -304,10 +306,10 @@ class SnapshotCommands:
 
     def close(self, session: DeviceSession) -> None:
         """Abandons the session's snapshots, and closes its file behind the writes under way."""
-        gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
+        refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session's work is over only when the last of these copies is done
-            snapshot.cancel(gone)
+            snapshot.cancel(refusal)
         self._answers.pop(session, None)  # frames for the session are no longer handled
         self._file_of.close(session.channel)

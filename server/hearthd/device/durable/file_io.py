@@ -1,4 +1,4 @@
-"""Reads and writes files in memory, one request after another, on a thread beside the device-handle thread.
+"""Thread that reads and writes files in memory, one request after another, apart from the device-handle thread.
 
 Filling a page for the first time takes longer than the device takes to deliver its bytes, so it is done on a separate
 thread. `pwrite` is used instead of a mapping, because the system then reports refusals as errors instead of SIGBUS, and
@@ -35,7 +35,7 @@ class FileThread:
         """Writes all of `data` to the file at `offset`, then calls `done`."""
 
         def work() -> None:
-            self._tell(done, lambda: _write(file, data, offset))
+            self._run_request(done, lambda: _write(file, data, offset))
 
         self._put(work)
 
@@ -43,7 +43,7 @@ class FileThread:
         """Fills `into` from the file at `offset`, then calls `done`; with an OSError if the file ends earlier."""
 
         def work() -> None:
-            self._tell(done, lambda: _read(file, into, offset))
+            self._run_request(done, lambda: _read(file, into, offset))
 
         self._put(work)
 
@@ -51,9 +51,9 @@ class FileThread:
         """Closes the file behind all earlier requests."""
         self._put(lambda: os.close(file))
 
-    def _tell(self, done: Done, move: Callable[[], None]) -> None:
+    def _run_request(self, done: Done, transfer: Callable[[], None]) -> None:
         try:
-            move()
+            transfer()
         except OSError as error:
             self._post(partial(done, error))
         else:
@@ -87,11 +87,11 @@ class SessionFiles:
     def received(self, body: dict[str, Any], files: list[int]) -> None:
         """Handles a message of the front that carries a session's file."""
         channel = int(body.get("channel", 0))
-        keep = None if channel in self._closed or channel in self._files or not files else files.pop()
+        session_file = None if channel in self._closed or channel in self._files or not files else files.pop()
         for file in files:
             os.close(file)
-        if keep is not None:
-            self._files[channel] = keep
+        if session_file is not None:
+            self._files[channel] = session_file
             self._on_file()
 
     def close(self, channel: int) -> None:

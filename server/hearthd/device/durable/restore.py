@@ -1,4 +1,4 @@
-"""Restore of durable buffers, before any other work of the process.
+"""Restore of durable buffers, which runs before any other work of the process.
 
 Allocates memory under their previous handles, and fills it from the session's file.
 """
@@ -18,7 +18,7 @@ from hearthd.device.durable.buffers import DurableBuffer
 from hearthd.device.durable.file_io import FileThread
 from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.memory.deferred_allocation import LATE, DeferredAllocation
+from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.transfers.staged import DirectCopies
 
@@ -45,23 +45,23 @@ class Restore:
         self._origin = origin
         self._done = done
         self._failed: dict[int, str] = {}
-        self._left = 0
+        self._remaining = 0
 
     def begin(self, copies: Sequence[tuple[DurableBuffer, SnapshotAreas]]) -> None:
         """Submits the allocations and copies. With no `copies`, `done` is never called."""
-        self._left = len(copies)
+        self._remaining = len(copies)
         for durable, areas in copies:
             durable.areas = areas
             durable.session.bytes_durable += 2 * areas.span
-            one = BufferRestore(self._resources, self._origin, durable, areas, partial(self._one, durable))
-            for operation in one.operations():
+            restore = BufferRestore(self._resources, self._origin, durable, areas, partial(self._buffer_done, durable))
+            for operation in restore.operations():
                 submit(operation)
 
-    def _one(self, durable: DurableBuffer, refusal: Refusal | None) -> None:
+    def _buffer_done(self, durable: DurableBuffer, refusal: Refusal | None) -> None:
         if refusal is not None:
             self._failed[durable.key] = refusal.message
-        self._left -= 1
-        if not self._left:
+        self._remaining -= 1
+        if not self._remaining:
             self._done(self._failed)
 
 
@@ -94,16 +94,18 @@ class BufferRestore:
         self._areas = areas
         self._done = done
         self._track = origin.stream.track
-        self._late = DeferredAllocation(resources.device, resources.memory.reservations, origin.session, self._reserve)
+        self._allocation = DeferredAllocation(
+            resources.device, resources.memory.reservations, origin.session, self._reserve
+        )
         self._direct = DirectCopies(resources.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
-        self._asked = 0
-        self._given = 0
-        self._read: deque[RestoreChunk] = deque()
+        self._requested = 0
+        self._submitted = 0
+        self._chunks: deque[RestoreChunk] = deque()
         self._over = False
 
     def operations(self) -> tuple[Operation, Operation]:
         """Returns two operations: the first allocates the memory, the second fills it."""
-        allocate = Operation(self._origin, self._allocate, writes=(LATE, self._buffer))
+        allocate = Operation(self._origin, self._allocate, writes=(DEFERRED_ALLOCATION, self._buffer))
         fill = Operation(self._origin, self._fill, writes=(self._buffer,))
         allocate.on_failure = fill.on_failure = self._fail
         return allocate, fill
@@ -112,7 +114,7 @@ class BufferRestore:
 
     def _allocate(self) -> bool:
         try:
-            return self._over or self._late.run()
+            return self._over or self._allocation.run()
         except Refusal as refusal:
             self._fail(refusal)
             return True
@@ -127,46 +129,48 @@ class BufferRestore:
 
     def _fill(self) -> bool:
         try:
-            if not self._over and self._step():
+            if not self._over and self._advance():
                 self._device.tracks.on_complete(self._track, partial(self._finish, None))
                 return True
         except Refusal as refusal:
             self._fail(refusal)
         return self._over
 
-    def _step(self) -> bool:
+    def _advance(self) -> bool:
         """Reads and uploads as much as there is room for.
 
         Returns True once all bytes have been submitted to the device.
         """
-        while self._read:
-            if not self._put(self._read[0]):
+        while self._chunks:
+            if not self._put(self._chunks[0]):
                 return False
-            self._given += self._read.popleft().size
+            self._submitted += self._chunks.popleft().size
         size = self._buffer.size
-        while self._asked < size:
-            if not self._ask(min(size - self._asked, self._resources.allowance.chunk(self._session.pinned_bytes))):
+        while self._requested < size:
+            if not self._read_chunk(
+                min(size - self._requested, self._resources.allowance.chunk(self._session.pinned_bytes))
+            ):
                 return False
-        return self._given == size
+        return self._submitted == size
 
-    def _ask(self, size: int) -> bool:
+    def _read_chunk(self, size: int) -> bool:
         file, staging, allowance = self._resources.file(), self._device.staging, self._resources.allowance
-        if file is None or not allowance.acquire(size, ahead=False):
+        if file is None or not allowance.acquire(size, early=False):
             return False
         host = staging.find(size, self._session)
         data = bytearray()
         if host is None:
             self._give_back(size)
             # Without page-locked memory, one chunk at a time.
-            if staging.refusal(size) is None or self._asked > self._given:
+            if staging.refusal(size) is None or self._requested > self._submitted:
                 return False
             data = bytearray(size)
-        chunk = RestoreChunk(self._asked, size, host, data)
-        self._asked += size
+        chunk = RestoreChunk(self._requested, size, host, data)
+        self._requested += size
         assert self._areas.committed is not None, "only complete copies are restored"
-        place = self._areas.at(self._areas.committed) + chunk.at
+        file_offset = self._areas.at(self._areas.committed) + chunk.at
         into = host.view[:size] if host is not None else memoryview(data)
-        self._resources.files.read(file, into, place, partial(self._arrived, chunk))
+        self._resources.files.read(file, into, file_offset, partial(self._arrived, chunk))
         return True
 
     def _arrived(self, chunk: RestoreChunk, error: OSError | None) -> None:
@@ -176,7 +180,7 @@ class BufferRestore:
         if self._over:
             self._release(chunk)
         else:
-            self._read.append(chunk)
+            self._chunks.append(chunk)
             self._device.kick(self._session)
 
     def _put(self, chunk: RestoreChunk) -> bool:
@@ -199,7 +203,7 @@ class BufferRestore:
             self._give_back(chunk.size)
 
     def _give_back(self, size: int) -> None:
-        if self._resources.allowance.release(size, ahead=False):
+        if self._resources.allowance.release(size, early=False):
             self._device.kick(None)
 
     # ---- completion ----
@@ -222,8 +226,8 @@ class BufferRestore:
         if reservation is not None:
             self._resources.memory.reservations.free(self._session, reservation, buffer)
         self._durable.end()
-        while self._read:
-            self._release(self._read.popleft())
+        while self._chunks:
+            self._release(self._chunks.popleft())
         self._finish(refusal)
 
     def _finish(self, refusal: Refusal | None) -> None:

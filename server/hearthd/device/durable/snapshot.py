@@ -18,7 +18,7 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.durable.buffers import DurableBuffer, never_granted, not_written
 from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance, Which
+from hearthd.device.durable.snapshot_policy import AreaIndex, SnapshotAreas, StagingAllowance
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -49,7 +49,7 @@ class SnapshotStore(Protocol):
         """Returns the track, shared by all snapshots, for copies that need not wait for other work."""
         ...
 
-    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
+    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, AreaIndex]]) -> None:
         """Reports these copies to the front as complete, and passes the front's answer to the snapshot."""
         ...
 
@@ -57,22 +57,22 @@ class SnapshotStore(Protocol):
         """Records that a write of one of the buffer's copies has ended."""
         ...
 
-    def end_snapshot(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+    def end_snapshot(self, snapshot: Snapshot, callbacks: Sequence[Callable[[], None]]) -> None:
         """Runs the callbacks of an ended snapshot, after its failure, if any, has been recorded."""
         ...
 
 
 class BufferSnapshot:
-    """Copy of one buffer; `given` is the number of its bytes that have been submitted."""
+    """Copy of one buffer; `submitted` is the number of its bytes that have been submitted."""
 
-    __slots__ = ("areas", "direct", "durable", "given", "which")
+    __slots__ = ("area", "areas", "direct", "durable", "submitted")
 
     def __init__(self, durable: DurableBuffer, areas: SnapshotAreas, direct: DirectCopies) -> None:
         self.durable = durable
         self.areas = areas
-        self.which = areas.begin()
+        self.area = areas.begin()
         self.direct = direct
-        self.given = 0
+        self.submitted = 0
 
 
 class Snapshot:
@@ -100,15 +100,15 @@ class Snapshot:
         self._lent: PooledStream | None = None
         """The separate track, if the copies may be submitted before the position is reached; otherwise None."""
         self._reached = False
-        self._parts: list[BufferSnapshot] | None = None
+        self._copies: list[BufferSnapshot] | None = None
         self._sent: list[BufferSnapshot] = []
         """Copies that have been reported to the front and wait for its decision."""
-        self._verdicts: dict[PendingOutcome, None] = {}
+        self._outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of collectives that the buffers' contents depend on."""
-        self._given = False
+        self._all_submitted = False
         self._under_way = 0
         """Number of chunks that the device or the file has not completed."""
-        self._behind: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     def operations(self, first: Origin) -> tuple[Operation, Operation]:
         """Returns both operations.
@@ -117,10 +117,12 @@ class Snapshot:
         own origin belongs to the second.
         """
         buffers = tuple(durable.buffer for durable in self._durables)
-        point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
-        copy = Operation(self._origin, self._copy, reads=(self, *buffers))
-        point.on_failure = copy.on_failure = self.cancel
-        return point, copy
+        position_operation = Operation(
+            first, self._record_position, writes=(self.stream, self), reads=buffers, needs=buffers
+        )
+        copy_operation = Operation(self._origin, self._copy, reads=(self, *buffers))
+        position_operation.on_failure = copy_operation.on_failure = self.cancel
+        return position_operation, copy_operation
 
     @property
     def track(self) -> PooledStream | None:
@@ -132,11 +134,11 @@ class Snapshot:
         if self.over:
             callback()
         else:
-            self._behind.append(callback)
+            self._callbacks.append(callback)
 
     # ---- position in the stream ----
 
-    def _note(self) -> bool:
+    def _record_position(self) -> bool:
         for durable in self._durables:
             if durable.refusal is not None:
                 raise never_granted(durable, durable.refusal)
@@ -148,7 +150,7 @@ class Snapshot:
         tracks = self._device.tracks
         stream = self.stream
         before = [stream.track, *stream.collectives]
-        if not any(durable.line for durable in self._durables):
+        if not any(durable.queue for durable in self._durables):
             self._track = self._lent = self._store.acquire_track()
         if self._track is not None:
             for track in before:
@@ -157,7 +159,7 @@ class Snapshot:
         before += [tracks.all[writer] for writer in writers if writer >= 0]
         tracks.after_all(before, self._arrive)
         for durable in self._durables:
-            durable.line.append(self)
+            durable.queue.append(self)
         return True
 
     def _arrive(self) -> None:
@@ -170,17 +172,17 @@ class Snapshot:
         """Submits the copies that the device may have by now. Returns True once all are submitted."""
         if self.over:
             return True
-        if self._parts is None and not self._begin():
+        if self._copies is None and not self._begin():
             return self.over
         file, track = self._store.file(self.session), self._track
         if file is None or track is None:
             return False
-        for part in self._parts or ():
-            size = part.durable.buffer.size
-            while part.given < size and not part.durable.ended:
-                if track.full or not self._chunk(file, track, part, size - part.given):
+        for copy in self._copies or ():
+            size = copy.durable.buffer.size
+            while copy.submitted < size and not copy.durable.ended:
+                if track.full or not self._chunk(file, track, copy, size - copy.submitted):
                     return False
-        self._given = True
+        self._all_submitted = True
         self._settle()
         return True
 
@@ -196,122 +198,124 @@ class Snapshot:
         for durable in live:
             if durable.refusal is not None:
                 raise durable.refusal
-            if durable.areas is None or durable.line[0] is not self or not durable.areas.idle:
+            if durable.areas is None or durable.queue[0] is not self or not durable.areas.idle:
                 return False
             areas.append(durable.areas)
         if self._track is None:
             self._track = self._store.track()
-        self._parts = []
-        for durable, place in zip(live, areas, strict=True):
+        self._copies = []
+        for durable, buffer_areas in zip(live, areas, strict=True):
             direct = DirectCopies(self._device, self._origin, durable.buffer, RowLayout(0, durable.buffer.size))
             direct.address = durable.buffer.address
-            self._parts.append(BufferSnapshot(durable, place, direct))
+            self._copies.append(BufferSnapshot(durable, buffer_areas, direct))
         return True
 
-    def _chunk(self, file: int, track: PooledStream, part: BufferSnapshot, left: int) -> bool:
-        device, buffer, session = self._device, part.durable.buffer, self.session
-        size = min(left, self._allowance.chunk(session.pinned_bytes))
-        if part.direct.asked:
-            return self._chunk_directly(file, part, size)
-        ahead = not self._reached
-        if not self._allowance.acquire(size, ahead):
+    def _chunk(self, file: int, track: PooledStream, copy: BufferSnapshot, remaining: int) -> bool:
+        device, buffer, session = self._device, copy.durable.buffer, self.session
+        size = min(remaining, self._allowance.chunk(session.pinned_bytes))
+        if copy.direct.waits:
+            return self._chunk_directly(file, copy, size)
+        early = not self._reached
+        if not self._allowance.acquire(size, early):
             return False
         host = device.staging.find(size, session)
         if host is None:
-            self._give_back(size, ahead)
-            return device.staging.refusal(size) is not None and self._chunk_directly(file, part, size)
+            self._give_back(size, early)
+            return device.staging.refusal(size) is not None and self._chunk_directly(file, copy, size)
         try:
             device.tracks.claim_position(track, (), (buffer.usage,))
             if device.record is not None:
                 device.record.begin(track, size, None)
-            device.server.download(host, 0, buffer.address + part.given, size, track.stream)
+            device.server.download(host, 0, buffer.address + copy.submitted, size, track.stream)
         except Refusal:
             device.staging.drop(track, host)
-            self._give_back(size, ahead)
+            self._give_back(size, early)
             raise
-        self._count(part, size)
-        place = part.areas.at(part.which) + part.given - size
-        self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
-        arrived = partial(self._arrived, file, part, host, size, place, ahead)
+        self._count(copy, size)
+        file_offset = copy.areas.at(copy.area) + copy.submitted - size
+        self._outcomes.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
+        arrived = partial(self._arrived, file, copy, host, size, file_offset, early)
         device.tracks.on_complete(track, device.tracks.pending_outcomes.when_settled(buffer.usage, arrived))
         return True
 
-    def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
+    def _chunk_directly(self, file: int, copy: BufferSnapshot, size: int) -> bool:
         """Copies a chunk without page-locked memory; see `DirectCopies`."""
-        data = part.direct.read(part.given, size)
+        data = copy.direct.read(copy.submitted, size)
         if data is None:
             return False
-        self._count(part, size)
-        place = part.areas.at(part.which) + part.given - size
-        part.durable.writes += 1
-        self._files.write(file, memoryview(data), place, partial(self._written, part, None, 0, False))
+        self._count(copy, size)
+        file_offset = copy.areas.at(copy.area) + copy.submitted - size
+        copy.durable.writes += 1
+        self._files.write(file, memoryview(data), file_offset, partial(self._written, copy, None, 0, False))
         return True
 
-    def _count(self, part: BufferSnapshot, size: int) -> None:
-        part.given += size
+    def _count(self, copy: BufferSnapshot, size: int) -> None:
+        copy.submitted += size
         self._under_way += 1
         telemetry = self._device.telemetry
         telemetry.device_to_host_bytes += size
         telemetry.device_to_host_operations += 1
         telemetry.checkpointed_bytes += size
 
-    def _arrived(self, file: int, part: BufferSnapshot, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
+    def _arrived(
+        self, file: int, copy: BufferSnapshot, host: HostBuffer, size: int, file_offset: int, early: bool
+    ) -> None:
         """Writes a chunk to the file after the device has copied it to host memory."""
-        if self.over or part.durable.ended:
-            self._done(host, size, ahead)
+        if self.over or copy.durable.ended:
+            self._done(host, size, early)
         else:
-            part.durable.writes += 1
-            self._files.write(file, host.view[:size], place, partial(self._written, part, host, size, ahead))
+            copy.durable.writes += 1
+            self._files.write(file, host.view[:size], file_offset, partial(self._written, copy, host, size, early))
 
     def _written(
-        self, part: BufferSnapshot, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None
+        self, copy: BufferSnapshot, host: HostBuffer | None, size: int, early: bool, error: OSError | None
     ) -> None:
-        part.durable.writes -= 1
-        self._store.write_ended(part.durable)
+        copy.durable.writes -= 1
+        self._store.write_ended(copy.durable)
         if error is not None:
             self.fail(not_written(error))
-        self._done(host, size, ahead)
+        self._done(host, size, early)
 
-    def _done(self, host: HostBuffer | None, size: int, ahead: bool) -> None:
+    def _done(self, host: HostBuffer | None, size: int, early: bool) -> None:
         """Releases the memory of a chunk, and counts the chunk as completed."""
         if host is not None:
             self._device.staging.release(host)
-            self._give_back(size, ahead)
+            self._give_back(size, early)
         self._under_way -= 1
         self._settle()
 
-    def _give_back(self, size: int, ahead: bool) -> None:
-        if self._allowance.release(size, ahead):
+    def _give_back(self, size: int, early: bool) -> None:
+        if self._allowance.release(size, early):
             self._device.kick(None)
 
     # ---- completion ----
 
     def _settle(self) -> None:
         """Reports the copies to the front for confirmation, once they are complete."""
-        if self.over or not self._given or self._under_way:
+        if self.over or not self._all_submitted or self._under_way:
             return
-        self._given = False  # reports only once
-        failure = next((each.failure for each in self._verdicts if each.failure is not None), None)
+        self._all_submitted = False  # reports only once
+        failure = next((outcome.failure for outcome in self._outcomes if outcome.failure is not None), None)
         if failure is not None:
             self.fail(failure.cause.refusal)
             return
-        live = [part for part in self._parts or () if not part.durable.ended]
-        for part in live:
-            part.areas.send()
+        live = [copy for copy in self._copies or () if not copy.durable.ended]
+        for copy in live:
+            copy.areas.send()
         self._sent = live
-        self._parts = []
+        self._copies = []
         if live:
-            self._store.commit(self, [(part.durable.key, part.which) for part in live])
+            self._store.commit(self, [(copy.durable.key, copy.area) for copy in live])
         else:
             self.committed(None)
 
     def committed(self, refusal: Refusal | None) -> None:
         """Handles the front's confirmation (None) or refusal."""
-        for part in self._sent:
+        for copy in self._sent:
             if refusal is None:
-                part.areas.commit()
+                copy.areas.commit()
             else:
-                part.areas.fail()
+                copy.areas.fail()
         if refusal is not None:
             self.fail(refusal)
         elif not self.over:
@@ -328,20 +332,20 @@ class Snapshot:
     def cancel(self, _refusal: Refusal) -> None:
         """Ends a snapshot whose failure the caller answers."""
         if not self.over:
-            for part in self._parts or ():
-                part.areas.fail()
+            for copy in self._copies or ():
+                copy.areas.fail()
             self._finish()
 
     def _finish(self) -> None:
         self.over = True
         for durable in self._durables:
-            if self in durable.line:
-                durable.line.remove(self)
+            if self in durable.queue:
+                durable.queue.remove(self)
         if self._track is not None:
             for durable in self._durables:
                 durable.buffer.usage.discard_reads(self._track.index, self._track.done_position)
         if self._lent is not None:
             self._store.return_track(self._lent)
-        behind, self._behind = self._behind, []
-        self._store.end_snapshot(self, behind)
+        callbacks, self._callbacks = self._callbacks, []
+        self._store.end_snapshot(self, callbacks)
         self._device.kick(self.session)

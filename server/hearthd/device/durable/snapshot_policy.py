@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Which = Literal[0, 1]
+AreaIndex = Literal[0, 1]
 
 CHUNK = 4 << 20
 """Size, in bytes, of one chunk of a copy out of or into a buffer: about 0.1 ms of bus time, and 1 ms of a helper
@@ -21,15 +21,15 @@ class SnapshotAreas:
 
     __slots__ = ("_committed", "_sent", "_writing", "offset", "span")
 
-    def __init__(self, offset: int, span: int, committed: Which | None = None) -> None:
+    def __init__(self, offset: int, span: int, committed: AreaIndex | None = None) -> None:
         self.offset = offset
         self.span = span
         self._committed = committed
-        self._writing: Which | None = None
+        self._writing: AreaIndex | None = None
         self._sent = False
 
     @property
-    def committed(self) -> Which | None:
+    def committed(self) -> AreaIndex | None:
         """The area whose copy the front would restore; None if no copy is complete."""
         return self._committed
 
@@ -38,11 +38,11 @@ class SnapshotAreas:
         """True if the next copy may begin."""
         return self._writing is None
 
-    def at(self, which: Which) -> int:
+    def at(self, area: AreaIndex) -> int:
         """Returns the file offset of an area."""
-        return self.offset + which * self.span
+        return self.offset + area * self.span
 
-    def begin(self) -> Which:
+    def begin(self) -> AreaIndex:
         """Begins a new copy, and returns the area for it. Only allowed while `idle`."""
         assert self._writing is None, "a copy is in progress"
         self._writing = 1 if self._committed == 0 else 0
@@ -71,10 +71,10 @@ class StagingAllowance:
     """
 
     def __init__(self, cap: int) -> None:
-        self._most = cap // 4
-        self._most_ahead = cap // 16
-        self._ahead = 0
-        self.held = 0
+        self._max_bytes = cap // 4
+        self._max_early_bytes = cap // 16
+        self._early_bytes = 0
+        self.in_use = 0
         self.denied = False
         """True if a copy waits for memory to be returned."""
 
@@ -83,28 +83,28 @@ class StagingAllowance:
 
         `pinned` is the number of bytes of host memory that the session may hold; 0: no limit.
         """
-        size = max(min(CHUNK, self._most), 1)
+        size = max(min(CHUNK, self._max_bytes), 1)
         return max(min(size, pinned // 2), 1) if pinned else size
 
-    def acquire(self, size: int, ahead: bool) -> bool:
+    def acquire(self, size: int, early: bool) -> bool:
         """Takes `size` bytes for a chunk.
 
-        Returns False if it has to wait. A single chunk is always allowed while nothing else is held, unless it is
-        `ahead` of its position in the stream.
+        Returns False if it has to wait. A single chunk is always allowed while no other chunk is held, unless it is
+        `early`: the stream has not reached the position of the copy.
         """
-        fits = not self.held or self.held + size <= self._most
-        if not fits or (ahead and self._ahead + size > self._most_ahead):
+        fits = not self.in_use or self.in_use + size <= self._max_bytes
+        if not fits or (early and self._early_bytes + size > self._max_early_bytes):
             self.denied = True
             return False
-        self.held += size
-        if ahead:
-            self._ahead += size
+        self.in_use += size
+        if early:
+            self._early_bytes += size
         return True
 
-    def release(self, size: int, ahead: bool) -> bool:
+    def release(self, size: int, early: bool) -> bool:
         """Ends one `acquire`. Returns True if a copy has been waiting for memory."""
-        self.held -= size
-        if ahead:
-            self._ahead -= size
+        self.in_use -= size
+        if early:
+            self._early_bytes -= size
         denied, self.denied = self.denied, False
         return denied

@@ -16,7 +16,7 @@ does not promise that one copy may span memory that two calls have locked. Locki
 during which CUDA may block other threads, and copying it a third of that, so that other sessions can run in between.
 Smaller parts would slow the copy down: the device takes one or two microseconds between two copies."""
 
-MOST = 256
+MAX_SEGMENTS = 256
 """Most segments of one session, including those that are being mapped or unmapped."""
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -63,34 +63,35 @@ def check_size(announced: object, size: int) -> int:
     return size
 
 
-def check_room(size: int, held: int, most: int, number: int) -> None:
+def check_room(size: int, shared_bytes: int, max_bytes: int, count: int) -> None:
     """Raises Refusal(QUOTA_EXCEEDED) if a segment of `size` bytes may not be added.
 
-    All segments together have `held` of `most` bytes, and the session has `number` segments.
+    All segments together have `shared_bytes` of `max_bytes` bytes, and the session has `count` segments.
     """
-    if number >= MOST:
+    if count >= MAX_SEGMENTS:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"the session shares {number} segments with this device; the maximum is {MOST}",
+            f"the session shares {count} segments with this device; the maximum is {MAX_SEGMENTS}",
             fix="release some, or make them larger",
-            details={"requested": number + 1, "allowed": MOST},
+            details={"requested": count + 1, "allowed": MAX_SEGMENTS},
         )
-    if held + size > most:
+    if shared_bytes + size > max_bytes:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"a segment of {size} bytes in addition to {held} that are shared already; the maximum is {most}",
+            f"a segment of {size} bytes in addition to {shared_bytes} that are shared already; "
+            f"the maximum is {max_bytes}",
             fix="release segments that are not needed, or have the operator raise lanes.segment_bytes, or the tenant's "
             "pinned_bytes",
-            details={"requested": size, "held": held, "allowed": most},
+            details={"requested": size, "held": shared_bytes, "allowed": max_bytes},
         )
 
 
-def check_range(what: str, segment: int, segment_size: int, offset: int, size: int) -> None:
+def check_range(subject: str, segment: int, segment_size: int, offset: int, size: int) -> None:
     """Raises Refusal(OUT_OF_BOUNDS) unless all `size` bytes at `offset` are in the segment."""
     if offset + size > segment_size:
         raise Refusal(
             Reason.OUT_OF_BOUNDS,
-            f"{what}: bytes [{offset}..{offset + size}) of segment {segment}, which has {segment_size}",
+            f"{subject}: bytes [{offset}..{offset + size}) of segment {segment}, which has {segment_size}",
             fix="stay within the segment",
             details={"segment": segment, "offset": offset, "size": size, "segment_size": segment_size},
         )
@@ -102,6 +103,6 @@ def parts(size: int, part: int = PART) -> Iterator[tuple[int, int]]:
         yield start, min(part, size - start)
 
 
-def step(offset: int, left: int, part: int = PART) -> int:
-    """Returns the number of bytes for one copy: at most `left`, from `offset` of a segment to the end of that part."""
-    return min(left, part - offset % part)
+def step(offset: int, remaining: int, part: int = PART) -> int:
+    """Returns the size of the next copy, from byte `offset` to the end of that part: at most `remaining` bytes."""
+    return min(remaining, part - offset % part)

@@ -45,14 +45,14 @@ class Striped:
         self.chunk = chunk
         self.stripe_staging = stripe_staging
         self.cut = StripeCut(0, chunk)
-        self.begun = False
+        self.started = False
         self.windows: dict[StripeLike, StripeWindow] = {}
         self.dropped = False
 
     def begin(self, size: int) -> None:
         """Sets the size of the transfer when its command runs. A second call has no effect."""
-        if not self.begun:
-            self.begun = True
+        if not self.started:
+            self.started = True
             self.cut = StripeCut(size, self.chunk)
 
     def join(self, stripe: StripeLike) -> None:
@@ -60,14 +60,14 @@ class Striped:
         self.windows.setdefault(stripe, StripeWindow())
 
     def abort(self, status: bytes) -> None:
-        """Sends the client the reason why the transfer ends early; `status` is an encoded Status."""
+        """Sends ABORT, with the reason, to the client over each stripe; `status` is an encoded Status."""
         frame = HEADER.pack(len(status), Kind.ABORT, 0, 0, self.transfer) + status
         for stripe in self.windows:
             stripe.put(frame)
 
     def next_stripe(self) -> StripeLike | None:
         """Returns the stripe with the most room; None if no stripe has room."""
-        best = max(self.windows.items(), key=lambda each: each[1].room, default=None)
+        best = max(self.windows.items(), key=lambda entry: entry[1].room, default=None)
         return best[0] if best is not None and best[1].room > 0 else None
 
     @property
@@ -86,14 +86,14 @@ class StripedUpload(Striped):
 
     def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         super().__init__(transfer, chunk, stripe_staging)
-        self.landed: deque[tuple[int, HostBuffer, int]] = deque()
+        self.arrived_chunks: deque[tuple[int, HostBuffer, int]] = deque()
         """Offset, memory and length of chunks that have arrived and have not been submitted to the device."""
-        self._got: set[int] = set()
+        self._received: set[int] = set()
 
     @property
     def missing_credits(self) -> int:
         """Number of further credits that are needed to receive all chunks; credits already given are subtracted."""
-        return self.cut.count - len(self._got) - self.under_way
+        return self.cut.count - len(self._received) - self.under_way
 
     def grant(self, stripe: StripeLike, host: HostBuffer) -> None:
         """Lends memory to a stripe for one more chunk."""
@@ -114,12 +114,12 @@ class StripedUpload(Striped):
         except ValueError:
             self.stripe_staging.release(host)
             raise
-        if index in self._got:
+        if index in self._received:
             self.stripe_staging.release(host)
             return
-        self._got.add(index)
+        self._received.add(index)
         self.stripe_staging.take_back(host)
-        self.landed.append((offset, host, size))
+        self.arrived_chunks.append((offset, host, size))
 
     def complete(self) -> None:
         """Reports on every stripe that all chunks have arrived.
@@ -141,8 +141,8 @@ class StripedUpload(Striped):
             for host in stripe.revoke(self.transfer):
                 self.stripe_staging.release(host)
         self.windows.clear()
-        while self.landed:
-            self.stripe_staging.release(self.landed.popleft()[1])
+        while self.arrived_chunks:
+            self.stripe_staging.release(self.arrived_chunks.popleft()[1])
 
 
 class StripedDownload(Striped):
@@ -152,22 +152,22 @@ class StripedDownload(Striped):
         super().__init__(transfer, chunk, stripe_staging)
         self._next = 0
         self._resend: deque[int] = deque()
-        self._out: dict[StripeLike, set[int]] = {}
-        self._taken: set[int] = set()
+        self._in_flight: dict[StripeLike, set[int]] = {}
+        self._confirmed: set[int] = set()
 
     def join(self, stripe: StripeLike) -> None:
         """Adds a stripe to the transfer, and records the chunks that are sent over it."""
         super().join(stripe)
-        self._out.setdefault(stripe, set())
+        self._in_flight.setdefault(stripe, set())
 
     @property
     def done(self) -> bool:
         """True if the client has all chunks."""
-        return self.begun and len(self._taken) == self.cut.count
+        return self.started and len(self._confirmed) == self.cut.count
 
     def peek(self) -> int | None:
         """Returns the index of the chunk to be sent next; None if all are under way."""
-        while self._resend and self._resend[0] in self._taken:
+        while self._resend and self._resend[0] in self._confirmed:
             self._resend.popleft()
         if self._resend:
             return self._resend[0]
@@ -179,7 +179,7 @@ class StripedDownload(Striped):
             index = self._resend.popleft()
         else:
             index, self._next = self._next, self._next + 1
-        self._out[stripe].add(index)
+        self._in_flight[stripe].add(index)
         self.windows[stripe].under_way += 1
         self.stripe_staging.mark_lent(host)
 
@@ -203,19 +203,19 @@ class StripedDownload(Striped):
         Raises ValueError if the chunk was not sent over this stripe.
         """
         index = self.cut.index(offset, self.cut.span(offset // self.chunk)[1])
-        out = self._out.get(stripe)
-        if out is None or index not in out:
+        in_flight = self._in_flight.get(stripe)
+        if in_flight is None or index not in in_flight:
             raise ValueError(f"the chunk at byte {offset} of transfer {self.transfer} was not sent here")
-        out.remove(index)
-        self._taken.add(index)
+        in_flight.remove(index)
+        self._confirmed.add(index)
 
     def lose(self, stripe: StripeLike) -> None:
         """Removes a broken stripe. Its chunks are sent again, unless the client has confirmed them."""
         self.windows.pop(stripe, None)
-        self._resend.extend(sorted(self._out.pop(stripe, ())))
+        self._resend.extend(sorted(self._in_flight.pop(stripe, ())))
 
     def drop(self) -> None:
         """Ends the transfer over stripes. Chunks under way are still sent."""
         self.dropped = True
         self.windows.clear()
-        self._out.clear()
+        self._in_flight.clear()

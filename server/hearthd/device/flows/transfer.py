@@ -46,7 +46,7 @@ class UploadFlow:
         self.written = 0
         self.striped: StripedUpload | None = None
         """Set while the bytes arrive over stripes."""
-        self.placed: SegmentRange | None = None
+        self.location: SegmentRange | None = None
         """Location of the bytes in memory that the client shares; None if they are not there."""
 
     def unstripe(self) -> None:
@@ -58,9 +58,9 @@ class UploadFlow:
             self.striped.drop()
             self.striped = None
             self.written = 0
-        if self.placed is not None:
-            self.placed.segment.drop()
-            self.placed = None
+        if self.location is not None:
+            self.location.segment.drop()
+            self.location = None
             self.written = 0
 
 
@@ -77,7 +77,7 @@ class DownloadFlow:
         self.queued = 0
         self.striped: StripedDownload | None = None
         """Set while the bytes are sent over stripes."""
-        self.placed: SegmentRange | None = None
+        self.location: SegmentRange | None = None
         """Location for the bytes in memory that the client shares; None if they do not go there."""
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of collectives that the copied bytes depended on."""
@@ -91,7 +91,7 @@ class DownloadFlow:
             self.striped.drop()
             self.striped = None
             self.queued = 0
-        if self.placed is not None:
-            self.placed.segment.drop()
-            self.placed = None
+        if self.location is not None:
+            self.location.segment.drop()
+            self.location = None
             self.queued = 0

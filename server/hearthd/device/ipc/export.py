@@ -24,7 +24,7 @@ FILE = "published"
 
 
 class _Copy:
-    """Holder of the new memory until it has its first real holder."""
+    """Holder of the copy until the publication holds it."""
 
 
 class Exporting:
@@ -33,14 +33,14 @@ class Exporting:
     def __init__(
         self,
         device: DeviceContext,
-        known: Mapping[int, PublishedBuffer],
-        map_place: Callable[[Any, PublishedBuffer, DeviceSession | None], MappedAllocation],
+        published: Mapping[int, PublishedBuffer],
+        map_allocation: Callable[[Any, PublishedBuffer, DeviceSession | None], MappedAllocation],
         answer: Callable[[int, dict[str, Any]], None],
         refuse: Callable[[int, Refusal], None],
     ) -> None:
         self._device = device
-        self._known = known
-        self._map_place = map_place
+        self._published = published
+        self._map_allocation = map_allocation
         self._answer = answer
         self._refuse = refuse
         self._track: PooledStream | None = None
@@ -48,12 +48,12 @@ class Exporting:
 
     def export(self, call: int, number: int, file: int) -> None:
         """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes."""
-        shared = self._known.get(number)
+        shared = self._published.get(number)
         if shared is None or shared.publisher is None:
             raise ended_refusal()
         if not shared.size:
             raise Refusal(Reason.INVALID_ARGUMENT, "it has no bytes, and so no memory")
-        if shared.place.shared is not None:
+        if shared.allocation.shared is not None:
             self._hand_over(shared, call, file)
         else:
             shared.waiting.append((call, file))
@@ -84,63 +84,63 @@ class Exporting:
 
     def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
         """Copies the buffer into memory that other processes can map."""
-        server, tracks, old = self._device.server, self._device.tracks, shared.place
+        server, tracks, old = self._device.server, self._device.tracks, shared.allocation
         memory = server.create_shared(shared.size)
-        place = self._map_place(memory, shared, session)
+        allocation = self._map_allocation(memory, shared, session)
         copy = _Copy()
-        place.join(copy, session)
+        allocation.join(copy, session)
         if self._track is None:
             self._track = tracks.acquire()
         track = self._track
-        tracks.claim_position(track, (place.usage,), (old.usage,))
+        tracks.claim_position(track, (allocation.usage,), (old.usage,))
         try:
-            server.copy(place.address, old.address, shared.size, track.stream)
+            server.copy(allocation.address, old.address, shared.size, track.stream)
             if memory.reserved > shared.size:  # clears data of earlier users
-                server.fill(place.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
+                server.fill(allocation.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
         except Refusal:
-            place.leave(copy)
+            allocation.leave(copy)
             raise
         self._device.telemetry.device_to_device_bytes += shared.size
         self._device.telemetry.device_to_device_operations += 1
-        tracks.on_complete(track, partial(self._copied, shared, place, copy))
+        tracks.on_complete(track, partial(self._copied, shared, allocation, copy))
 
-    def _copied(self, shared: PublishedBuffer, place: MappedAllocation, copy: _Copy) -> None:
-        old = shared.place
-        if shared.publisher is None or self._known.get(shared.number) is not shared:
+    def _copied(self, shared: PublishedBuffer, allocation: MappedAllocation, copy: _Copy) -> None:
+        old = shared.allocation
+        if shared.publisher is None or self._published.get(shared.number) is not shared:
             self._refuse_waiting(shared, ended_refusal())
-            place.leave(copy)
+            allocation.leave(copy)
             return
         waiting, shared.waiting = shared.waiting, []
-        shared.place = place
-        old.move(shared, place)
-        place.leave(copy)
+        shared.allocation = allocation
+        old.move(shared, allocation)
+        allocation.leave(copy)
         for holder, session in list(old.holders.items()):
             if isinstance(holder, Buffer):
                 origin = Origin(FrontReplies(), session, session.streams.items[0], "publish")
                 origin.capture = None
-                submit(Operation(origin, partial(self._follow, session, holder, place), writes=(holder,)))
+                submit(Operation(origin, partial(self._follow, session, holder, allocation), writes=(holder,)))
         for call, file in waiting:
             try:
                 self._hand_over(shared, call, file)
             except Refusal as refusal:
                 self._refuse(call, refusal)
 
-    def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
+    def _follow(self, session: DeviceSession, buffer: Buffer, allocation: MappedAllocation) -> bool:
         """Moves a buffer to the copy, behind its work under way.
 
         A buffer that a graph holds is not moved, because the graph contains its address.
         """
         old: SharedAllocation = buffer.place
-        if place.holders and buffer in old.holders and not buffer.holders and old is not place:
-            buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
+        if allocation.holders and buffer in old.holders and not buffer.holders and old is not allocation:
+            buffer.place, buffer.address, buffer.usage = allocation, allocation.address, allocation.usage
             session.replay_cache.forget()
-            old.move(buffer, place)
+            old.move(buffer, allocation)
         return True
 
     def _hand_over(self, shared: PublishedBuffer, call: int, file: int) -> None:
         if self.descriptors is None:
             raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
-        descriptor = self._device.server.export_shared(shared.place.shared)
+        descriptor = self._device.server.export_shared(shared.allocation.shared)
         try:
             self.descriptors.send(FILE, {"file": file}, [descriptor])
         except OSError as error:

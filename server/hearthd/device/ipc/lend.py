@@ -32,7 +32,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 FILE = "lent"
 """Kind of the messages that carry memory to the front."""
 
-MOST = 4096
+MAX_EXPORTS = 4096
 """Most exports of one session. Each export takes an address range in the process that maps it, and in this one."""
 
 Key = tuple[int, int]
@@ -42,11 +42,11 @@ Key = tuple[int, int]
 class LentBuffer:
     """An export of a buffer, which is one holder of the buffer's memory."""
 
-    __slots__ = ("place", "session")
+    __slots__ = ("allocation", "session")
 
     def __init__(self, session: DeviceSession) -> None:
         self.session = session
-        self.place: MappedAllocation | None = None
+        self.allocation: MappedAllocation | None = None
         """The allocation that the export holds; None until the export has run."""
 
 
@@ -117,12 +117,12 @@ class Lending:
                 fix="take a number that was not used before",
                 details={"kind": "export", "handle": number},
             )
-        if sum(channel == session.channel for channel, _ in self._lent) >= MOST:
+        if sum(channel == session.channel for channel, _ in self._lent) >= MAX_EXPORTS:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"the session has {MOST} exports on this device already",
+                f"the session has {MAX_EXPORTS} exports on this device already",
                 fix="close some that are no longer needed",
-                details={"exports": MOST, "allowed": MOST},
+                details={"exports": MAX_EXPORTS, "allowed": MAX_EXPORTS},
             )
 
     def _run(
@@ -141,10 +141,10 @@ class Lending:
                 if memory_request.waits(refusal):
                     return False
                 raise
-        place: MappedAllocation = buffer.place
-        place.join(lent, lent.session)
-        lent.place = place
-        self._behind(place.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
+        allocation: MappedAllocation = buffer.place
+        allocation.join(lent, lent.session)
+        lent.allocation = allocation
+        self._after_uses(allocation.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
@@ -153,18 +153,18 @@ class Lending:
         self._reservations.check_quota(session, size)
         self._device.grants.make_room(size)
         memory = server.create_shared(size, writable=True)
-        place = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
-        place.join(buffer, session)
+        allocation = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
+        allocation.join(buffer, session)
         old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
         track = tracks.acquire()  # a separate track for each move, so that other moves need not wait
-        tracks.claim_position(track, (place.usage,), (usage,))
+        tracks.claim_position(track, (allocation.usage,), (usage,))
         try:
-            server.copy(place.address, buffer.address, size, track.stream)
+            server.copy(allocation.address, buffer.address, size, track.stream)
             if memory.reserved > size:
-                server.fill(place.address + size, b"\0", memory.reserved - size, track.stream)
+                server.fill(allocation.address + size, b"\0", memory.reserved - size, track.stream)
         except Refusal:
-            place.leave(buffer)
+            allocation.leave(buffer)
             tracks.release(track)
             raise
         self._device.telemetry.device_to_device_bytes += size
@@ -173,7 +173,7 @@ class Lending:
             old = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
             old.join(buffer, session)
             buffer.reservation = None
-        buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
+        buffer.place, buffer.address, buffer.usage = allocation, allocation.address, allocation.usage
         session.replay_cache.forget()  # forgets launches with the old address
         # The old memory is freed only now, because the stream on which it was allocated would wait for all its users.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
@@ -183,10 +183,10 @@ class Lending:
         old.leave(buffer)
 
     def _hand_over(self, call: int, key: Key, lent: LentBuffer, size: int, file: int) -> None:
-        if self._lent.get(key) is not lent or lent.place is None or self.descriptors is None:
+        if self._lent.get(key) is not lent or lent.allocation is None or self.descriptors is None:
             self._refuse(call, _released())
             return
-        memory = lent.place.memory
+        memory = lent.allocation.memory
         try:
             descriptor = self._device.server.export_shared(memory)
             try:
@@ -206,20 +206,20 @@ class Lending:
 
     @staticmethod
     def _end(lent: LentBuffer | None) -> None:
-        if lent is not None and lent.place is not None:
-            place, lent.place = lent.place, None
-            place.leave(lent)
+        if lent is not None and lent.allocation is not None:
+            allocation, lent.allocation = lent.allocation, None
+            allocation.leave(lent)
 
     # ---- release of memory ----
 
-    def _unmap(self, place: MappedAllocation) -> None:
+    def _unmap(self, allocation: MappedAllocation) -> None:
         def unmap() -> None:
-            self._device.server.release_shared(place.memory)
+            self._device.server.release_shared(allocation.memory)
             self._device.kick(None)
 
-        self._behind(place.usage, unmap)
+        self._after_uses(allocation.usage, unmap)
 
-    def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
+    def _after_uses(self, usage: Usage, callback: Callable[[], None]) -> None:
         """Calls `callback` when all work submitted so far with `usage` is done."""
         tracks = self._device.tracks
         tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
@@ -229,18 +229,18 @@ def check_exportable(buffer: Buffer) -> None:
     """Raises Refusal if the buffer cannot be exported, or not at present."""
     buffer.range(0, 0, "export")
     if buffer.read_only is not None:
-        why, fix = buffer.read_only.why, "export a copy: a process that maps memory can write to it"
+        problem, fix = buffer.read_only.why, "export a copy: a process that maps memory can write to it"
     elif buffer.module is not None:
-        why, fix = "is a variable of a module", "copy it to an array, and export that"
+        problem, fix = "is a variable of a module", "copy it to an array, and export that"
     elif buffer.holders and not is_lent(buffer):
         users = "graphs, prepared lists, tensor maps or arrays of pointers"
-        why = f"is used by {buffer.holders} {users}, which hold its address"
+        problem = f"is used by {buffer.holders} {users}, which hold its address"
         fix = "export it before they are made, or destroy them first"
     else:
         return
     raise Refusal(
         Reason.INVALID_ARGUMENT,
-        f"buffer {buffer.handle} cannot be exported: it {why}",
+        f"buffer {buffer.handle} cannot be exported: it {problem}",
         fix=fix,
         details={"buffer": buffer.handle, "holders": buffer.holders},
     )

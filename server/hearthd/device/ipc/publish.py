@@ -45,13 +45,13 @@ class Publishing:
         self._device = device
         self._reservations = reservations
         self._session_of = session_of
-        self._known: dict[int, PublishedBuffer] = {}
+        self._publications: dict[int, PublishedBuffer] = {}
         self._attachments: dict[object, int] = {}
         """Number of the attachment for each attached buffer of this process."""
         self._exporting = Exporting(
             device,
-            self._known,
-            self._map_place,
+            self._publications,
+            self._map_allocation,
             partial(self._answer, Kind.EXPORTED),
             partial(self._refuse, Kind.EXPORTED),
         )
@@ -75,7 +75,7 @@ class Publishing:
     def gauges(self) -> dict[str, int]:
         """Returns the numbers of published, attached and exported buffers of this process, for the metrics."""
         return {
-            "buffers_published": sum(shared.publisher is not None for shared in self._known.values()),
+            "buffers_published": sum(shared.publisher is not None for shared in self._publications.values()),
             "buffers_attached": len(self._attachments),
             "buffers_exported": len(self._lending),
         }
@@ -83,33 +83,33 @@ class Publishing:
     def close(self, session: DeviceSession) -> None:
         """Ends the publications and exports of a session that has ended; attachments by other sessions remain."""
         self._lending.close(session)
-        ended = [shared for shared in self._known.values() if shared.publisher is session]
+        ended = [shared for shared in self._publications.values() if shared.publisher is session]
         for shared in ended:
             shared.publisher = None
-            shared.place.leave(shared)
+            shared.allocation.leave(shared)
         if ended:
-            self._tell(ended=[shared.number for shared in ended])
+            self._report(ended=[shared.number for shared in ended])
 
     # ---- publishing ----
 
     def _export_frame(self, frame: Frame) -> None:
         body = json.loads(frame.payload)
-        what, number = body["op"], body.get("memory", 0)
+        op, number = body["op"], body.get("memory", 0)
         try:
-            if what == "publish":
+            if op == "publish":
                 self._publish(frame, number, body["buffer"], body["name"])
-            elif what == "published":
+            elif op == "published":
                 self._answer(Kind.EXPORTED, frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
-            elif what == "export":
+            elif op == "export":
                 self._exporting.export(frame.id, number, body["file"])
-            elif what == "forget":
+            elif op == "forget":
                 self._forget(number)
-            elif what == "bear":
+            elif op == "bear":
                 self._take_accounting(number)
-            elif what == "lend":
+            elif op == "lend":
                 session = self._session_of(frame.channel)
                 self._lending.lend(frame.id, session, body["buffer"], body["export"], body["file"])
-            elif what == "release":
+            elif op == "release":
                 self._lending.release(frame.channel, body["export"])
                 self._answer(Kind.EXPORTED, frame.id, {})
         except Refusal as refusal:
@@ -117,7 +117,7 @@ class Publishing:
         except DeviceFault:
             raise
         except Exception as error:
-            self._refuse(Kind.EXPORTED, frame.id, internal_error(what, error))
+            self._refuse(Kind.EXPORTED, frame.id, internal_error(op, error))
 
     def _publish(self, frame: Frame, number: int, handle: int, name: str) -> None:
         session = self._session_of(frame.channel)
@@ -127,17 +127,17 @@ class Publishing:
         replies = FrontReplies(partial(self._refuse, Kind.EXPORTED))
         origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
         origin.capture = None  # the publication is not part of a recording on the stream
-        run = partial(self._name, frame.id, session, buffer, number, name)
+        run = partial(self._run_publish, frame.id, session, buffer, number, name)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def _published(self, channel: int, number: int, handle: int) -> bool:
         """True if this buffer of the session is published under this number."""
-        session, shared = self._session_of(channel), self._known.get(number)
+        session, shared = self._session_of(channel), self._publications.get(number)
         if session is None or shared is None:
             return False
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
-    def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
+    def _run_publish(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
         """Publishes a buffer, behind all earlier commands that use it.
 
         The buffer is read-only from then on. Returns False if the command has to wait.
@@ -149,39 +149,43 @@ class Publishing:
             buffer.place = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
             buffer.place.join(buffer, session)
             buffer.reservation = None
-        place: SharedAllocation = buffer.place
+        allocation: SharedAllocation = buffer.place
         shared = PublishedBuffer(number, buffer.size)
-        shared.publisher, shared.buffer, shared.place = session, buffer, place
-        self._known[number] = shared
-        self._take_in(place, number)
-        place.join(shared, session)
+        shared.publisher, shared.buffer, shared.allocation = session, buffer, allocation
+        self._publications[number] = shared
+        self._register_allocation(allocation, number)
+        allocation.join(shared, session)
         buffer.read_only = ReadOnly(
             f"is published as {name!r}, or was published and is still attached by other sessions",
             "unpublish it and have the sessions that attached it free it, or write to a copy",
         )
         session.shares = True
         session.replay_cache.forget()  # forgets launches that write to the buffer
-        self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
+        self._after_uses(allocation.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
         return True
 
     def _forget(self, number: int) -> None:
         """Ends a publication that has neither a name nor attachments; the publisher may write to the buffer again."""
-        shared = self._known.pop(number, None)
+        shared = self._publications.pop(number, None)
         if shared is None:
             return
         if shared.buffer is not None and shared.publisher is not None:
             shared.buffer.read_only = None
             shared.publisher.replay_cache.forget()
-        if shared in shared.place.holders:
-            shared.place.leave(shared)
+        if shared in shared.allocation.holders:
+            shared.allocation.leave(shared)
 
     def _take_accounting(self, number: int) -> None:
         """Accounts the memory to this process from now on."""
-        shared = self._known.get(number)
-        if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
-            if shared.place.memory is not NOTHING:
-                self._device.server.count_shared(shared.place.memory)
-            shared.place.account_here()
+        shared = self._publications.get(number)
+        if (
+            shared is not None
+            and isinstance(shared.allocation, MappedAllocation)
+            and shared.allocation.accounted_session is None
+        ):
+            if shared.allocation.memory is not NOTHING:
+                self._device.server.count_shared(shared.allocation.memory)
+            shared.allocation.account_to_session()
             self._device.grants.report_excess()
 
     # ---- attaching ----
@@ -217,11 +221,11 @@ class Publishing:
         session, number, size, handle = self._session_of(frame.channel), body["memory"], body["size"], body["buffer"]
         if session is None:
             raise closed()
-        shared = self._known.get(number)
-        there = session.buffers.get(handle)
-        if there is not None and there in self._attachments and there.place.number == number:
+        shared = self._publications.get(number)
+        existing = session.buffers.get(handle)
+        if existing is not None and existing in self._attachments and existing.place.number == number:
             # The client asks again, because the first answer was lost with its connection.
-            self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(there.place), "again": True})
+            self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(existing.place), "again": True})
             return
         session.buffers.check_new(handle)
         if shared is None:
@@ -229,48 +233,53 @@ class Publishing:
                 self._answer(Kind.IMPORTED, frame.id, {"missing": True})
                 return
             memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
-            shared = self._known[number] = PublishedBuffer(number, size)
-            shared.place = self._map_place(memory, shared, None)
-        place = shared.place
+            shared = self._publications[number] = PublishedBuffer(number, size)
+            shared.allocation = self._map_allocation(memory, shared, None)
+        allocation = shared.allocation
         buffer = Buffer(handle, shared.size)
-        buffer.address, buffer.usage, buffer.place, buffer.read_only = place.address, place.usage, place, ATTACHED
-        place.join(buffer, session)
+        buffer.address, buffer.usage, buffer.place, buffer.read_only = (
+            allocation.address,
+            allocation.usage,
+            allocation,
+            ATTACHED,
+        )
+        allocation.join(buffer, session)
         self._attachments[buffer] = body["attachment"]
         session.buffers.add(handle, buffer)
         session.shares = True
-        self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(place)})
+        self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(allocation)})
 
     # ---- release of memory ----
 
-    def _map_place(
-        self, memory: SharedMemory, shared: PublishedBuffer, bearer: DeviceSession | None
+    def _map_allocation(
+        self, memory: SharedMemory, shared: PublishedBuffer, accounted_session: DeviceSession | None
     ) -> MappedAllocation:
-        place = MappedAllocation(self._reservations, memory, shared.size, bearer, self._unmap)
-        self._take_in(place, shared.number)
-        return place
+        allocation = MappedAllocation(self._reservations, memory, shared.size, accounted_session, self._unmap)
+        self._register_allocation(allocation, shared.number)
+        return allocation
 
-    def _take_in(self, place: SharedAllocation, number: int) -> None:
-        place.number = number
-        place.on_leave = self._left
+    def _register_allocation(self, allocation: SharedAllocation, number: int) -> None:
+        allocation.number = number
+        allocation.on_leave = self._holder_left
 
-    def _left(self, place: SharedAllocation, holder: object) -> None:
+    def _holder_left(self, allocation: SharedAllocation, holder: object) -> None:
         attachment = self._attachments.pop(holder, None)
         if attachment is not None:
-            self._behind(place.usage, partial(self._tell, detached=[attachment]))
-        shared = self._known.get(place.number)
-        if shared is not None and shared.place is place and not place.holders:
-            del self._known[place.number]
+            self._after_uses(allocation.usage, partial(self._report, detached=[attachment]))
+        shared = self._publications.get(allocation.number)
+        if shared is not None and shared.allocation is allocation and not allocation.holders:
+            del self._publications[allocation.number]
 
-    def _unmap(self, place: MappedAllocation) -> None:
+    def _unmap(self, allocation: MappedAllocation) -> None:
         def unmap() -> None:
-            if place.memory is not NOTHING:
-                self._device.server.release_shared(place.memory)
-            self._tell(left=[place.number])
+            if allocation.memory is not NOTHING:
+                self._device.server.release_shared(allocation.memory)
+            self._report(left=[allocation.number])
             self._device.kick(None)
 
-        self._behind(place.usage, unmap)
+        self._after_uses(allocation.usage, unmap)
 
-    def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
+    def _after_uses(self, usage: Usage, callback: Callable[[], None]) -> None:
         """Calls `callback` when all work submitted so far with `usage` is done."""
         tracks = self._device.tracks
         tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
@@ -284,10 +293,10 @@ class Publishing:
         if call:
             self._answer(kind, call, {"error": to_text(refusal)})
 
-    def _tell(self, **news: list[int]) -> None:
+    def _report(self, **news: list[int]) -> None:
         """Reports to the front what has ended in this process: attachments, publications, holders of memory."""
         self._answer(Kind.IMPORTED, 0, news)
 
 
-def _protected(place: SharedAllocation) -> bool:
-    return place.shared is not None and place.shared.protected
+def _protected(allocation: SharedAllocation) -> bool:
+    return allocation.shared is not None and allocation.shared.protected

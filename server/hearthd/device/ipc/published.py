@@ -17,9 +17,9 @@ ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only"
 class PublishedBuffer:
     """A published buffer, as seen by this process."""
 
-    __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
+    __slots__ = ("allocation", "buffer", "number", "publisher", "size", "waiting")
 
-    place: SharedAllocation
+    allocation: SharedAllocation
     """Allocation that the next attachment uses."""
 
     def __init__(self, number: int, size: int) -> None:
@@ -64,24 +64,24 @@ def check_publishable(buffer: Buffer) -> None:
     """Raises Refusal if the buffer cannot be published, or not at present."""
     buffer.range(0, 0, "publish")
     if buffer.read_only is ATTACHED:
-        why, fix = ATTACHED.why, "publish a copy of it"
+        problem, fix = ATTACHED.why, "publish a copy of it"
     elif buffer.read_only is POINTERS:
-        why, fix = "contains addresses, which other sessions cannot use", "publish the arrays that it points to"
+        problem, fix = "contains addresses, which other sessions cannot use", "publish the arrays that it points to"
     elif buffer.read_only is not None:
-        why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
+        problem, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
     elif is_lent(buffer):
-        why, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
+        problem, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
     elif buffer.module is not None:
-        why, fix = "is a variable of a module", "copy it to an array, and publish that"
+        problem, fix = "is a variable of a module", "copy it to an array, and publish that"
     elif buffer.holders:
         users = "graphs, prepared lists, tensor maps or arrays of pointers"
-        why = f"is used by {buffer.holders} {users}, which may write to it"
+        problem = f"is used by {buffer.holders} {users}, which may write to it"
         fix = "publish it before they are made, or destroy them first"
     else:
         return
     raise Refusal(
         Reason.INVALID_ARGUMENT,
-        f"buffer {buffer.handle} cannot be published: it {why}",
+        f"buffer {buffer.handle} cannot be published: it {problem}",
         fix=fix,
         details={"buffer": buffer.handle, "holders": buffer.holders},
     )

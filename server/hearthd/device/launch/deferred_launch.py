@@ -133,7 +133,7 @@ class LaunchRun:
             try:
                 self._binder.issue(self._parsed.stream, bound, 1)
                 self._remaining -= 1
-                self._origin.begun = True
+                self._origin.started = True
             except Refusal as refusal:
                 self._idle_outcome = refusal
         self._device.kick(self._origin.session)

@@ -270,7 +270,7 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
     failures: list[StreamFailure] = []
     for stream in streams:
         if stream.errors:
-            failures += stream.errors.pop_all(origin.place)
+            failures += stream.errors.pop_all(origin.position)
     if failures:
         failures.sort(key=lambda failure: (failure.seq, failure.index))
         origin.reply_error(surface(failures))

@@ -9,7 +9,7 @@ from itertools import accumulate
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.memory.deferred_allocation import LATE, DeferredAllocation, may_wait
+from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation, may_wait
 from hearthd.device.memory.deferred_free import FreeQueue
 from hearthd.device.memory.reservations import Reservation, Reservations
 from hearthd.device.operation import Operation, Origin
@@ -56,30 +56,30 @@ class MemoryCommands:
                 origin.reply()
                 return None
 
-        def had() -> None:
+        def allocated() -> None:
             session.late_allocations -= 1
             origin.reply()
 
-        def given_up(refusal: Refusal) -> None:
+        def abandoned(refusal: Refusal) -> None:
             session.late_allocations -= 1
             lost(refusal)
 
         session.late_allocations += 1
         late = DeferredAllocation(self._device, self.reservations, session, reserve)
-        operation = Operation(origin, late.run, writes=(origin.stream, LATE, *buffers), spoils=buffers)
-        operation.after = had
-        operation.on_failure = given_up
+        operation = Operation(origin, late.run, writes=(origin.stream, DEFERRED_ALLOCATION, *buffers), spoils=buffers)
+        operation.after = allocated
+        operation.on_failure = abandoned
         return operation
 
     def _reserve(self, session: DeviceSession, track: PooledStream, buffers: Sequence[Buffer]) -> None:
         """Takes one reservation for all buffers, and places each at the next multiple of the device's alignment."""
         alignment = self._device.server.properties.memory_alignment
         spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
-        places = list(accumulate(spaced, initial=0))
-        reservation = self.reservations.allocate(session, places[-1] + buffers[-1].size, track, buffers)
-        for buffer, place in zip(buffers, places, strict=True):
+        offsets = list(accumulate(spaced, initial=0))
+        reservation = self.reservations.allocate(session, offsets[-1] + buffers[-1].size, track, buffers)
+        for buffer, offset in zip(buffers, offsets, strict=True):
             buffer.reservation = reservation
-            buffer.address = reservation.memory.address + place
+            buffer.address = reservation.memory.address + offset
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
         """Destroys the handles now, and frees the memory when the work that uses it is done.
@@ -87,10 +87,10 @@ class MemoryCommands:
         Large numbers of buffers are freed in pieces.
         """
         session = origin.session
-        found, unknown = session.buffers.pop_all(command.buffers)
+        buffers, unknown = session.buffers.pop_all(command.buffers)
         # Among later commands, only graphs and prepared launches that hold a buffer can still use it, without its
         # handle.
-        ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
+        held_buffers = tuple(buffer for buffer in buffers if session.deferred.holds(buffer)) if session.deferred else ()
         free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
         session.frees[number] = None
@@ -98,7 +98,7 @@ class MemoryCommands:
         def run() -> bool:
             nonlocal free_queue
             if free_queue is None:
-                free_queue = self._clear(session, found)
+                free_queue = self._clear(session, buffers)
                 # Tries this free again, and an allocation that may wait for it.
                 free_queue.then(lambda: self._device.kick(session))
             if not free_queue.over:
@@ -110,16 +110,16 @@ class MemoryCommands:
             origin.reply()
             return True
 
-        operation = Operation(origin, run, writes=ahead)
+        operation = Operation(origin, run, writes=held_buffers)
 
-        def given_up(_: Refusal) -> None:
+        def abandoned(_: Refusal) -> None:
             # The session closes before the command runs. The buffers are no longer in a table, so `close` does not find
             # them.
             session.frees.pop(number, None)
             if free_queue is None:
-                self._clear(session, found)
+                self._clear(session, buffers)
 
-        operation.on_failure = given_up
+        operation.on_failure = abandoned
         return operation
 
     def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
@@ -162,8 +162,8 @@ class MemoryCommands:
         if reached:
             buffer.reaches = tuple(reached)
             session.reached += len(reached)
-            for each in (buffer, *(reach.buffer for reach in reached)):
-                self.hold(each)
+            for held in (buffer, *(reach.buffer for reach in reached)):
+                self.hold(held)
 
     def release_reached(self, session: DeviceSession, buffer: Buffer) -> None:
         """Ends `hold_reached`. A second call has no effect. `session` is the session that owns the buffers."""
@@ -189,7 +189,7 @@ class MemoryCommands:
         """
         self.reservations.close(session)
         buffers = session.buffers.items
-        for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
+        for buffer in [shared for shared in buffers.values() if shared.place is not None or shared.durable is not None]:
             self.release(session, buffers.pop(buffer.handle))  # shared or durable: the other holders are notified now
         self._clear(session, list(buffers.values()))
         buffers.clear()
@@ -249,14 +249,14 @@ class MemoryCommands:
     def _usage(self, origin: Origin) -> None:
         session = origin.session
         info = self._device.server.memory_info()
-        most = ceiling(info, self._device.spec.memory_limit)
+        maximum = ceiling(info, self._device.spec.memory_limit)
         usage = commands_pb2.MemoryUsageResult(
             allocations=session.allocations,
             bytes_in_use=session.bytes_in_use,
             bytes_padding=session.bytes_reserved - session.bytes_in_use,
             bytes_reserved=info.reserved,
             device_free=info.free,
-            device_total=min(most, session.device_bytes or most),
+            device_total=min(maximum, session.device_bytes or maximum),
             bytes_pinned=self._device.server.host_info().pinned,
             bytes_pinned_in_use=session.bytes_pinned,
             bytes_persistent=session.persistent.bytes,

@@ -10,7 +10,7 @@ from hearthd.device.memory.reservations import Reservations
 from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.session import DeviceSession
 
-LATE = "late allocation"
+DEFERRED_ALLOCATION = "late allocation"
 """Key that all deferred allocations of a session write, so that they run in order."""
 
 
@@ -29,9 +29,9 @@ class DeferredAllocation:
         self._reservations = reservations
         self._session = session
         self._reserve = reserve
-        self._behind = session.last_free
+        self._last_free = session.last_free
         """Number of the latest free that was submitted before the allocation."""
-        self._asked = False
+        self._callback_registered = False
         self._settled = False
         self._request: MemoryRequest | None = None
 
@@ -43,16 +43,16 @@ class DeferredAllocation:
         try:
             self._reserve()
         except Refusal as refusal:
-            if may_wait(refusal) and (self._more_to_come() or self._might_be_granted(refusal)):
+            if may_wait(refusal) and (self._may_free_more() or self._might_be_granted(refusal)):
                 return False
             raise
         return True
 
-    def _more_to_come(self) -> bool:
-        if next(iter(self._session.frees), self._behind + 1) <= self._behind:
+    def _may_free_more(self) -> bool:
+        if next(iter(self._session.frees), self._last_free + 1) <= self._last_free:
             return True
-        if not self._asked:
-            self._asked = True
+        if not self._callback_registered:
+            self._callback_registered = True
             self._settled = not self._reservations.when_settled(self._retry)
         return not self._settled
 

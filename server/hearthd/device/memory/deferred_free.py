@@ -19,7 +19,7 @@ T = TypeVar("T")
 STRETCH_S = 2e-4
 """Time, in seconds, for which one `pump` may occupy this thread."""
 
-PIECE = 16
+PIECE_ITEMS = 16
 """Number of items between two readings of the clock."""
 
 FEW = 64
@@ -27,23 +27,23 @@ FEW = 64
 
 
 class FreeQueue(Generic[T]):
-    """Items to free, in order. `give` frees one item on the stream that `home` returns; `home` may return None."""
+    """Items to free, in order. `free_item` frees one item on the stream that `home` returns; `home` may return None."""
 
-    __slots__ = ("_give", "_home", "_left", "_then", "failure", "over")
+    __slots__ = ("_free_item", "_home", "_items", "_then", "failure", "over")
 
     def __init__(
-        self, things: Iterable[T], home: Callable[[T], PooledStream | None], give: Callable[[T], None]
+        self, items: Iterable[T], home: Callable[[T], PooledStream | None], free_item: Callable[[T], None]
     ) -> None:
-        self._left = deque(things)  # each item is dropped when it has been freed, instead of all at the end
+        self._items = deque(items)  # each item is dropped when it has been freed, instead of all at the end
         self._home = home
-        self._give = give
+        self._free_item = free_item
         self._then: list[Callable[[], None]] = []
         self.over = False
         self.failure: Refusal | None = None
         """The first refusal of a free; None if there was none. The other items were freed nevertheless."""
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._items)
 
     @property
     def blocked(self) -> bool:
@@ -51,7 +51,7 @@ class FreeQueue(Generic[T]):
 
         The driver would block a thread that frees beyond the budget.
         """
-        track = self._home(self._left[0]) if self._left else None
+        track = self._home(self._items[0]) if self._items else None
         return track is not None and track.budget <= 0
 
     def then(self, callback: Callable[[], None]) -> None:
@@ -61,17 +61,17 @@ class FreeQueue(Generic[T]):
         else:
             self._then.append(callback)
 
-    def advance(self, most: int, *, respect_budget: bool = True) -> bool:
-        """Frees up to `most` items. Returns True if none is left. `respect_budget`: stops at a stream without it."""
-        left, give = self._left, self._give
-        for _ in range(min(most, len(left))):
+    def advance(self, limit: int, *, respect_budget: bool = True) -> bool:
+        """Frees up to `limit` items. Returns True if none is left. `respect_budget`: stops at a stream without it."""
+        items, free_item = self._items, self._free_item
+        for _ in range(min(limit, len(items))):
             if respect_budget and self.blocked:
                 return False
             try:
-                give(left.popleft())
+                free_item(items.popleft())
             except Refusal as refusal:
                 self.failure = self.failure or refusal
-        if left:
+        if items:
             return False
         self._end()
         return True
@@ -88,30 +88,30 @@ class DeferredFree:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._lines: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
+        self._queues: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
 
     def begin(
         self,
         session: DeviceSession,
-        things: Collection[T],
+        items: Collection[T],
         home: Callable[[T], PooledStream | None],
-        give: Callable[[T], None],
+        free_item: Callable[[T], None],
     ) -> FreeQueue[T]:
         """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
-        free_queue = FreeQueue(things, home, give)
-        if len(things) > FEW or not free_queue.advance(FEW, respect_budget=False):
-            self._lines.setdefault(session, deque()).append(free_queue)
+        free_queue = FreeQueue(items, home, free_item)
+        if len(items) > FEW or not free_queue.advance(FEW, respect_budget=False):
+            self._queues.setdefault(session, deque()).append(free_queue)
         return free_queue
 
     def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
         """Returns the last free queue of the session; None if everything is freed."""
-        line = self._lines.get(session)
-        return line[-1] if line else None
+        queues = self._queues.get(session)
+        return queues[-1] if queues else None
 
     def blocked(self, session: DeviceSession) -> bool:
         """True if the session has a queue whose next item waits for the device."""
-        line = self._lines.get(session)
-        return line is not None and line[0].blocked
+        queues = self._queues.get(session)
+        return queues is not None and queues[0].blocked
 
     def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
         """Calls `callback` when all present queues of the session are empty; at once if there are none."""
@@ -126,46 +126,46 @@ class DeferredFree:
 
         Returns False, without calling it, if there are none.
         """
-        left = len(self._lines)
-        if not left:
+        remaining = len(self._queues)
+        if not remaining:
             return False
 
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+        def queue_done() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if not remaining:
                 callback()
 
-        for line in tuple(self._lines.values()):
-            line[-1].then(one)
+        for queues in tuple(self._queues.values()):
+            queues[-1].then(queue_done)
         return True
 
     @property
     def waiting(self) -> bool:
         """True if any queue has items."""
-        return bool(self._lines)
+        return bool(self._queues)
 
     @property
     def more(self) -> bool:
         """True if an item could be freed immediately."""
-        return bool(self._lines) and any(not line[0].blocked for line in self._lines.values())
+        return bool(self._queues) and any(not queues[0].blocked for queues in self._queues.values())
 
     def pump(self) -> None:
         """Frees items for a bounded short time, `STRETCH_S`."""
-        if not self._lines:
+        if not self._queues:
             return
         until = self._clock() + STRETCH_S
         while True:
             advanced = False
-            for session in tuple(self._lines):
-                line = self._lines[session]
-                if line[0].blocked:
+            for session in tuple(self._queues):
+                queues = self._queues[session]
+                if queues[0].blocked:
                     continue
                 advanced = True
-                if line[0].advance(PIECE):
-                    line.popleft()
-                    if not line:
-                        del self._lines[session]
+                if queues[0].advance(PIECE_ITEMS):
+                    queues.popleft()
+                    if not queues:
+                        del self._queues[session]
                 if self._clock() > until:
                     self._rotate(session)
                     return
@@ -174,6 +174,6 @@ class DeferredFree:
 
     def _rotate(self, session: DeviceSession) -> None:
         """Moves the session that was served last behind the other sessions."""
-        line = self._lines.pop(session, None)
-        if line is not None:
-            self._lines[session] = line
+        queues = self._queues.pop(session, None)
+        if queues is not None:
+            self._queues[session] = queues

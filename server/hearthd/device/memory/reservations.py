@@ -23,16 +23,16 @@ from hearthd.device.streams.stream_pool import PooledStream
 class Reservation:
     """An allocation from the pool. `home` is the track on which it is allocated and freed."""
 
-    __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
+    __slots__ = ("accounted_session", "home", "last", "live_buffers", "memory", "persistent", "tenant")
 
     def __init__(self, memory: Memory, home: PooledStream, persistent: bool) -> None:
         self.memory = memory
         self.home = home
         self.persistent = persistent
-        self.payer: DeviceSession | None = None
+        self.accounted_session: DeviceSession | None = None
         """The session that it is accounted to; None: the session that allocated it."""
         self.tenant = ""
-        self.parts = 0
+        self.live_buffers = 0
         """Number of its buffers that have not been freed."""
         self.last: dict[int, int] = {}
         """Last position, on every track that used it, of its freed buffers or of an unused reservation."""
@@ -40,7 +40,7 @@ class Reservation:
     @property
     def alone(self) -> bool:
         """True if the reservation is freed with its only buffer and is accounted to the session that allocated it."""
-        return self.parts == 1 and not (self.last or self.persistent or self.payer is not None)
+        return self.live_buffers == 1 and not (self.last or self.persistent or self.accounted_session is not None)
 
 
 class Reservations:
@@ -48,17 +48,17 @@ class Reservations:
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
-        self._held: dict[str, int] = {}
+        self._held_bytes: dict[str, int] = {}
         """Pool memory, in bytes, of each tenant, including unused memory that its sessions keep."""
-        self._most = device.spec.memory_limit or device.server.properties.total_memory
+        self._max_bytes = device.spec.memory_limit or device.server.properties.total_memory
         self._freed_at: dict[PooledStream, int] = {}
         """Position of the last free on each track, until it is known to be done."""
         self.deferred_free = DeferredFree()
         """Memory that is being freed in pieces."""
 
-    def held(self, tenant: str) -> int:
+    def bytes_held(self, tenant: str) -> int:
         """Returns the bytes of pool memory that the tenant's sessions hold, including unused memory that they keep."""
-        return self._held.get(tenant, 0)
+        return self._held_bytes.get(tenant, 0)
 
     def allocate(
         self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]
@@ -77,11 +77,11 @@ class Reservations:
         else:
             reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
             reservation.tenant = session.tenant
-            self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
+            self._held_bytes[session.tenant] = self._held_bytes.get(session.tenant, 0) + reservation.memory.reserved
         # An allocation is a write on its track, at a separate position: pool memory may be in use until the track
         # reaches that position, by work before an earlier free on the track, or by work that the free waited for.
         device.tracks.claim_position(track, [buffer.usage for buffer in buffers])
-        reservation.parts = len(buffers)
+        reservation.live_buffers = len(buffers)
         session.bytes_reserved += reservation.memory.reserved
         session.allocations += len(buffers)
         session.bytes_in_use += sum(buffer.size for buffer in buffers)
@@ -97,10 +97,10 @@ class Reservations:
         suffice.
         """
         size, persistent, tenant = buffer.size, session.persistent, session.tenant
-        if persistent.bytes or persistent.window or not 0 < size <= self._most:
+        if persistent.bytes or persistent.window or not 0 < size <= self._max_bytes:
             return False
-        held = self._held.get(tenant, 0)
-        if session.device_bytes and held + rounded(size) > session.device_bytes:
+        held_bytes = self._held_bytes.get(tenant, 0)
+        if session.device_bytes and held_bytes + rounded(size) > session.device_bytes:
             return False
         device = self._device
         memory: Memory | None = None
@@ -114,10 +114,10 @@ class Reservations:
                 device.server.free(memory, track.stream)
             return False
         reserved = memory.reserved
-        self._held[tenant] = held + reserved
+        self._held_bytes[tenant] = held_bytes + reserved
         buffer.reservation = reservation = Reservation(memory, track, False)
         reservation.tenant = tenant
-        reservation.parts = 1
+        reservation.live_buffers = 1
         buffer.address = memory.address
         usage = buffer.usage
         usage.track, usage.position = track.index, position
@@ -138,11 +138,11 @@ class Reservations:
         self._device.telemetry.freed_bytes += buffer.size
         for track, position in buffer.usage.tracks().items():
             reservation.last[track] = max(position, reservation.last.get(track, 0))
-        reservation.parts -= 1
-        if reservation.parts:
+        reservation.live_buffers -= 1
+        if reservation.live_buffers:
             return
         size = reservation.memory.reserved
-        (reservation.payer or session).bytes_reserved -= size
+        (reservation.accounted_session or session).bytes_reserved -= size
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
@@ -162,25 +162,25 @@ class Reservations:
         if usage.reads is not None or usage.track != home.index:
             tracks.settle(home, usage)
         device.server.free(memory, home.stream)
-        self._held[reservation.tenant] -= reserved
+        self._held_bytes[reservation.tenant] -= reserved
         self._freed_at[home] = tracks.step(home)
 
     def check_quota(self, session: DeviceSession, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` additional bytes."""
-        quota, held = session.device_bytes, self._held.get(session.tenant, 0)
-        if quota and held + rounded(more) > quota:
-            raise over_quota(more, quota, held)
+        quota, held_bytes = session.device_bytes, self._held_bytes.get(session.tenant, 0)
+        if quota and held_bytes + rounded(more) > quota:
+            raise over_quota(more, quota, held_bytes)
 
     def count(self, tenant: str, more: int) -> None:
         """Adds `more` bytes outside the pool to the tenant's total; a negative number subtracts."""
-        self._held[tenant] = self._held.get(tenant, 0) + more
+        self._held_bytes[tenant] = self._held_bytes.get(tenant, 0) + more
 
     def transfer(self, reservation: Reservation, session: DeviceSession) -> None:
         """Transfers the accounting of a reservation to another session and its tenant."""
         size = reservation.memory.reserved
         self.count(reservation.tenant, -size)
         self.count(session.tenant, size)
-        reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
+        reservation.tenant, reservation.accounted_session, reservation.persistent = session.tenant, session, False
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
         """Calls `callback` when all freed memory, including memory whose free is pending, can be used by every stream.
@@ -215,7 +215,7 @@ class Reservations:
         self._free_all(session, session.persistent.close())
 
     def _allocate(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:
-        if size > self._most:
+        if size > self._max_bytes:
             raise out_of_memory(size, self._device.server.memory_info(), self._device.spec.memory_limit)
         try:
             return self._within_quota(session, size, track)
@@ -237,7 +237,7 @@ class Reservations:
         tracks = self._device.tracks
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
-        self._held[reservation.tenant] -= reservation.memory.reserved
+        self._held_bytes[reservation.tenant] -= reservation.memory.reserved
         # A separate step, because the work before the free may be done long before the free.
         self._freed_at[home] = tracks.step(home)
 

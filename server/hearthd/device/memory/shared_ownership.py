@@ -32,11 +32,11 @@ class SharedAllocation(ABC):
     All buffers in it share its `usage`, so that all sessions of the process are ordered against each other.
     """
 
-    def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
+    def __init__(self, address: int, size: int, usage: Usage, accounted_session: DeviceSession | None) -> None:
         self.address = address
         self.size = size
         self.usage = usage
-        self.bearer = bearer
+        self.accounted_session = accounted_session
         """The session that it is accounted to; None if it is accounted to another process."""
         self.holders: dict[object, DeviceSession] = {}
         """Holders and their sessions, oldest first."""
@@ -73,10 +73,10 @@ class SharedAllocation(ABC):
 
     def _drop(self, holder: object) -> None:
         del self.holders[holder]
-        if self.holders and self.bearer is not None and self.bearer not in self.holders.values():
-            before, self.bearer = self.bearer, next(iter(self.holders.values()))
+        if self.holders and self.accounted_session is not None and self.accounted_session not in self.holders.values():
+            before, self.accounted_session = self.accounted_session, next(iter(self.holders.values()))
             self._count(before, -1)
-            self._count(self.bearer, 1)
+            self._count(self.accounted_session, 1)
 
     @abstractmethod
     def _count(self, session: DeviceSession, sign: int) -> None:
@@ -106,17 +106,17 @@ class PoolAllocation(SharedAllocation):
         session.bytes_in_use += sign * self.size
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
         reservation = self._reservation
-        # Together with the other buffers of the reservation.
-        if sign < 0 and self.bearer is not None and reservation.payer in (None, session):
+        # The whole reservation, with its other buffers, is accounted to the new session.
+        if sign < 0 and self.accounted_session is not None and reservation.accounted_session in (None, session):
             session.bytes_reserved -= reservation.memory.reserved
-            self.bearer.bytes_reserved += reservation.memory.reserved
-            self._reservations.transfer(reservation, self.bearer)
+            self.accounted_session.bytes_reserved += reservation.memory.reserved
+            self._reservations.transfer(reservation, self.accounted_session)
 
     def _release(self) -> None:
-        part = Buffer(0, self.size)
-        part.usage = self.usage
-        assert self.bearer is not None, "memory of the pool counts with a session of this process"
-        self._reservations.free(self.bearer, self._reservation, part)
+        freed = Buffer(0, self.size)
+        freed.usage = self.usage
+        assert self.accounted_session is not None, "memory of the pool counts with a session of this process"
+        self._reservations.free(self.accounted_session, self._reservation, freed)
 
 
 class MappedAllocation(SharedAllocation):
@@ -127,32 +127,32 @@ class MappedAllocation(SharedAllocation):
         reservations: Reservations,
         memory: SharedMemory,
         size: int,
-        bearer: DeviceSession | None,
+        accounted_session: DeviceSession | None,
         release: Callable[[MappedAllocation], None],
         *,
         lent: bool = False,
     ) -> None:
-        super().__init__(memory.address, size, Usage(), bearer)
+        super().__init__(memory.address, size, Usage(), accounted_session)
         self._reservations = reservations
         self.memory = memory
         self.lent = lent
-        self._give_back = release
-        if bearer is not None:
-            self._count(bearer, 1)
+        self._free_mapping = release
+        if accounted_session is not None:
+            self._count(accounted_session, 1)
 
     @property
     def shared(self) -> SharedMemory | None:
         """The memory, unless it has been lent to another process; then None."""
         return None if self.lent else self.memory
 
-    def account_here(self) -> None:
+    def account_to_session(self) -> None:
         """Accounts the memory to a session of this process from now on.
 
         Called when the process that it was accounted to has dropped it.
         """
-        if self.bearer is None and self.holders:
-            self.bearer = next(iter(self.holders.values()))
-            self._count(self.bearer, 1)
+        if self.accounted_session is None and self.holders:
+            self.accounted_session = next(iter(self.holders.values()))
+            self._count(self.accounted_session, 1)
 
     def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
@@ -162,6 +162,6 @@ class MappedAllocation(SharedAllocation):
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
 
     def _release(self) -> None:
-        if self.bearer is not None:
-            self._count(self.bearer, -1)
-        self._give_back(self)
+        if self.accounted_session is not None:
+            self._count(self.accounted_session, -1)
+        self._free_mapping(self)

@@ -39,24 +39,24 @@ def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
     """
     if spec.backend == "cuda":
         return _confine_gpu(spec)
-    found = support()
-    if spec.confinement == "required" and found.lacking:
-        raise _refused(f"this kernel, or this container, has no {found.lacking}")
+    features = support()
+    if spec.confinement == "required" and features.lacking:
+        raise _refused(f"this kernel, or this container, has no {features.lacking}")
     attributes.keep_descriptors(descriptors)
     attributes.close_to_others()
     attributes.no_new_privileges()
     try:
-        files = sandbox.confine(_reads(), ("/dev/null",), execute=False)
+        files = sandbox.confine(_readable_paths(), ("/dev/null",), execute=False)
         attributes.drop_capabilities()
         calls = ""
-        if found.seccomp:
+        if features.seccomp:
             seccomp.install(seccomp.assemble(profiles.cpu(os.getpid())))
             calls = "seccomp"
     except OSError as error:
         raise _refused(str(error)) from None
     if spec.confinement == "required" and not (files and calls):
         raise _refused("Landlock did not take effect")
-    return ", ".join(part for part in (files, calls) if part)
+    return ", ".join(measure for measure in (files, calls) if measure)
 
 
 def _confine_gpu(spec: DeviceSpec) -> str:
@@ -76,19 +76,19 @@ def _confine_gpu(spec: DeviceSpec) -> str:
     return "seccomp"
 
 
-def _reads() -> Sequence[str]:
+def _readable_paths() -> Sequence[str]:
     """Returns the readable paths: the system's, and Python's directories from which modules are imported."""
     python = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    packages = [str(Path(place)) for package in (hearthd, hearth_proto) for place in package.__path__]
+    packages = [str(Path(path)) for package in (hearthd, hearth_proto) for path in package.__path__]
     installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     library = sysconfig.get_config_var("LIBDIR")
-    own = "/proc/self"
-    return [*_SYSTEM_READS, *python, *packages, *installed, *([library] if library else []), own]
+    process_files = "/proc/self"
+    return [*_SYSTEM_READS, *python, *packages, *installed, *([library] if library else []), process_files]
 
 
-def _refused(why: str) -> Refusal:
+def _refused(reason: str) -> Refusal:
     return Refusal(
         Reason.DEVICE_UNAVAILABLE,
-        f"A device process of the CPU backend cannot be confined, and tenants depend on it: {why}.",
+        f"A device process of the CPU backend cannot be confined, and tenants depend on it: {reason}.",
         fix='run a kernel with Landlock and seccomp, or set devices.cpu_tenants = "trusted"',
     )

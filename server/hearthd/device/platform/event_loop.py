@@ -46,11 +46,11 @@ class Loop:
         self.on_served: Callable[[], bool] = lambda: False
         """Called after a single ready socket was served. Returns True if the next request of its client is expected
         soon, and should be polled for before anything else."""
-        self.on_turn: Callable[[int], None] = lambda nanoseconds: None
+        self.on_iteration: Callable[[int], None] = lambda nanoseconds: None
         """Called with the duration of each iteration that did work, in nanoseconds, without sleep."""
-        self._began = 0
-        self._came = False
-        """True if the loop polled for events and found some."""
+        self._iteration_began_ns = 0
+        self._found_events = False
+        """True if the last spin-wait returned events; `_serve` then reports the end of the wait to the policy."""
         self.expected_s = EXPECTED_S
         """Time for which the next request of a client that has just been answered is polled for, in seconds."""
         self.lingering: SpinPolicy | None = None
@@ -101,11 +101,11 @@ class Loop:
                 sleep = self.on_poll()
                 if not self._tasks:
                     self.on_idle()
-                if self._began:
-                    self.on_turn(time.perf_counter_ns() - self._began)
-                    self._began = 0
+                if self._iteration_began_ns:
+                    self.on_iteration(time.perf_counter_ns() - self._iteration_began_ns)
+                    self._iteration_began_ns = 0
                     self.linger()
-                self.turn(0.0 if self._tasks else sleep)
+                self.run_once(0.0 if self._tasks else sleep)
         finally:
             self._thread_id = None
 
@@ -119,26 +119,26 @@ class Loop:
         self._epoll.close()
         os.close(self._wake_fd)
 
-    def turn(self, sleep: float | None) -> None:
+    def run_once(self, sleep: float | None) -> None:
         """Runs one iteration: waits for a ready socket or a posted task, then serves the sockets and tasks.
 
         Sleeps at most `sleep` seconds (None: without limit). Called in a loop by `run`. Loop's thread only.
         """
         if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
-            ready = self._look(self.lingering, sleep)
+            ready = self._spin(self.lingering, sleep)
         elif sleep is None:
             ready = self._epoll.poll()
         elif 0.0 < sleep < SHORT_S:
             ready = self._nap(sleep)
         else:
             ready = self._epoll.poll(sleep)
-        while not self._take(ready) and len(ready) == 1 and self.on_served():
-            self.on_turn(time.perf_counter_ns() - self._began)
+        while not self._serve(ready) and len(ready) == 1 and self.on_served():
+            self.on_iteration(time.perf_counter_ns() - self._iteration_began_ns)
             ready = self._expect()
 
-    def _take(self, ready: list[tuple[int, int]]) -> int:
+    def _serve(self, ready: list[tuple[int, int]]) -> int:
         """Serves ready sockets and the posted tasks. Returns the number of tasks."""
-        self._began = time.perf_counter_ns() if ready or self._tasks else 0
+        self._iteration_began_ns = time.perf_counter_ns() if ready or self._tasks else 0
         for fd, events in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -147,17 +147,17 @@ class Loop:
                 callback = self._callbacks.get(fd)
                 if callback is not None:
                     callback(events)
-        if self._came:  # after the callbacks, which clients may wait for
-            self._came = False
+        if self._found_events:  # after the callbacks, which clients may wait for
+            self._found_events = False
             if self.lingering is not None:
-                self.lingering.wait_ended(self._began / 1e9)
+                self.lingering.wait_ended(self._iteration_began_ns / 1e9)
         tasks = len(self._tasks)
         for _ in range(tasks):
             self._tasks.popleft()()
         return tasks
 
-    def _look(self, lingering: SpinPolicy, sleep: float | None) -> list[tuple[int, int]]:
-        """Returns the ready sockets: polls for a while if work was done before, then sleeps."""
+    def _spin(self, lingering: SpinPolicy, sleep: float | None) -> list[tuple[int, int]]:
+        """Returns the ready sockets. Polls as long as the policy allows, then sleeps for at most `sleep` seconds."""
         poll, ready = self._epoll.poll, None
         while lingering.spins(time.perf_counter()):
             ready = poll(0)
@@ -165,7 +165,7 @@ class Loop:
                 break
         if not (ready or self._tasks):
             ready = poll(sleep) if sleep is not None else poll()
-        self._came = bool(ready)
+        self._found_events = bool(ready)
         return ready or []
 
     def _expect(self) -> list[tuple[int, int]]:

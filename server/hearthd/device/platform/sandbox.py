@@ -75,9 +75,9 @@ def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) 
     if ruleset < 0:
         return ""
     try:
-        change = rights & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK)
-        look = (_READ if execute else _READ & ~_EXECUTE) & rights
-        for paths, allowed in ((read, look), (write, change)):
+        write_rights = rights & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK)
+        read_rights = (_READ if execute else _READ & ~_EXECUTE) & rights
+        for paths, allowed in ((read, read_rights), (write, write_rights)):
             for path in paths:
                 _allow(libc, ruleset, path, allowed)
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(_RESTRICT_SELF, ruleset, 0):
@@ -98,10 +98,10 @@ def adopt_orphans() -> None:
 def limit(*, file_bytes: int, files: int) -> None:
     """Sets permanent limits: the size of a file, in bytes, and the number of open files; disables core files."""
     limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, files), (resource.RLIMIT_CORE, 0))
-    for which, value in limits:
-        hard = resource.getrlimit(which)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (most, most))
+    for limit_id, value in limits:
+        hard = resource.getrlimit(limit_id)[1]
+        capped = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit_id, (capped, capped))
 
 
 def allot(*, memory: int, seconds: float) -> None:
@@ -113,8 +113,8 @@ def allot(*, memory: int, seconds: float) -> None:
     Only the soft limits change, so that they can be set again later. Processes that are started meanwhile inherit them.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _soften(resource.RLIMIT_AS, address_space() + memory)
-    _soften(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 2)
+    _set_soft_limit(resource.RLIMIT_AS, address_space() + memory)
+    _set_soft_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 2)
 
 
 def largest_resident() -> int:
@@ -133,9 +133,9 @@ def _statm() -> int:
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _soften(which: int, value: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+def _set_soft_limit(limit_id: int, value: int) -> None:
+    hard = resource.getrlimit(limit_id)[1]
+    resource.setrlimit(limit_id, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, allowed: int) -> None:

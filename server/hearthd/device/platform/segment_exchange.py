@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _CREDENTIALS = struct.Struct("=3i")
 
 
@@ -25,7 +25,7 @@ class SegmentExchange:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[bytes, tuple[socket.socket, int]] = {}
+        self._segments: dict[bytes, tuple[socket.socket, int]] = {}
         self._by_listener: dict[int, bytes] = {}
         self._poll: select.epoll | None = None
 
@@ -44,7 +44,7 @@ class SegmentExchange:
             listener.close()
             raise
         with self._lock:
-            self._kept[nonce] = listener, copy
+            self._segments[nonce] = listener, copy
             self._by_listener[listener.fileno()] = nonce
             if self._poll is None:
                 self._poll = select.epoll()
@@ -54,7 +54,7 @@ class SegmentExchange:
     def drop(self, nonce: bytes) -> None:
         """Ends the exchange of a segment."""
         with self._lock:
-            listener, copy = self._kept.pop(nonce, (None, -1))
+            listener, copy = self._segments.pop(nonce, (None, -1))
             if listener is not None:
                 assert self._poll is not None
                 self._poll.unregister(listener.fileno())
@@ -69,9 +69,9 @@ class SegmentExchange:
         May block for seconds. Raises OSError if no process keeps it.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
-            end.settimeout(_PATIENCE_S)
+            end.settimeout(_TIMEOUT_S)
             end.connect(_address(nonce))
-            if not _ours(end):
+            if not _is_trusted(end):
                 raise PermissionError(errno.EACCES, "another user's process answers")
             _, files, _, _ = socket.recv_fds(end, 1, 1, socket.MSG_CMSG_CLOEXEC)
             if not files:
@@ -84,13 +84,13 @@ class SegmentExchange:
                 with contextlib.suppress(OSError), self._lock:
                     nonce = self._by_listener.get(descriptor)
                     if nonce is not None:
-                        self._answer(*self._kept[nonce])
+                        self._answer(*self._segments[nonce])
 
     @staticmethod
     def _answer(listener: socket.socket, file: int) -> None:
         end, _ = listener.accept()
         with end:
-            if _ours(end):
+            if _is_trusted(end):
                 socket.send_fds(end, [b"!"], [file])
 
 
@@ -98,7 +98,7 @@ def _address(nonce: bytes) -> str:
     return f"\0hearth-exchange-{hashlib.sha256(nonce).hexdigest()[:48]}"
 
 
-def _ours(end: socket.socket) -> bool:
+def _is_trusted(end: socket.socket) -> bool:
     """True if the socket's other end was opened by a process of this user or of the superuser."""
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(raw)

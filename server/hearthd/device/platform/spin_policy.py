@@ -19,44 +19,44 @@ takes twice as long to handle it.
 CORES = 4
 """Smallest number of cores with which the loop polls after an answer; with fewer, the client may need the core."""
 
-LEAST_S = 5e-6
+MIN_SPIN_S = 5e-6
 """Shortest spin, in seconds; it still allows a short wait to be recognized."""
 
-SHORTEST_S, LONGEST_S = 20e-6, 1e-3
+MIN_SLEEP_S, MAX_SLEEP_S = 20e-6, 1e-3
 """Bounds of a sleep between two polls after the spin, in seconds. The sleep grows with the time waited so far."""
 
-_PART = 8
+_SLEEP_DIVISOR = 8
 """The next sleep is the time waited so far, divided by this number."""
 
 
 class SpinPolicy:
     """Adaptive spin-wait for one source of completions: the length of the last wait predicts the next one."""
 
-    __slots__ = ("_most", "_patience", "_since")
+    __slots__ = ("_max_spin", "_spin", "_started_at")
 
-    def __init__(self, most: float = SPIN_S) -> None:
-        self._since = 0.0
-        self._most = self._patience = most
+    def __init__(self, max_spin: float = SPIN_S) -> None:
+        self._started_at = 0.0
+        self._max_spin = self._spin = max_spin
 
     def begin(self, now: float) -> None:
         """Starts a wait at time `now`."""
-        self._since = now
+        self._started_at = now
 
     def wait_ended(self, now: float) -> None:
         """Records that a wait has ended at time `now`, and adapts the length of the next spin."""
-        if now - self._since <= 2 * self._most:
-            self._patience = self._most
+        if now - self._started_at <= 2 * self._max_spin:
+            self._spin = self._max_spin
         else:
-            self._patience = max(self._patience / 2, LEAST_S)
-        self._since = now
+            self._spin = max(self._spin / 2, MIN_SPIN_S)
+        self._started_at = now
 
     def spins(self, now: float) -> bool:
         """Returns True if the next poll should follow without a sleep."""
-        return now - self._since < self._patience
+        return now - self._started_at < self._spin
 
     def sleep(self, now: float) -> float:
         """Returns the seconds to sleep before the next poll."""
-        return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))
+        return min(MAX_SLEEP_S, max(MIN_SLEEP_S, (now - self._started_at) / _SLEEP_DIVISOR))
 
 
 def at_most(seconds: float, limit: float | None) -> float:

@@ -51,15 +51,15 @@ class Histogram:
         if ns > 0:
             self.sum_ns += ns
             # Same result as `bucket`, without the cost of a call, because this is on every path.
-            at = ((ns - 1) // 1000).bit_length()
-            self.counts[at if at < BUCKETS else BUCKETS] += 1
+            index = ((ns - 1) // 1000).bit_length()
+            self.counts[index if index < BUCKETS else BUCKETS] += 1
         else:
             self.counts[0] += 1
 
-    def snapshot(self, more_at_once: int = 0) -> dict[str, object]:
-        """Returns the histogram for the front, with `more_at_once` additional observations of 0."""
+    def snapshot(self, immediate: int = 0) -> dict[str, object]:
+        """Returns the histogram for the front, with `immediate` additional observations of 0."""
         counts = list(self.counts)
-        counts[0] += more_at_once
+        counts[0] += immediate
         return {"bounds_ns": list(BOUNDS_NS), "counts": counts, "sum_ns": self.sum_ns}
 
 
@@ -173,7 +173,7 @@ class Telemetry:
     transfer: Histogram = field(default_factory=Histogram)
     loop_turn: Histogram = field(default_factory=Histogram)
 
-    def know(self, operations: Iterable[str]) -> None:
+    def register(self, operations: Iterable[str]) -> None:
         """Registers the kinds of commands that are served, which are counted by name, starting at 0."""
         for name in (*operations, "launch", OTHER):
             self.operations.setdefault(name, 0)

@@ -17,7 +17,7 @@ from hearthd.device.platform.telemetry import Telemetry
 CHECK_S = 0.5
 """Seconds between two checks whether the process is unused."""
 
-WHY = "its broker and the keeper of the broker have ended, and nothing more can be compiled in it"
+REASON = "its broker and the keeper of the broker have ended, and nothing more can be compiled in it"
 
 
 class BrokerWatch:
@@ -71,4 +71,4 @@ class BrokerWatch:
 
     def _end_if_unused(self) -> None:
         if self._unused() and not self._stop.is_set():
-            self._end(WHY)
+            self._end(REASON)

@@ -58,14 +58,14 @@ class CommandRegistry:
         self.transfers = Transfers(device, copies, DownloadChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)
-        moves = CopyCommands(device, copies, self.transfers, SegmentCopies(device, self.segments))
+        copy_commands = CopyCommands(device, copies, self.transfers, SegmentCopies(device, self.segments))
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self.launches = LaunchCommands(device, self.binder, replies)
         resources = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
-        waits = StreamCommands(device, self._profiles)
+        stream_commands = StreamCommands(device, self._profiles)
         self.cancels = CancelCommands(device)
         keepers = Keepers(self.memory, self._modules)
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
@@ -76,11 +76,11 @@ class CommandRegistry:
         self.handlers: dict[str, Handler] = {
             "allocate": self.memory.allocate,
             "free": self.memory.free,
-            "write": moves.write,
-            "read": moves.read,
-            "copy": moves.copy,
-            "fill": moves.fill,
-            "write_pointers": PointerCommands(device, self.memory, moves).write,
+            "write": copy_commands.write,
+            "read": copy_commands.read,
+            "copy": copy_commands.copy,
+            "fill": copy_commands.fill,
+            "write_pointers": PointerCommands(device, self.memory, copy_commands).write,
             "memory_usage": self.memory.memory_usage,
             "memory_cleanup": self.memory.memory_cleanup,
             "set_allocation_mode": self.memory.set_allocation_mode,
@@ -102,15 +102,15 @@ class CommandRegistry:
             "destroy_prepared": self._prepared.destroy,
             "dispatch": DispatchCommands(resources).dispatch,
             "occupancy": OccupancyCommands(device).occupancy,
-            "create_stream": waits.create_stream,
-            "destroy_stream": waits.destroy_stream,
-            "record_event": waits.record_event,
-            "wait_event": waits.wait_event,
-            "query_event": waits.query_event,
-            "elapsed_time": waits.elapsed_time,
-            "destroy_event": waits.destroy_event,
-            "sync": waits.sync,
-            "flush": waits.flush,
+            "create_stream": stream_commands.create_stream,
+            "destroy_stream": stream_commands.destroy_stream,
+            "record_event": stream_commands.record_event,
+            "wait_event": stream_commands.wait_event,
+            "query_event": stream_commands.query_event,
+            "elapsed_time": stream_commands.elapsed_time,
+            "destroy_event": stream_commands.destroy_event,
+            "sync": stream_commands.sync,
+            "flush": stream_commands.flush,
             "start_profile": self._profiles.start,
             "end_profile": self._profiles.end,
             "start_trace": self.traces.start,

@@ -78,13 +78,13 @@ def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer
     return CpuServer(spec, BrokeredLibraries(broker))
 
 
-def own_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
+def local_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
     """Returns a source of images within this process, for a process without a broker."""
     workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
     workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
     workers.set_compiler(server.compiler)
     cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
-    cache.report = lambda why: journal.warning("disk_full", why=why)
+    cache.report = lambda reason: journal.warning("disk_full", why=reason)
     return CachedImages(workers, cache)
 
 
@@ -117,7 +117,7 @@ class DeviceProcess:
         tracks = StreamPool(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
         journal = ProcessLog(spec)
-        images = broker or own_images(spec, server, journal)
+        images = broker or local_images(spec, server, journal)
         if broker is not None and spec.backend == "cuda":
             broker.serve(server.compiler.recipe())
         output = PrintfCapture(server.flush_output, tracks, self.outbox, telemetry, journal, self.loop.post)
@@ -148,7 +148,7 @@ class DeviceProcess:
         )
         self.device = device
         device.staging.on_return = telemetry.transfer.observe
-        self.loop.on_turn = telemetry.loop_turn.observe
+        self.loop.on_iteration = telemetry.loop_turn.observe
         tracks.timing.on_done = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
@@ -217,14 +217,14 @@ class DeviceProcess:
         if self._answers_faults:
             return
         self._answers_faults = True
-        asked, answer = server.output_pipes()
+        request, answer = server.output_pipes()
 
         def send(_events: int) -> None:
-            os.read(asked, 1)
+            os.read(request, 1)
             send_output(self.device, self._link)
             os.write(answer, b"!")
 
-        self.loop.add_reader(asked, send)
+        self.loop.add_reader(request, send)
 
     def run(self) -> None:
         """Serves until the front sends SHUTDOWN or closes the link.
@@ -259,10 +259,10 @@ class DeviceProcess:
         """Applies changed limits that the process was started with."""
         if frame.channel:
             return  # for a session that has ended
-        news = json.loads(frame.payload)
-        self.device.spec = dataclasses.replace(self.device.spec, launch_timeout=news["launch_timeout"])
-        self.device.idle_work.limit = news["load_timeout"]
-        log.configure(news["log_level"], news["log_format"])
+        changes = json.loads(frame.payload)
+        self.device.spec = dataclasses.replace(self.device.spec, launch_timeout=changes["launch_timeout"])
+        self.device.idle_work.limit = changes["load_timeout"]
+        log.configure(changes["log_level"], changes["log_format"])
 
     def _kick(self, session: DeviceSession | None) -> None:
         self.executor.kick(session)  # indirect, because the executor is created after the objects that call this
@@ -307,8 +307,8 @@ class DeviceProcess:
         self.executor.collectives.flush()
         self.outbox.send()
 
-    def _watch_writes(self, wanted: bool) -> None:
-        self.loop.watch(self._link.fileno(), writes=wanted)
+    def _watch_writes(self, writes: bool) -> None:
+        self.loop.watch(self._link.fileno(), writes=writes)
 
     def _readable(self, _events: int) -> None:
         try:
@@ -344,7 +344,7 @@ class DeviceProcess:
             self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self.executor.collectives.message(frame.payload, self.executor.session)
-            # Now, because every device must launch collectives in the order of the front's messages.
+            # Runs them now, because every device must launch collectives in the order of the front's messages.
             self.executor.pump_kicked()
         elif frame.kind == Kind.SHUTDOWN:
             self.lanes.close()
@@ -366,8 +366,8 @@ class DeviceProcess:
                 self._segments.opened(frame.channel)
                 self.stripes.opened(frame.channel)
 
-    def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
-        abort_process(self.device, self.executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
+    def _die(self, reason: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
+        abort_process(self.device, self.executor.sharing.meter, self._link, reason, fix=fix, sessions=sessions)
 
 
 def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:

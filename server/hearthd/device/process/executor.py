@@ -53,7 +53,7 @@ class Executor:
         self.watchdog, self.binder = registry.watchdog, registry.binder
         self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
-        device.telemetry.know(self._handlers)
+        device.telemetry.register(self._handlers)
         device.idle_work.tenant_of = self._tenant_of
         self.sharing = FairShare(device, Arrivals(device, registry.launches, self, registry.at_once), self._perform)
         self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
@@ -102,8 +102,8 @@ class Executor:
 
     def _tenant_of(self, ident: str) -> str | None:
         """Returns the tenant of a session by its id, while the session is open or its work runs; otherwise None."""
-        each = (*self._sessions.values(), *self._leaving.values())
-        return next((session.tenant for session in each if session.id == ident), None)
+        sessions = (*self._sessions.values(), *self._leaving.values())
+        return next((session.tenant for session in sessions if session.id == ident), None)
 
     def kick(self, session: DeviceSession | None) -> None:
         """Schedules the deferred commands of the session (None: of all sessions) to be tried again.
@@ -111,8 +111,8 @@ class Executor:
         They are tried before the loop sleeps.
         """
         if session is None:
-            for channel, each in self._sessions.items():
-                if each.deferred:
+            for channel, open_session in self._sessions.items():
+                if open_session.deferred:
                     self._kicked.add(channel)
         elif session.deferred:
             self._kicked.add(session.channel)
@@ -181,7 +181,7 @@ class Executor:
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,
             "memory_total_bytes": info.total,
-            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.kept_bytes,
+            "staging_bytes": self._device.staging.in_use + self.transfers.chunks.reserved_bytes,
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "device_process_resident_memory_bytes": resident_bytes(),
@@ -194,12 +194,14 @@ class Executor:
             **self._device.telemetry.snapshot(gauges["commands_waiting"]),
             "gauges": gauges,
             "tenants": tenants,
-            "sessions": {channel: size for channel, each in self._sessions.items() if (size := each.bytes_in_use)},
+            "sessions": {
+                channel: size for channel, session in self._sessions.items() if (size := session.bytes_in_use)
+            },
             "running": self._kernels.report(self._device.tracks.live),
-            "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
+            "leaving": {channel: self._leaving_state(session) for channel, session in self._leaving.items()},
         }
 
-    def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
+    def _leaving_state(self, session: DeviceSession) -> dict[str, Any]:
         """Returns the state of a closed session whose work is still running.
 
         Contains its kernels in flight, and `busy`, which is False if only frees that can run are left.
@@ -269,7 +271,7 @@ class Executor:
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Cancels a call that its client no longer waits for.
 
-        A call that has begun, or that peers depend on, continues.
+        A call that has started, or that peers depend on, continues.
         """
         refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
@@ -277,8 +279,8 @@ class Executor:
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         for operation in session.deferred:
-            # An announced one must run for its peers.
-            if operation.call == frame.id and not (operation.begun or operation.announced):
+            # An announced operation must run, because its peers depend on it.
+            if operation.call == frame.id and not (operation.started or operation.announced):
                 operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
@@ -347,37 +349,37 @@ class Executor:
     @staticmethod
     def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
         """Refuses a command. Destroying an object whose creation failed counts as success."""
-        named = getattr(command, kind, None)
-        if failed_handles.never_created(origin.session, kind, named):
+        message = getattr(command, kind, None)
+        if failed_handles.never_created(origin.session, kind, message):
             origin.reply()
             if origin.record is not None:
                 origin.record.settle()
             return
         origin.fail(refusal)
         if not origin.answered:  # a client that waits for the answer receives the refusal
-            failed_handles.record_refusal(origin.session, kind, named, refusal)
+            failed_handles.record_refusal(origin.session, kind, message, refusal)
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Abandons the session's waiting commands, frees everything that it holds, and then sends CLOSED to the front.
 
         Memory is freed, and tracks may be used again, after the session's work under way is done.
         """
-        gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
+        refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
-            operation.abandon(gone)
+            operation.abandon(refusal)
         self.on_close(session)
         self.registry.close(session)
         for event in session.events.items.values():
             if event.event is not None:
                 self._device.tracks.retire(event.event)
-        end_withholding = self._device.tracks.withhold(session.tracks())
+        release_tracks = self._device.tracks.withhold(session.tracks())
         for stream in session.streams.items.values():
             self._device.tracks.release(stream.track)
         self._leaving[session.channel] = self._sessions.pop(session.channel)
 
         def closed() -> None:
             del self._leaving[session.channel]
-            end_withholding()
+            release_tracks()
             self._device.output.close(session.channel)
             self.sharing.remove(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)

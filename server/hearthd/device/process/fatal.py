@@ -23,7 +23,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 
-LAST_WORDS_S = 0.3
+EXIT_TIMEOUT_S = 0.3
 """Longest time, in seconds, to wait until the front has read the reason."""
 
 _RECEIVE_BYTES = 64 << 10
@@ -33,7 +33,7 @@ def abort_process(
     device: DeviceContext,
     meter: DeviceTimeMeter[Backlog],
     link: socket.socket,
-    why: str,
+    reason: str,
     *,
     fix: str = "",
     sessions: Sequence[str] | None = None,
@@ -45,7 +45,7 @@ def abort_process(
     tracks, outbox, spec = device.tracks, device.outbox, device.spec
     refusal = Refusal(
         Reason.DEVICE_LOST,
-        f"device {spec.ordinal} was lost: {why}",
+        f"device {spec.ordinal} was lost: {reason}",
         fix=fix or "check the named kernels; allocate and upload everything that was on the device again",
         details={
             "device": spec.ordinal,
@@ -65,10 +65,10 @@ def abort_process(
 
 
 def send_output(device: DeviceContext, link: socket.socket) -> None:
-    """Sends the kernels' output. Returns when the front has read it, or after `LAST_WORDS_S`."""
+    """Sends the kernels' output. Returns when the front has read it, or after `EXIT_TIMEOUT_S`."""
     device.output.flush_at_exit()
     device.outbox.send_all()
-    deadline = time.monotonic() + LAST_WORDS_S
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     with contextlib.suppress(OSError):
         while _unread(link) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -85,9 +85,9 @@ def _linger(link: socket.socket) -> None:
 
     An earlier exit could break a write of the front, and lose the reason with it.
     """
-    deadline = time.monotonic() + LAST_WORDS_S
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     with contextlib.suppress(OSError):
-        while (left := deadline - time.monotonic()) > 0:
-            link.settimeout(left)
+        while (remaining := deadline - time.monotonic()) > 0:
+            link.settimeout(remaining)
             if not link.recv(_RECEIVE_BYTES):
                 return

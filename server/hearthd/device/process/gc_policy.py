@@ -11,13 +11,13 @@ import gc
 import time
 from collections.abc import Callable
 
-QUIET_S = 0.2
+IDLE_S = 0.2
 """Idle time, in seconds, before a full collection."""
 
-DUE = 10
+DUE_COLLECTIONS = 10
 """Number of collections of the two young generations before a full collection is due; Python's default."""
 
-FORCED = 1000
+FORCED_COLLECTIONS = 1000
 """Number of such collections after which a full one runs automatically, so that a process that is never idle does not
 grow without bound."""
 
@@ -30,13 +30,13 @@ class GarbageCollector:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asleep_at: float | None = None
+        self._slept_at: float | None = None
         self._count = 0
 
     def begin(self) -> None:
         """Freezes the objects that exist now, so that the collector does not visit them again."""
         young, middle, _ = gc.get_threshold()
-        gc.set_threshold(young, middle, FORCED)
+        gc.set_threshold(young, middle, FORCED_COLLECTIONS)
         gc.freeze()
 
     def max_sleep(self, limit: float | None) -> float | None:
@@ -44,17 +44,17 @@ class GarbageCollector:
 
         Runs a full collection if one is due and the process has been idle. Called before each sleep.
         """
-        slept_at, self._asleep_at = self._asleep_at, None
-        if gc.get_count()[2] < DUE:
+        slept_at, self._slept_at = self._slept_at, None
+        if gc.get_count()[2] < DUE_COLLECTIONS:
             return limit
         now = self._clock()
-        if slept_at is not None and now - slept_at >= QUIET_S:
+        if slept_at is not None and now - slept_at >= IDLE_S:
             self._collect()
             return limit
-        if limit is not None and limit < QUIET_S:
+        if limit is not None and limit < IDLE_S:
             return limit
-        self._asleep_at = now
-        return QUIET_S
+        self._slept_at = now
+        return IDLE_S
 
     def _collect(self) -> None:
         self._count += 1

@@ -36,7 +36,7 @@ class IdlePolicy:
         self._loop = loop
         self.round_s = ROUND_S
         """Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
-        self._turns = 0
+        self._deferrals = 0
         """Number of consecutive iterations that deferred housekeeping."""
         self._round_ends = 0.0
         """Time at which all sockets and all housekeeping must be served again, in seconds."""
@@ -53,13 +53,13 @@ class IdlePolicy:
         """Returns True if the rest of the iteration is deferred, because an awaited completion is expected soon."""
         executor = self._executor
         if (
-            self._turns < MAX_DEFERRED
+            self._deferrals < MAX_DEFERRED
             and not (executor.sharing.is_slicing or executor.more)
             and self._tracks.should_poll
         ):
-            self._turns += 1
+            self._deferrals += 1
             return True
-        self._turns = 0
+        self._deferrals = 0
         self._round_ends = time.perf_counter() + self.round_s
         return False
 

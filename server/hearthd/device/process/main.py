@@ -62,8 +62,8 @@ def main(
     )  # the fork server blocks them
     try:
         broker = start_broker(spec)  # before any thread or CUDA context exists
-        kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
-        confined = confine(spec, kept)
+        kept_descriptors = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
+        confined = confine(spec, kept_descriptors)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
     except (Refusal, DeviceFault) as error:
         refusal = error if isinstance(error, Refusal) else Refusal(Reason.DEVICE_UNAVAILABLE, str(error))

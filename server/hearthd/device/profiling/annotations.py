@@ -92,16 +92,16 @@ class AnnotationObserver:
 class AnnotatedCommand:
     """A command that is surrounded by a range."""
 
-    __slots__ = ("_marking", "_number", "_origin")
+    __slots__ = ("_number", "_observer", "_origin")
 
-    def __init__(self, marking: AnnotationObserver, origin: Origin, number: int) -> None:
-        self._marking = marking
+    def __init__(self, observer: AnnotationObserver, origin: Origin, number: int) -> None:
+        self._observer = observer
         self._origin = origin
         self._number = number
 
     def enter(self) -> None:
         """Begins the range."""
-        self._marking.marks.push(self._origin.name, self._number)
+        self._observer.marks.push(self._origin.name, self._number)
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         """Has no effect: a range covers the host's work only."""
@@ -109,7 +109,7 @@ class AnnotatedCommand:
 
     def leave(self, done: bool) -> None:
         """Ends the range. A command that is tried again has another range."""
-        self._marking.marks.pop()
+        self._observer.marks.pop()
 
     def failed(self, reason: str) -> None:
         """Has no effect: a range shows no failures."""

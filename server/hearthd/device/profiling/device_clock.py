@@ -36,15 +36,15 @@ class DeviceClock:
         self._segments.append(_Segment(gap))
         return len(self._segments) - 1
 
-    def observe(self, segment: int, started: int, ended: int, submitted: int, seen: int) -> None:
+    def observe(self, segment: int, started: int, ended: int, submitted: int, noticed: int) -> None:
         """Narrows the bounds of a segment with work that ran from `started` to `ended` on the device.
 
-        The work was `submitted` and `seen` to be done at these host times.
+        `submitted` is the host time of its submission, `noticed` the host time at which its completion was noticed.
         """
-        known = self._segments[segment]
-        earliest, latest = submitted - started, seen - ended
-        known.earliest = earliest if known.earliest is None else max(known.earliest, earliest)
-        known.latest = latest if known.latest is None else min(known.latest, latest)
+        bounds = self._segments[segment]
+        earliest, latest = submitted - started, noticed - ended
+        bounds.earliest = earliest if bounds.earliest is None else max(bounds.earliest, earliest)
+        bounds.latest = latest if bounds.latest is None else min(bounds.latest, latest)
 
     def references(self) -> list[int]:
         """Returns the best known host time of each segment's reference event."""

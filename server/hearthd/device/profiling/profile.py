@@ -44,7 +44,7 @@ class ProfileCommands:
                 fix="end some of them",
                 details={"open": len(session.profiles), "allowed": MAX_OPEN},
             )
-        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.place))
+        profile = ProfileEntry(command.profile, origin.stream, time.perf_counter_ns(), Stretch(origin.position))
         session.profiles.add(command.profile, profile)
         origin.stream.profiles.append(profile)
 
@@ -73,7 +73,7 @@ class ProfileCommands:
                 details={"profile": command.profile, "stream": profile.stream.handle},
             )
         session.profiles.pop(command.profile)
-        profile.stretch.until = origin.place
+        profile.stretch.until = origin.position
         operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
         operation.on_failure = lambda _refusal: self._release(profile)
         return operation
@@ -84,13 +84,13 @@ class ProfileCommands:
         start = profile.start
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
-        # Failures of single calls have no position that distinguishes them from later failures, so they are taken now.
-        taken = origin.stream.errors.pop_all(origin.place, reported=False)
+        # Failures of single calls have no position that distinguishes them from later failures: they are collected now.
+        collected = origin.stream.errors.pop_all(origin.position, reported=False)
 
         def answer() -> None:
-            for failure in taken:
+            for failure in collected:
                 failure.surfaced = True
-            failures = taken + origin.stream.errors.pop_all(origin.place or (0, 0))
+            failures = collected + origin.stream.errors.pop_all(origin.position or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
             self._release(profile)
@@ -116,7 +116,7 @@ class ProfileCommands:
 
     def forget(self, session: DeviceSession, stream: LogicalStream) -> None:
         """Removes the profiles that are open on a stream that is destroyed."""
-        for handle in [handle for handle, each in session.profiles.items.items() if each.stream is stream]:
+        for handle in [handle for handle, entry in session.profiles.items.items() if entry.stream is stream]:
             self._release(session.profiles.pop(handle))
 
     def _release(self, profile: ProfileEntry) -> None:

@@ -67,9 +67,9 @@ class Trace:
         self._clock = DeviceClock()
         self._segment = self._clock.renew(0)
         self._anchored = False
-        asked = time.perf_counter_ns()
+        submitted_ns = time.perf_counter_ns()
         self._reference: Event | None = device.server.record(clock_stream, timing=True)
-        device.tracks.watch(self._reference, partial(self._anchor, asked))
+        device.tracks.watch(self._reference, partial(self._anchor, submitted_ns))
 
     def record(self, origin: Origin) -> Record:
         """Returns the record of a command. If the trace is full, the command is only counted."""
@@ -95,7 +95,7 @@ class Trace:
         """Calls `finished` when every record is complete. All commands of the trace have been tried by now."""
         if not self._over:
             self._finished = finished
-            self._look()
+            self._finish_if_complete()
 
     def close(self) -> None:
         """Ends a trace that will not be reported; its events are released when they complete."""
@@ -110,12 +110,12 @@ class Trace:
         if self._anchored and track.index not in self._watching:
             self._watch(track.index)
 
-    def _anchor(self, asked: int) -> None:
+    def _anchor(self, submitted_ns: int) -> None:
         self._anchored = True
-        self._clock.observe(self._segment, 0, 0, asked, time.perf_counter_ns())
+        self._clock.observe(self._segment, 0, 0, submitted_ns, time.perf_counter_ns())
         for index in list(self._under_way):
             self._watch(index)
-        self._look()
+        self._finish_if_complete()
 
     def _watch(self, index: int) -> None:
         """Watches the oldest event of a track; later events do not complete earlier."""
@@ -135,7 +135,7 @@ class Trace:
                 return
             self._measure(queue.popleft())
         del self._under_way[index]
-        self._look()
+        self._finish_if_complete()
 
     def _measure(self, record: TraceRecord) -> None:
         server = self.device.server
@@ -155,7 +155,7 @@ class Trace:
         else:
             server.release_event(start)
 
-    def _look(self) -> None:
+    def _finish_if_complete(self) -> None:
         """Calls the callback of `finish` if the trace is complete."""
         if self._finished is None or self._over or self._under_way or not self._anchored:
             return
@@ -183,12 +183,12 @@ class Trace:
     def _add_kernels(self, result: commands_pb2.TraceResult, activity: KernelActivitySource) -> None:
         commands = {record.number: record for record in self.records}
         try:
-            seen = activity.collect(commands)
+            kernels = activity.collect(commands)
         except Exception as error:
             print(f"kernel activity was not collected: {type(error).__name__}: {error}", file=sys.stderr)
             return
         room = self._room
-        for kernel in seen:
+        for kernel in kernels:
             command = commands[kernel.number]
             room -= EVENT_BYTES + len(kernel.name)
             if room < 0:

@@ -47,7 +47,7 @@ class TraceCommands:
         self._clock_stream: Stream | None = None
         self._sessions: set[int] = set()
         self._numbers = itertools.count(1)
-        self._marks: list[RangeMarker] = [each for each in (marks, activity) if each is not None]
+        self._marks: list[RangeMarker] = [marker for marker in (marks, activity) if marker is not None]
         self._always = AnnotationObserver(marks, self._numbers) if marks is not None else None
 
     def opened(self, session: DeviceSession) -> None:
@@ -116,7 +116,7 @@ class TraceCommands:
     def _report(self, origin: Origin, trace: Trace) -> None:
         """Builds the answer on a separate thread, because encoding 100,000 events takes long."""
         telemetry = self._device.telemetry
-        lasted = time.perf_counter_ns() - trace.began_ns
+        duration_ns = time.perf_counter_ns() - trace.began_ns
         telemetry.traces += 1
         telemetry.trace_events += len(trace.records)
         telemetry.trace_events_dropped += trace.dropped
@@ -124,7 +124,7 @@ class TraceCommands:
         def work() -> None:
             try:
                 result = commands_pb2.Result(trace=trace.result())
-                copy = _packed(result.trace, lasted)
+                copy = _pack(result.trace, duration_ns)
             except Exception as error:
                 refusal = internal_error(origin.name, error)
                 self._post(lambda: origin.fail(refusal))
@@ -139,7 +139,7 @@ class TraceCommands:
         threading.Thread(target=work, name="trace", daemon=True).start()
 
 
-def _packed(result: commands_pb2.TraceResult, lasted_ns: int) -> bytes:
+def _pack(result: commands_pb2.TraceResult, duration_ns: int) -> bytes:
     """Returns the payload of a TRACED frame, which the front keeps for its status page."""
-    head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": lasted_ns}
+    head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": duration_ns}
     return json.dumps(head).encode() + b"\n" + zlib.compress(result.SerializeToString(), 1)

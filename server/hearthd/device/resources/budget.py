@@ -47,10 +47,10 @@ def budget(info: MemoryInfo, limit: int) -> int:
     programs.
     """
     unused = max(0, info.reserved - info.in_use)
-    most = info.total * SHARE // OF
+    plannable = info.total * SHARE // OF
     if limit:
-        most = min(most, limit)
-    return max(0, min(most - info.in_use, (info.free + unused) * SHARE // OF))
+        plannable = min(plannable, limit)
+    return max(0, min(plannable - info.in_use, (info.free + unused) * SHARE // OF))
 
 
 def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
@@ -66,19 +66,19 @@ def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusa
     The memory that it lacks is in use by other processes. If `size` bytes never fit, returns the refusal of
     `out_of_memory`.
     """
-    most = ceiling(info, limit)
-    if size > most:
+    maximum = ceiling(info, limit)
+    if size > maximum:
         return out_of_memory(size, info, limit)
     largest = max(0, granted - info.in_use)
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{size} bytes do not fit now: this process has been granted {granted} of the device's {most}, of which "
+        f"{size} bytes do not fit now: this process has been granted {granted} of the device's {maximum}, of which "
         f"{info.in_use} are in use; the rest is in use by other processes",
         fix="free buffers that are no longer needed, or wait until others have",
         details={
             "requested": size,
             "free": info.free,
-            "total": most,
+            "total": maximum,
             "reserved": info.reserved,
             "in_use": info.in_use,
             "largest": largest,
@@ -101,13 +101,13 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
       grain: the unit, in bytes, in which the pool takes memory from the device; a quota below one unit admits
           nothing.
     """
-    pieces = -(-size // grain) * grain
-    never = pieces > quota
+    rounded_size = -(-size // grain) * grain
+    never = rounded_size > quota
     fix = "free buffers that are no longer needed, in any session of the tenant"
     if size > quota:
         fix = "ask for less"
     elif never:
-        fix = f"raise the tenant's quota to {pieces} bytes: memory of this device is taken in pieces of {grain}"
+        fix = f"raise the tenant's quota to {rounded_size} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
         Reason.QUOTA_EXCEEDED,
         f"{size} bytes of device memory were requested; the tenant may have {quota} on a device, of which {in_use} are "
@@ -129,30 +129,30 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
 
     `largest` is the largest allocation that could succeed; by default that of `available`.
     """
-    most = ceiling(info, limit)
+    maximum = ceiling(info, limit)
     if largest is None:
         largest = available(info, limit)
     details = {
         "requested": size,
         "free": info.free,
-        "total": most,
+        "total": maximum,
         "reserved": info.reserved,
         "in_use": info.in_use,
         "largest": largest,
         **({"limit": limit} if limit else {}),
     }
-    asked, offered = _readable(size), _readable(most)
+    requested_text, maximum_text = _readable(size), _readable(maximum)
     numbers = f"{info.free} are free, the pool of this process holds {info.reserved}, of which {info.in_use} are in use"
-    if size > most:
+    if size > maximum:
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{asked} can never fit: the maximum is {offered} ({numbers})",
+            f"{requested_text} can never fit: the maximum is {maximum_text} ({numbers})",
             fix="ask for less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{asked} do not fit now: {_readable(largest)} of {offered} are available ({numbers})",
+        f"{requested_text} do not fit now: {_readable(largest)} of {maximum_text} are available ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )

@@ -23,13 +23,13 @@ class DropPolicy:
     count: int = 0
     bytes: int = 0
 
-    def note(self, size: int) -> None:
+    def count_buffer(self, size: int) -> None:
         """Counts one more buffer of `size` bytes."""
         self.count += 1
         self.bytes += size
 
     @property
-    def due(self) -> bool:
+    def is_full(self) -> bool:
         """True once the batch has reached a limit and should be closed."""
         return self.count >= self.max_count or self.bytes >= self.max_bytes
 
@@ -52,8 +52,8 @@ class DropQueue(Generic[T]):
     def push(self, item: T, size: int) -> bool:
         """Stages a buffer of `size` bytes. Returns True if the batch should be closed."""
         self._staged.append(item)
-        self.policy.note(size)
-        return self.policy.due
+        self.policy.count_buffer(size)
+        return self.policy.is_full
 
     def close(self) -> list[T]:
         """Returns the batch and starts a new one. An empty list means that no event is needed."""

@@ -30,15 +30,15 @@ class ProcessGrants:
     def __init__(self, spec: DeviceSpec, server: ComputeServer, outbox: Outbox) -> None:
         self.limit = spec.memory_granted
         """Granted memory in bytes; None: all memory of the device."""
-        self._most = spec.memory_limit
+        self._process_limit = spec.memory_limit
         self._scrub = spec.scrub
         self._server = server
         self._outbox = outbox
         self._quota = 0
         """The tenant's quota in bytes, if the last request was denied because of it; otherwise 0."""
-        self._next: list[tuple[int, Answered]] = []
+        self._queued: list[tuple[int, Answered]] = []
         """Amounts and callbacks of requests to be sent in the next message."""
-        self._asked: list[Answered] = []
+        self._unanswered: list[Answered] = []
         """Callbacks of the request that the front has not answered yet."""
 
     def allocate(self, size: int, stream: Stream) -> Memory:
@@ -56,44 +56,44 @@ class ProcessGrants:
             # The pool's unused memory was fragmented, so the pool has taken more memory from the device.
             self._server.free(memory, stream)
             self._server.trim()
-            raise not_granted(size, self._server.memory_info(), self.limit, self._most)
+            raise not_granted(size, self._server.memory_info(), self.limit, self._process_limit)
         if self._scrub and memory.reserved:
             self._server.fill(memory.address, b"\0", memory.reserved, stream)
         return memory
 
     def check(self, size: int) -> None:
         """Raises Refusal as `allocate` does if `size` more bytes exceed the limit even after trimming."""
-        if self.limit is None or not self._missing(size):
+        if self.limit is None or not self._shortfall(size):
             return
         self._server.trim()
-        if self._missing(size):
+        if self._shortfall(size):
             info = self._server.memory_info()
             if self._quota:
                 raise over_quota(size, self._quota, info.reserved, self.limit, self._server.memory_grain)
-            raise not_granted(size, info, self.limit, self._most)
+            raise not_granted(size, info, self.limit, self._process_limit)
 
     def make_room(self, size: int) -> None:
         """Makes room for memory outside the pool, by trimming the pool if necessary. Raises Refusal as `check` does."""
-        if self._beyond(size):
+        if self._exceeds_limit(size):
             self._server.trim()
-            if self._beyond(size):
+            if self._exceeds_limit(size):
                 assert self.limit is not None
-                raise not_granted(size, self._server.memory_info(), self.limit, self._most)
+                raise not_granted(size, self._server.memory_info(), self.limit, self._process_limit)
 
     def report_excess(self) -> None:
         """Reports to the front if the process holds more than its limit, without requesting memory.
 
         Called after memory of another process has been accounted to this process.
         """
-        if self._beyond(0):
-            self.ask(0, lambda granted: None)
+        if self._exceeds_limit(0):
+            self.request(0, lambda granted: None)
 
-    def _beyond(self, size: int) -> bool:
+    def _exceeds_limit(self, size: int) -> bool:
         """True if `size` more bytes outside the pool exceed the limit, regardless of unused pool memory."""
         grain = self._server.memory_grain
         return self.limit is not None and self._server.memory_held()[0] + -(-size // grain) * grain > self.limit
 
-    def _missing(self, size: int) -> int:
+    def _shortfall(self, size: int) -> int:
         """Returns the number of bytes by which `size` more bytes would exceed the limit; 0 if they fit."""
         reserved, in_use = self._server.memory_held()
         if self.limit is None or (size <= reserved - in_use and reserved <= self.limit):
@@ -103,19 +103,19 @@ class ProcessGrants:
 
     # ---- messages to and from the front ----
 
-    def ask(self, size: int, answered: Answered) -> None:
+    def request(self, size: int, answered: Answered) -> None:
         """Requests room for `size` bytes from the front; `answered` is called with the result."""
-        self._next.append((size, answered))
-        if not self._asked:
-            self._request()
+        self._queued.append((size, answered))
+        if not self._unanswered:
+            self._send_request()
 
-    def _request(self) -> None:
+    def _send_request(self) -> None:
         grain = self._server.memory_grain
-        wanted = sum(-(-size // grain) * grain for size, _ in self._next)
-        self._asked = [answered for _, answered in self._next]
-        self._next.clear()
+        requested = sum(-(-size // grain) * grain for size, _ in self._queued)
+        self._unanswered = [answered for _, answered in self._queued]
+        self._queued.clear()
         reserved, in_use = self._server.memory_held()
-        more = max(1, reserved + wanted - (self.limit or 0))
+        more = max(1, reserved + requested - (self.limit or 0))
         self._outbox.put(Kind.HELD, _json({"wants": more, "reserved": reserved, "in_use": in_use}))
 
     def on_limit(self, frame: Frame) -> None:
@@ -132,14 +132,14 @@ class ProcessGrants:
         self._outbox.put(Kind.HELD, _json({"limit": self.limit, "reserved": reserved, "in_use": in_use}), id=frame.id)
         # A request is answered even if the limit does not rise: the pool may have held more than the front knew.
         if denied or granted or (before is not None and self.limit > before):
-            asked, self._asked = self._asked, []
+            callbacks, self._unanswered = self._unanswered, []
             if not denied:  # the grant may be enough for the queued requests, too
-                asked += [answered for _, answered in self._next]
-                self._next.clear()
-            for answered in asked:
+                callbacks += [answered for _, answered in self._queued]
+                self._queued.clear()
+            for answered in callbacks:
                 answered(not denied)
-            if self._next:
-                self._request()
+            if self._queued:
+                self._send_request()
 
 
 class MemoryRequest:
@@ -161,7 +161,7 @@ class MemoryRequest:
             return False
         if not self._waits:
             self._waits = True
-            self._grants.ask(int(refusal.details["requested"]), self._answered)
+            self._grants.request(int(refusal.details["requested"]), self._answered)
         return True
 
     def _answered(self, granted: bool) -> None:

@@ -28,7 +28,7 @@ from hearthd.device.streams.stream_pool import NAMED, StreamPool
 
 Job = Callable[[], None]
 
-BESIDE_S = 2.0
+MAX_HOLD_S = 2.0
 """Longest time, in seconds, for which launches are held back for work on another thread."""
 
 
@@ -36,7 +36,7 @@ class PendingLoad(NamedTuple):
     """A load that a client waits for: its session, its description, and the callback that refuses it."""
 
     session: DeviceSession
-    what: str
+    description: str
     refuse: Callable[[Refusal], None]
 
 
@@ -74,14 +74,14 @@ class IdleWork:
         self._journal = journal
         self.limit = limit
         self._clock = clock
-        self.beside_s = BESIDE_S
+        self.max_hold_s = MAX_HOLD_S
         """Longest time for which launches are held back for work of another thread, in seconds."""
         self.retry_s = RETRY_S
         """Seconds after which another try of a refused command may succeed, though the device is still busy."""
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
         """Returns the tenant of a session by its id; None if unknown."""
         self._queue: IdleQueue[IdleTask] = IdleQueue()
-        self._asked = False
+        self._callback_registered = False
         self._ends = 0
         """Number of times that all earlier work of the device has completed while a job was waiting for that."""
         self._thread_work: dict[object, float] = {}
@@ -97,7 +97,7 @@ class IdleWork:
         return bool(self._thread_work)
 
     @property
-    def _held_for_threads(self) -> bool:
+    def _is_held_for_threads(self) -> bool:
         return any(until > -math.inf for until in self._thread_work.values())
 
     def gauges(self) -> dict[str, int]:
@@ -112,13 +112,15 @@ class IdleWork:
         """
         self._add(IdleTask(job), urgent)
 
-    def load(self, session: DeviceSession, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
-        """Runs `job` as an urgent job, or calls `refuse(why)` after it has waited for the time limit.
+    def load(
+        self, session: DeviceSession, description: str, job: Job, refuse: Callable[[Refusal], None]
+    ) -> Waiting | None:
+        """Runs `job` as an urgent job, or calls `refuse(refusal)` after it has waited for the time limit.
 
-        Returns None if the job has run; otherwise the queued job, which may be passed to `drop`. `what` names the load
-        in the refusal.
+        Returns None if the job has run; otherwise the queued job, which may be passed to `drop`. `description` names
+        the load in the refusal.
         """
-        return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
+        return self._add(IdleTask(job, PendingLoad(session, description, refuse)), urgent=True)
 
     def retry_condition(self) -> Callable[[], bool]:
         """Returns a function for a refused command.
@@ -142,13 +144,13 @@ class IdleWork:
             task.run()
             return None
         waiting = self._queue.add(task, self._clock(), urgent=urgent, limited=task.load is not None)
-        self._ask()
+        self._register_callback()
         return waiting
 
     def run_on_thread(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
         """Runs `job(done)` as `run` does, for work on another thread.
 
-        Launches are held back until `done` is called on the device-handle thread, for at most `BESIDE_S` seconds.
+        Launches are held back until `done` is called on the device-handle thread, for at most `MAX_HOLD_S` seconds.
         """
         if self._server.loading_waits:
             self.run(lambda: self._occupy(job), urgent=urgent)
@@ -164,12 +166,12 @@ class IdleWork:
 
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
-        self._thread_work[token] = self._clock() + self.beside_s
+        self._thread_work[token] = self._clock() + self.max_hold_s
         self._tracks.set_held(True)
 
         def done() -> None:
             del self._thread_work[token]
-            if not self._held_for_threads:
+            if not self._is_held_for_threads:
                 self._tracks.set_held(False)
             self._kick()  # collectives wait until the work is done, without a time limit
 
@@ -177,7 +179,7 @@ class IdleWork:
 
     def _release_launches(self) -> None:
         """Lets launches through if nothing needs them held back any more."""
-        if self._tracks.held and self._queue.since is None and not self._held_for_threads:
+        if self._tracks.held and self._queue.urgent_since is None and not self._is_held_for_threads:
             self._tracks.set_held(False)
             self._kick()
 
@@ -186,11 +188,11 @@ class IdleWork:
 
         Returns the seconds until the next change; None if no change is due.
         """
-        if not self._thread_work and self._queue.since is None:
+        if not self._thread_work and self._queue.urgent_since is None:
             return None
-        ahead = self._expire_loads() if self._queue.limited else None
-        turn = self._hold()
-        return ahead if turn is None else at_most(turn, ahead)
+        expiry_delay = self._expire_loads() if self._queue.limited else None
+        hold_delay = self._hold()
+        return expiry_delay if hold_delay is None else at_most(hold_delay, expiry_delay)
 
     def _hold(self) -> float | None:
         if self._thread_work:
@@ -198,17 +200,17 @@ class IdleWork:
             for token, until in self._thread_work.items():
                 if -math.inf < until <= now:
                     self._thread_work[token] = -math.inf
-            if self._held_for_threads:
+            if self._is_held_for_threads:
                 return min(until for until in self._thread_work.values() if until > now) - now
             self._release_launches()
-        if self._queue.since is None:
+        if self._queue.urgent_since is None:
             return None
-        held, left = holding(self._clock() - self._queue.since)
-        if held is not self._tracks.held:
-            self._tracks.set_held(held)
-            if not held:
+        is_held, remaining = holding(self._clock() - self._queue.urgent_since)
+        if is_held is not self._tracks.held:
+            self._tracks.set_held(is_held)
+            if not is_held:
                 self._kick()
-        return left
+        return remaining
 
     # ---- late loads ----
 
@@ -221,22 +223,22 @@ class IdleWork:
             load = waiting.job.load
             if load is None:
                 continue
-            found = running(self._tracks, load.session, self.tenant_of)
-            if found.own and not (found.others or found.strangers):
+            kernels = running(self._tracks, load.session, self.tenant_of)
+            if kernels.of_session and not (kernels.of_tenant or kernels.has_foreign):
                 waiting.not_before = now + self.retry_s
             elif self._queue.drop(waiting):  # dropping an earlier load may have removed this one
-                load.refuse(device_busy(load.what, now - waiting.since, self.limit, found))
+                load.refuse(device_busy(load.description, now - waiting.queued_at, self.limit, kernels))
         self._release_launches()
         return self._queue.wake(now, self.limit)
 
     def _log_late(self, unlogged: Iterable[Waiting], now: float) -> None:
         """Logs all loads that have become late, usually at the same time, in one line."""
-        loads = [(waiting.since, waiting.job.load) for waiting in unlogged if waiting.job.load is not None]
+        loads = [(waiting.queued_at, waiting.job.load) for waiting in unlogged if waiting.job.load is not None]
         kernels = list(dict.fromkeys(self._tracks.in_flight()))
         self._journal.warning(
             "loads_wait",
             loads=len(loads),
-            waited_s=round(now - min(since for since, _ in loads), 3),
+            waited_s=round(now - min(queued_at for queued_at, _ in loads), 3),
             sessions=list(dict.fromkeys(load.session.id for _, load in loads))[:NAMED],
             kernels=kernels[:NAMED],
             sessions_of_kernels=self._tracks.running_sessions()[:NAMED],
@@ -249,18 +251,18 @@ class IdleWork:
     def _idle(self) -> bool:
         return not self._tracks.unfinished(self._tracks.all)
 
-    def _ask(self) -> None:
+    def _register_callback(self) -> None:
         """Registers a callback for the completion of all work submitted to the device so far."""
-        if not self._asked:
-            self._asked = True
+        if not self._callback_registered:
+            self._callback_registered = True
             self._tracks.after_all(self._tracks.unfinished(self._tracks.all), self._on_idle)
 
     def _on_idle(self) -> None:
-        self._asked = False
+        self._callback_registered = False
         self._ends += 1
         while (waiting := self._queue.first) is not None:
             if not self._idle():  # a job may have been a launch
-                self._ask()
+                self._register_callback()
                 break
             self._queue.drop(waiting)
             waiting.job.run()

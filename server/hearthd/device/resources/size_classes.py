@@ -54,11 +54,11 @@ class SizeClasses(Generic[P]):
 
     def add(self, page: P, size: int) -> None:
         """Adds a page, which serves blocks of the class of `size` from now on."""
-        step = self.class_of(size)
+        block_size = self.class_of(size)
         self._used[page] = set()
         # Blocks are taken from the end of the list, so the first block of the page comes last.
-        blocks = [Block(page, offset, step) for offset in range(self.page - step, -1, -step)]
-        self._free[step] = blocks + self._free.get(step, [])
+        blocks = [Block(page, offset, block_size) for offset in range(self.page - block_size, -1, -block_size)]
+        self._free[block_size] = blocks + self._free.get(block_size, [])
 
     def free(self, block: Block[P]) -> None:
         """Frees a block. Raises ValueError if it is not in use."""

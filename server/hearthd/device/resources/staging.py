@@ -31,7 +31,7 @@ class Staging:
         """Called with the time for which a buffer was lent, in nanoseconds."""
         self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # tracks that have an open batch
         self._starved = False
-        self._of_tenant: dict[str, int] = {}  # bytes lent, by tenant
+        self._bytes_by_tenant: dict[str, int] = {}  # bytes lent, by tenant
         self.in_use = 0
 
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
@@ -62,7 +62,7 @@ class Staging:
                 self._lent[buffer] = session, time.perf_counter_ns()
                 if session is not None:
                     session.bytes_pinned += buffer.size
-                    self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + buffer.size
+                    self._bytes_by_tenant[session.tenant] = self._bytes_by_tenant.get(session.tenant, 0) + buffer.size
                 return buffer
         self._starved = True
         self.flush()  # buffers that may already be free must not wait for the end of the loop iteration
@@ -75,7 +75,7 @@ class Staging:
         """
         if session is None or not session.pinned_bytes:
             return True
-        lent = self._of_tenant.get(session.tenant, 0)
+        lent = self._bytes_by_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
@@ -118,9 +118,9 @@ class Staging:
             self.on_return(time.perf_counter_ns() - lent_ns)
             if session is not None:
                 session.bytes_pinned -= buffer.size
-                left = self._of_tenant.pop(session.tenant) - buffer.size
-                if left:
-                    self._of_tenant[session.tenant] = left
+                remaining = self._bytes_by_tenant.pop(session.tenant) - buffer.size
+                if remaining:
+                    self._bytes_by_tenant[session.tenant] = remaining
             self.in_use -= buffer.size
             self._server.free_host(buffer)
         if self._starved:

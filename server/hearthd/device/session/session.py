@@ -55,7 +55,7 @@ class SubmittedCommand(Deferrable, Protocol):
     """A command that has been submitted; see `hearthd.device.operation`."""
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """True once a part of the command has been submitted to the device."""
         ...
 

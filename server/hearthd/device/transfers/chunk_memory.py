@@ -30,14 +30,14 @@ from hearthd.shared.chunk_ring import SMALLEST, Layout
 class ChunkSlot:
     """Memory for one chunk, usable as the target of copies like a `HostBuffer`."""
 
-    __slots__ = ("address", "kept_ns", "number", "size", "view")
+    __slots__ = ("address", "number", "reserved_ns", "size", "view")
 
     def __init__(self, number: int, address: int, size: int) -> None:
         self.number = number
         self.address = address
         self.size = size
         self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
-        self.kept_ns = 0
+        self.reserved_ns = 0
         """Time at which the slot was reserved for a copy, in nanoseconds (`time.perf_counter_ns`)."""
 
 
@@ -51,7 +51,10 @@ class DownloadChunkMemory:
         self._telemetry = telemetry
         self._mapper = SegmentMapper(server.register_host, server.unregister_host, post)
         self._journal: ProcessLog | None = None
-        self._known = self._wanted = False
+        self._has_layout = False
+        """True once a valid file has arrived from the front."""
+        self._needed = False
+        """True from the first download on."""
         self._offer: tuple[int, Layout] | None = None
         """The front's file and its layout, until the first download maps it."""
         self._policy = ChunkSlots(0)
@@ -76,7 +79,7 @@ class DownloadChunkMemory:
         return {"chunk_slots": self._policy.count, "chunk_slots_in_use": self._policy.in_use}
 
     @property
-    def kept_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Total size, in bytes, of the slots reserved for copies under way."""
         return self._policy.reserved * self._slots[0].size if self._slots else 0
 
@@ -84,10 +87,10 @@ class DownloadChunkMemory:
 
     def _offered(self, body: dict[str, Any], files: list[int]) -> None:
         layout = chunk_ring.from_message(body)
-        if not self._known and layout.slots and len(files) == 1 and os.fstat(files[0]).st_size == layout.bytes:
-            self._known = True
+        if not self._has_layout and layout.slots and len(files) == 1 and os.fstat(files[0]).st_size == layout.bytes:
+            self._has_layout = True
             self._offer = files[0], layout
-            if self._wanted:
+            if self._needed:
                 self.want()
             return
         for file in files:
@@ -96,36 +99,36 @@ class DownloadChunkMemory:
 
     def want(self) -> None:
         """Starts to map the memory; called at each download, and effective at the first."""
-        self._wanted = True
+        self._needed = True
         if self._offer is not None:
             (file, layout), self._offer = self._offer, None
             self._mapper.map(file, layout.bytes, lambda: True, partial(self._mapped, layout), self._failed)
 
-    def _mapped(self, layout: Layout, address: int, locked: int, why: str) -> None:
+    def _mapped(self, layout: Layout, address: int, locked: int, reason: str) -> None:
         self._locked = locked >= layout.bytes
         size = layout.slot_bytes
         self._slots = [ChunkSlot(number, address + layout.start(number), size) for number in range(layout.slots)]
         self._policy = ChunkSlots(layout.slots)
-        if why:
-            self._warn("chunk_slots_not_locked", why)
+        if reason:
+            self._warn("chunk_slots_not_locked", reason)
 
     def _failed(self, refusal: Refusal) -> None:
         self._warn("chunk_slots", refusal.message)
 
-    def _warn(self, event: str, why: str) -> None:
+    def _warn(self, event: str, reason: str) -> None:
         if self._journal is not None:
-            self._journal.warning(event, why=why)
+            self._journal.warning(event, why=reason)
 
     # ---- chunks ----
 
-    def keep(self, size: int) -> ChunkSlot | None:
+    def reserve(self, size: int) -> ChunkSlot | None:
         """Reserves a slot into which the device may copy `size` bytes.
 
         The caller must call `send` or `drop` after the copy. Returns None if no slot is available for a copy.
         """
-        slot = self._slot(size, self._policy.keep) if self._locked else None
+        slot = self._slot(size, self._policy.reserve) if self._locked else None
         if slot is not None:
-            slot.kept_ns = time.perf_counter_ns()
+            slot.reserved_ns = time.perf_counter_ns()
         return slot
 
     def drop(self, slot: ChunkSlot) -> None:
@@ -135,7 +138,7 @@ class DownloadChunkMemory:
     def send(self, slot: ChunkSlot) -> None:
         """Passes a reserved slot to the front; the caller sends the message about it next."""
         self._policy.send(slot.number)
-        self._telemetry.transfer.observe(time.perf_counter_ns() - slot.kept_ns)
+        self._telemetry.transfer.observe(time.perf_counter_ns() - slot.reserved_ns)
         self._telemetry.chunks_in_slots += 1
 
     def fill(self, data: memoryview | bytes) -> ChunkSlot | None:

@@ -14,34 +14,34 @@ class ChunkSlots:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count))
-        self._kept: set[int] = set()
+        self._reserved: set[int] = set()
         self._at_front: set[int] = set()
 
     @property
     def reserved(self) -> int:
         """Number of slots reserved for copies under way."""
-        return len(self._kept)
+        return len(self._reserved)
 
     @property
     def in_use(self) -> int:
         """Number of slots that are not free: reserved, or passed to the front."""
-        return len(self._kept) + len(self._at_front)
+        return len(self._reserved) + len(self._at_front)
 
-    def keep(self) -> int | None:
+    def reserve(self) -> int | None:
         """Reserves a slot for a copy that is about to be submitted.
 
         The caller must call `send` or `drop` later. Returns None if no slot is free, or if copies already have half of
         the slots.
         """
-        if not self._free or len(self._kept) >= self.count // 2:
+        if not self._free or len(self._reserved) >= self.count // 2:
             return None
         slot = self._free.pop()
-        self._kept.add(slot)
+        self._reserved.add(slot)
         return slot
 
     def drop(self, slot: int) -> None:
         """Frees a reserved slot whose contents are not sent. Raises ValueError if the slot is not reserved."""
-        self._take(self._kept, slot, "is not kept")
+        self._remove(self._reserved, slot, "is not reserved")
         self._free.append(slot)
 
     def send(self, slot: int | None = None) -> int | None:
@@ -50,7 +50,7 @@ class ChunkSlots:
         Returns None if no slot is free. Raises ValueError if `slot` is not reserved.
         """
         if slot is not None:
-            self._take(self._kept, slot, "is not kept")
+            self._remove(self._reserved, slot, "is not reserved")
         elif self._free:
             slot = self._free.pop()
         else:
@@ -60,10 +60,10 @@ class ChunkSlots:
 
     def free(self, slot: int) -> None:
         """Frees a slot whose contents the front has read. Raises ValueError if the slot was not passed to the front."""
-        self._take(self._at_front, slot, "is not with the front")
+        self._remove(self._at_front, slot, "is not with the front")
         self._free.append(slot)
 
-    def _take(self, holders: set[int], slot: int, complaint: str) -> None:
+    def _remove(self, holders: set[int], slot: int, problem: str) -> None:
         if slot not in holders:
-            raise ValueError(f"slot {slot} of {self.count} {complaint}")
+            raise ValueError(f"slot {slot} of {self.count} {problem}")
         holders.remove(slot)

@@ -73,12 +73,12 @@ class CopyCommands:
         Returns False, without effect, if the copy has to wait.
         """
         staging, size = self._device.staging, len(data)
-        host = None if direct.asked else staging.find(size, origin.session)
+        host = None if direct.waits else staging.find(size, origin.session)
         if host is None:
-            without = direct.asked or staging.refusal(size) is not None
+            without = direct.waits or staging.refusal(size) is not None
             return without and direct.write(0, memoryview(data))
         host.view[:size] = data
-        self._copies.upload(origin, buffer, direct.address, host, size, _in_pieces(rows))
+        self._copies.upload(origin, buffer, direct.address, host, size, _pieces_of(rows))
         return True
 
     def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
@@ -121,15 +121,15 @@ class CopyCommands:
         if not size:
             device.tracks.on_complete(track, partial(_answer_read, origin, b""))
             return True
-        host = None if direct.asked else device.staging.find(size, origin.session)
+        host = None if direct.waits else device.staging.find(size, origin.session)
         if host is not None:
-            self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
+            self._copies.download(origin, buffer, address, host, size, _pieces_of(rows))
             outcomes = device.tracks.pending_outcomes.of_buffer(buffer.usage)
             arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
             device.tracks.on_complete(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
-        data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
+        data = direct.read(0, size) if direct.waits or device.staging.refusal(size) is not None else None
         if data is None:
             return False
         device.telemetry.download_inline_bytes += size
@@ -229,7 +229,7 @@ class CopyCommands:
         return True
 
 
-def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
+def rows_of(kind: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
     """Returns the range or the rows of the buffer that a write or read of `size` bytes refers to.
 
     Raises Refusal(INVALID_ARGUMENT).
@@ -237,7 +237,7 @@ def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: in
     if not command.HasField("rows"):
         return RowLayout(command.offset, size)
     rows = command.rows
-    return check_rows(what, command.offset, size, rows.width, rows.rows, rows.pitch)
+    return check_rows(kind, command.offset, size, rows.width, rows.rows, rows.pitch)
 
 
 def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> CopyNode:
@@ -256,15 +256,15 @@ def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -
     width, rows = command.size, max(command.rows, 1)
     check_pitch("copy, destination", width, rows, command.destination_pitch)
     check_pitch("copy, source", width, rows, command.source_pitch)
-    to = RowLayout(command.destination_offset, width, rows, command.destination_pitch)
-    since = RowLayout(command.source_offset, width, rows, command.source_pitch)
-    to_address = locate(destination, to, "copy, destination")
-    since_address = locate(source, since, "copy, source")
+    destination_rows = RowLayout(command.destination_offset, width, rows, command.destination_pitch)
+    source_rows = RowLayout(command.source_offset, width, rows, command.source_pitch)
+    destination_address = locate(destination, destination_rows, "copy, destination")
+    source_address = locate(source, source_rows, "copy, source")
     if destination is source:
-        check_apart(source.handle, to, since)
-    if to.dense and since.dense:
-        return CopyNode(to_address, since_address, width * rows)
-    return CopyNode(to_address, since_address, width, rows, to.pitch, since.pitch)
+        check_apart(source.handle, destination_rows, source_rows)
+    if destination_rows.dense and source_rows.dense:
+        return CopyNode(destination_address, source_address, width * rows)
+    return CopyNode(destination_address, source_address, width, rows, destination_rows.pitch, source_rows.pitch)
 
 
 def check_pattern(command: commands_pb2.Fill) -> None:
@@ -287,7 +287,7 @@ def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
     return FillNode(address, command.pattern, command.size)
 
 
-def _in_pieces(rows: RowLayout) -> Iterator[Piece] | None:
+def _pieces_of(rows: RowLayout) -> Iterator[Piece] | None:
     """Returns the pieces of all rows; None if the rows form one range."""
     return None if rows.dense else pieces(rows, 0, rows.size)
 

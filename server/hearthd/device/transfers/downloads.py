@@ -20,7 +20,7 @@ from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.shared import SharedDownloads
 from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
-from hearthd.device.transfers.state import Move, TransferContext, check_live, claim
+from hearthd.device.transfers.state import ChunkCopy, TransferContext, check_live, claim
 from hearthd.device.transfers.striped_downloads import StripedDownloads
 
 LAST = int(Flag.LAST)
@@ -67,14 +67,14 @@ class Downloads:
             download.unstripe()
         self._device.kick(session)
 
-    def promise(self, session: DeviceSession, transfer: int, what: str) -> DownloadFlow:
-        """Returns the download with this number, claimed for a command; `what` names the command.
+    def promise(self, session: DeviceSession, transfer: int, command: str) -> DownloadFlow:
+        """Returns the download with this number, claimed for a command of the kind `command`, for example "read".
 
         Raises Refusal as `Uploads.expect` does.
         """
         check_live(session, transfer, session.uploads)
         download = session.downloads.setdefault(transfer, DownloadFlow())
-        claim(download, transfer, what)
+        claim(download, transfer, command)
         return download
 
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
@@ -112,13 +112,13 @@ class Downloads:
             return True
         direct.address = address = locate(buffer, rows, "read")
 
-        def take(host: HostBuffer, at: int, size: int) -> None:
+        def copy_chunk(host: HostBuffer, at: int, size: int) -> None:
             self._context.copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
 
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
 
-        return self.send(origin, command.transfer, download, command.size, take, sent, direct, buffer)
+        return self.send(origin, command.transfer, download, command.size, copy_chunk, sent, direct, buffer)
 
     def send(
         self,
@@ -126,12 +126,12 @@ class Downloads:
         transfer: int,
         download: DownloadFlow,
         size: int,
-        take: Move,
+        copy_chunk: ChunkCopy,
         sent: Callable[[], None] = lambda: None,
         direct: DirectCopies | None = None,
         buffer: Buffer | None = None,
     ) -> bool:
-        """Calls `take` to copy as many chunks as the client has credit for, in the order of the stream.
+        """Calls `copy_chunk` to copy as many chunks as the client has credit for, in the order of the stream.
 
         Returns True once all chunks are submitted.
 
@@ -139,12 +139,12 @@ class Downloads:
         staging memory. A failure of `buffer` that becomes known meanwhile ends the read. Raises
         Refusal(TRANSFER_ABORTED) if the client has closed the download.
         """
-        if download.placed is not None:
-            place = download.placed
-            return self.shared.send(origin, transfer, download, place, size, take, sent, direct, buffer)
+        if download.location is not None:
+            location = download.location
+            return self.shared.send(origin, transfer, download, location, size, copy_chunk, sent, direct, buffer)
         striped, track = download.striped, origin.stream.track
         if striped is not None:
-            if not self.striped.send(origin, transfer, download, striped, size, take, direct, buffer):
+            if not self.striped.send(origin, transfer, download, striped, size, copy_chunk, direct, buffer):
                 return False
             origin.session.downloads.pop(transfer, None)
             origin.session.over.add(transfer)  # a stripe may still announce the transfer
@@ -161,30 +161,30 @@ class Downloads:
                 )
             if not download.open or not download.credits or track.full:
                 return False
-            at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
-            last = at + part == size
+            at, chunk_size = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
+            last = at + chunk_size == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = self._slot(part, direct) or self._context.host(origin, max(part, 1), direct)
+            host = self._slot(chunk_size, direct) or self._context.host(origin, max(chunk_size, 1), direct)
             if host is not None:
-                if part:
-                    self._take(take, origin, host, at, part)
-                arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
+                if chunk_size:
+                    self._copy_to_host(copy_chunk, origin, host, at, chunk_size)
+                arrived: Callable[[], None] = partial(self._arrived, host, chunk_size, chunk)
                 outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
                 if buffer is not None and outcomes:
                     release = self._release
-                    look = partial(
+                    deliver = partial(
                         self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
                     )
-                    arrived = both(outcomes, look)
+                    arrived = both(outcomes, deliver)
                 self._device.tracks.on_complete(track, arrived)
             else:
-                without = direct is not None and self._context.without(max(part, 1), direct)
-                data = direct.read(at, part) if direct is not None and without else None
+                without = direct is not None and self._context.without(max(chunk_size, 1), direct)
+                data = direct.read(at, chunk_size) if direct is not None and without else None
                 if data is None:
                     return False
-                chunk(self._copied(data), part)
+                chunk(self._copied(data), chunk_size)
             download.credits -= 1
-            download.queued += part
+            download.queued += chunk_size
             if last:
                 break
         origin.session.downloads.pop(transfer, None)
@@ -193,11 +193,11 @@ class Downloads:
 
     def _slot(self, size: int, direct: DirectCopies | None) -> ChunkSlot | None:
         """Reserves a slot of the chunk memory for a chunk; None if the chunk needs other host memory."""
-        return None if direct is not None and direct.asked else self.chunks.keep(size)
+        return None if direct is not None and direct.waits else self.chunks.reserve(size)
 
-    def _take(self, take: Move, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
+    def _copy_to_host(self, copy_chunk: ChunkCopy, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
         try:
-            take(host, at, size)
+            copy_chunk(host, at, size)
         except Refusal:  # freed behind the part that the driver has accepted
             if isinstance(host, ChunkSlot):
                 self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     pitch: int
 
 
-def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
+def check_rows(subject: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
     """Returns the rows that a command refers to.
 
     Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each other.
@@ -34,20 +34,20 @@ def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: 
     if width * rows != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{what}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
+            f"{subject}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
             fix="size must be width x rows",
             details={"size": size, "width": width, "rows": rows},
         )
-    check_pitch(what, width, rows, pitch)
+    check_pitch(subject, width, rows, pitch)
     return RowLayout(offset, width, rows, pitch) if rows > 1 and size else RowLayout(offset, size)
 
 
-def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
+def check_pitch(subject: str, width: int, rows: int, pitch: int) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if the rows would overlap."""
     if rows > 1 and pitch < width:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{what}: rows of {width} bytes every {pitch} bytes run into each other",
+            f"{subject}: rows of {width} bytes every {pitch} bytes run into each other",
             fix="the pitch must be at least the width",
             details={"width": width, "rows": rows, "pitch": pitch},
         )
@@ -85,10 +85,10 @@ def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
         done = min(width - column, size)
         yield Piece(0, row * pitch + column, done, 1, 0)
         row += 1
-    whole, rest = divmod(size - done, width)
-    if whole:
-        yield Piece(done, row * pitch, width, whole, pitch)
-        done += whole * width
-        row += whole
-    if rest:
-        yield Piece(done, row * pitch, rest, 1, 0)
+    full_rows, remainder = divmod(size - done, width)
+    if full_rows:
+        yield Piece(done, row * pitch, width, full_rows, pitch)
+        done += full_rows * width
+        row += full_rows
+    if remainder:
+        yield Piece(done, row * pitch, remainder, 1, 0)

@@ -25,7 +25,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.copy_commands import CopyCommands
 from hearthd.device.transfers.staged import DirectCopies, locate
 
-WHAT = "write of pointers"
+COMMAND = "write of pointers"
 MAX_POINTERS = 65_536
 """Most pointers in one array, which bounds the time that one command takes this thread: about 30 ms."""
 MAX_REACHED = MAX_PARAMETER_BYTES // Q.size
@@ -76,12 +76,14 @@ class PointerCommands:
         targets = [session.buffers.find(target.buffer) for target in command.targets]
         _check(buffer, targets, command)
         reached: dict[Buffer, bool] = {}
-        for named, target in zip(command.targets, targets, strict=True):
-            for each, only_read in (Reach(target, named.read_only), *target.reaches):
-                reached[each] = only_read and reached.get(each, True)
+        for pointer_target, target in zip(command.targets, targets, strict=True):
+            for reached_buffer, only_read in (Reach(target, pointer_target.read_only), *target.reaches):
+                reached[reached_buffer] = only_read and reached.get(reached_buffer, True)
         reached.pop(buffer, None)
         _check_number(buffer, len(reached), session.reached)
-        self._memory.hold_reached(session, buffer, [Reach(each, only_read) for each, only_read in reached.items()])
+        self._memory.hold_reached(
+            session, buffer, [Reach(reached_buffer, only_read) for reached_buffer, only_read in reached.items()]
+        )
         session.shares = True
         session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
         return targets
@@ -96,9 +98,9 @@ class PointerCommands:
     ) -> bool:
         if origin.stream.track.full:
             return False
-        buffer.check_writable(WHAT)
+        buffer.check_writable(COMMAND)
         rows = RowLayout(0, len(command.data))
-        direct.address = locate(buffer, rows, WHAT)
+        direct.address = locate(buffer, rows, COMMAND)
         data = _relocated(command, targets)
         if data and not self._copies.put(origin, buffer, rows, data, direct):
             return False
@@ -111,57 +113,57 @@ class PointerCommands:
 
 def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.WritePointers) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if the buffer cannot be an array of pointers to the targets."""
-    why = fix = ""
+    problem = fix = ""
     size, number = len(command.data), len(command.at)
     variable = next((target for target in targets if target.module is not None), None)
     if buffer.has_pointers:
-        why, fix = POINTERS.why, POINTERS.fix
+        problem, fix = POINTERS.why, POINTERS.fix
     elif buffer.durable is not None:
-        why, fix = "is durable, and addresses are not those of a later device process", "use another buffer"
+        problem, fix = "is durable, and addresses are not those of a later device process", "use another buffer"
     elif buffer.module is not None:
-        why, fix = "is a variable of a module", "use a buffer that was allocated"
+        problem, fix = "is a variable of a module", "use a buffer that was allocated"
     elif size != buffer.size:
-        why, fix = f"has {buffer.size} bytes, and `data` {size}", "send the contents of the whole buffer"
+        problem, fix = f"has {buffer.size} bytes, and `data` {size}", "send the contents of the whole buffer"
     elif number > MAX_POINTERS:
-        why, fix = f"would have {number} pointers; the maximum is {MAX_POINTERS}", "use several buffers"
+        problem, fix = f"would have {number} pointers; the maximum is {MAX_POINTERS}", "use several buffers"
     elif not number == len(command.target) == len(command.offset):
-        why = f"has {number} places of pointers, {len(command.target)} targets and {len(command.offset)} offsets"
+        problem = f"has {number} places of pointers, {len(command.target)} targets and {len(command.offset)} offsets"
         fix = "send one of each for every pointer"
     elif number and max(command.target) >= len(targets):
-        why = f"has a pointer to target {max(command.target)}; there are {len(targets)}"
+        problem = f"has a pointer to target {max(command.target)}; there are {len(targets)}"
         fix = "send indexes in `targets`, from 0"
     elif number and (at := _misplaced(command.at, size)) is not None:
-        why = f"has {size} bytes, and a pointer at byte {at}, which overlaps its end or another pointer"
+        problem = f"has {size} bytes, and a pointer at byte {at}, which overlaps its end or another pointer"
         fix = "name the places of the pointers in ascending order"
     elif variable is not None:
-        why = f"would point to buffer {variable.handle}, a variable of a module, which ends with its module"
+        problem = f"would point to buffer {variable.handle}, a variable of a module, which ends with its module"
         fix = "copy the variable to an array, and use that"
-    if why:
+    if problem:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{WHAT}: buffer {buffer.handle} {why}",
+            f"{COMMAND}: buffer {buffer.handle} {problem}",
             fix=fix,
             details={"buffer": buffer.handle, "buffer_size": buffer.size},
         )
 
 
-def _misplaced(places: Sequence[int], size: int) -> int | None:
+def _misplaced(offsets: Sequence[int], size: int) -> int | None:
     """Returns the first place at which no pointer fits into `size` bytes behind the one before; None if all fit."""
-    for before, at in pairwise(places):
-        if at < before + Q.size:
+    for previous, at in pairwise(offsets):
+        if at < previous + Q.size:
             return at
-    return places[-1] if places[-1] + Q.size > size else None
+    return offsets[-1] if offsets[-1] + Q.size > size else None
 
 
-def _check_number(buffer: Buffer, number: int, before: int) -> None:
+def _check_number(buffer: Buffer, number: int, in_use: int) -> None:
     """Raises Refusal(QUOTA_EXCEEDED) if the array reaches too many buffers.
 
     Args:
         buffer: The array.
         number: Number of buffers that it reaches.
-        before: Number that the other arrays of the session reach.
+        in_use: Number that the other arrays of the session reach.
     """
-    of_session = before + number
+    of_session = in_use + number
     if number <= MAX_REACHED and of_session <= MAX_REACHED_BY_SESSION:
         return
     limit = f"an array of pointers reaches at most {MAX_REACHED}"
@@ -170,16 +172,16 @@ def _check_number(buffer: Buffer, number: int, before: int) -> None:
         limit += str(MAX_REACHED_BY_SESSION)
     raise Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{WHAT}: buffer {buffer.handle} reaches {number} buffers, directly or through others; {limit}",
+        f"{COMMAND}: buffer {buffer.handle} reaches {number} buffers, directly or through others; {limit}",
         fix="point to places in a few large buffers, by offsets, or free arrays of pointers",
-        details={"buffer": buffer.handle, "requested": number, "in_use": before, "allowed": MAX_REACHED},
+        details={"buffer": buffer.handle, "requested": number, "in_use": in_use, "allowed": MAX_REACHED},
     )
 
 
 def _relocated(command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -> bytes:
     """Returns the contents of the buffer with the addresses. Raises Refusal(OUT_OF_BOUNDS) for an offset."""
     data = bytearray(command.data)
-    addresses = [target.range(0, 0, WHAT) for target in targets]
+    addresses = [target.range(0, 0, COMMAND) for target in targets]
     sizes = [target.size for target in targets]
     put = Q.pack_into
     for at, index, offset in zip(command.at, command.target, command.offset, strict=True):
@@ -187,7 +189,7 @@ def _relocated(command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -
             target = targets[index]
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
-                f"{WHAT}: the pointer at byte {at} of buffer {command.buffer} starts at byte {offset} of buffer "
+                f"{COMMAND}: the pointer at byte {at} of buffer {command.buffer} starts at byte {offset} of buffer "
                 f"{target.handle}, which has {target.size}",
                 fix="stay within the buffer",
                 details={"buffer": target.handle, "offset": offset, "buffer_size": target.size},

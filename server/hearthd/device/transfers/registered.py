@@ -40,17 +40,17 @@ class SegmentCopy:
     __slots__ = (
         "began",
         "buffer",
+        "created_ns",
         "direct",
         "forecast",
-        "given",
         "on_done",
         "origin",
         "outcomes",
         "over",
         "rows",
         "segment",
-        "since",
         "start",
+        "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,7 @@ class SegmentCopy:
         on_done: Callable[[int], None],
     ) -> None:
         self.origin = origin
-        self.since = time.perf_counter_ns()
+        self.created_ns = time.perf_counter_ns()
         self.on_done = on_done
         """Called with the duration of the copy, in nanoseconds."""
         self.segment = segment
@@ -73,7 +73,7 @@ class SegmentCopy:
         self.rows = rows
         self.direct = direct
         """Copies that are used if the segment could not be page-locked."""
-        self.given = 0
+        self.submitted = 0
         self.began = 0.0
         """Time of the first copy, in seconds, if the stream had no earlier work under way; otherwise 0."""
         self.forecast: CopyForecast | None = None
@@ -86,7 +86,7 @@ class SegmentCopy:
         """Ends the use of the segment. A second call has no effect."""
         if not self.over:
             self.over = True
-            self.on_done(time.perf_counter_ns() - self.since)
+            self.on_done(time.perf_counter_ns() - self.created_ns)
             self.segment.drop()
 
 
@@ -101,26 +101,26 @@ class SegmentCopies:
         """Returns the operation of a write, which is answered when the bytes have been read from the segment."""
         _check_alone("write", bool(command.data), command.transfer)
         try:
-            move = self._move("write", origin, command.shared, buffer, rows)
+            copy = self._new_copy("write", origin, command.shared, buffer, rows)
         except Refusal as refusal:  # raised when the write runs: later commands must not use the old bytes
             return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
-        operation = Operation(origin, partial(self._write, move), writes=(origin.stream, buffer), spoils=(buffer,))
-        operation.on_failure = partial(self._given_up, move)
+        operation = Operation(origin, partial(self._write, copy), writes=(origin.stream, buffer), spoils=(buffer,))
+        operation.on_failure = partial(self._abandon, copy)
         return operation
 
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a read, which is answered when the bytes have been written to the segment."""
         _check_alone("read", False, command.transfer)
-        move = self._move("read", origin, command.shared, buffer, rows)
-        operation = Operation(origin, partial(self._read, move), writes=(origin.stream,), reads=(buffer,))
-        operation.on_failure = partial(self._given_up, move)
+        copy = self._new_copy("read", origin, command.shared, buffer, rows)
+        operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer,))
+        operation.on_failure = partial(self._abandon, copy)
         return operation
 
-    def _move(
-        self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
+    def _new_copy(
+        self, command: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
     ) -> SegmentCopy:
         segment = self._segments.find(origin.session, shared.segment)
-        check_range(what, segment.ident, segment.size, shared.offset, rows.size)
+        check_range(command, segment.ident, segment.size, shared.offset, rows.size)
         direct = DirectCopies(self._device, origin, buffer, rows)
         return SegmentCopy(
             origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe
@@ -128,137 +128,139 @@ class SegmentCopies:
 
     # ---- writes and reads ----
 
-    def _write(self, move: SegmentCopy) -> bool:
-        buffer = move.buffer
+    def _write(self, copy: SegmentCopy) -> bool:
+        buffer = copy.buffer
         buffer.check_writable("write")
-        address = locate(buffer, move.rows, "write")
-        if not self._give(move, address, self._upload, self._put):
+        address = locate(buffer, copy.rows, "write")
+        if not self._submit(copy, address, self._upload, self._put):
             return False
-        if move.rows.size == buffer.size:
+        if copy.rows.size == buffer.size:
             buffer.failure = None
-        self._device.telemetry.upload_shared_memory_bytes += move.rows.size
-        self._predict(move, UP)
-        self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
+        self._device.telemetry.upload_shared_memory_bytes += copy.rows.size
+        self._predict(copy, UP)
+        self._device.tracks.on_complete(copy.origin.stream.track, partial(self._written, copy))
         return True
 
-    def _written(self, move: SegmentCopy) -> None:
-        self._on_completed(move, time.perf_counter())
-        move.end()
-        move.origin.reply()
+    def _written(self, copy: SegmentCopy) -> None:
+        self._on_completed(copy, time.perf_counter())
+        copy.end()
+        copy.origin.reply()
 
-    def _read(self, move: SegmentCopy) -> bool:
-        if not move.given and refused_read(move.origin, move.buffer):
-            move.end()
+    def _read(self, copy: SegmentCopy) -> bool:
+        if not copy.submitted and refused_read(copy.origin, copy.buffer):
+            copy.end()
             return True
-        address = locate(move.buffer, move.rows, "read")
-        if not self._give(move, address, self._download, self._get):
+        address = locate(copy.buffer, copy.rows, "read")
+        if not self._submit(copy, address, self._download, self._get):
             return False
-        self._device.telemetry.download_shared_memory_bytes += move.rows.size
-        self._predict(move, DOWN)
-        arrived = partial(self._arrived, move)
-        if move.outcomes:
-            arrived = both(move.outcomes, arrived)  # type: ignore[assignment]
-        self._device.tracks.on_complete(move.origin.stream.track, arrived)
+        self._device.telemetry.download_shared_memory_bytes += copy.rows.size
+        self._predict(copy, DOWN)
+        arrived = partial(self._arrived, copy)
+        if copy.outcomes:
+            arrived = both(copy.outcomes, arrived)  # type: ignore[assignment]
+        self._device.tracks.on_complete(copy.origin.stream.track, arrived)
         return True
 
-    def _arrived(self, move: SegmentCopy) -> None:
-        now, origin = time.perf_counter(), move.origin
-        if not (move.outcomes and refused_read(origin, move.buffer, move.outcomes)):
-            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
+    def _arrived(self, copy: SegmentCopy) -> None:
+        now, origin = time.perf_counter(), copy.origin
+        if not (copy.outcomes and refused_read(origin, copy.buffer, copy.outcomes)):
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=copy.rows.size)))
         if not origin.stream.track.pending:  # no more completions follow: answer before the accounting
             self._device.outbox.answer()
-        self._on_completed(move, now)
-        move.end()
+        self._on_completed(copy, now)
+        copy.end()
 
-    def _predict(self, move: SegmentCopy, direction: int) -> None:
+    def _predict(self, copy: SegmentCopy, direction: int) -> None:
         """Starts a forecast for a copy that has been submitted completely, if the stream had no earlier work."""
-        if move.began and move.segment.pinned:
-            move.forecast = self._device.tracks.forecast.begin(direction, move.rows.size, move.began)
+        if copy.began and copy.segment.pinned:
+            copy.forecast = self._device.tracks.forecast.begin(direction, copy.rows.size, copy.began)
 
-    def _on_completed(self, move: SegmentCopy, now: float) -> None:
-        if move.forecast is not None:
-            self._device.tracks.forecast.completed(move.forecast, now)
+    def _on_completed(self, copy: SegmentCopy, now: float) -> None:
+        if copy.forecast is not None:
+            self._device.tracks.forecast.completed(copy.forecast, now)
 
     # ---- copies ----
 
-    def _give(self, move: SegmentCopy, address: int, copy: Copy, directly: Callable[[SegmentCopy, int], bool]) -> bool:
+    def _submit(
+        self, copy: SegmentCopy, address: int, submit: Copy, copy_directly: Callable[[SegmentCopy, int], bool]
+    ) -> bool:
         """Submits as much of the copy as the stream has room for. Returns True once all of it is submitted."""
-        size, track = move.rows.size, move.origin.stream.track
-        move.direct.address = address
-        if not move.given and self._device.tracks.done(track):
-            move.began = time.perf_counter()
-        while move.given < size:
-            left = size - move.given
-            if move.segment.pinned:
+        size, track = copy.rows.size, copy.origin.stream.track
+        copy.direct.address = address
+        if not copy.submitted and self._device.tracks.done(track):
+            copy.began = time.perf_counter()
+        while copy.submitted < size:
+            remaining = size - copy.submitted
+            if copy.segment.pinned:
                 if track.full:
                     return False
-                part = step(move.start + move.given, left)
-                copy(move, address, move.given, part)
+                chunk_size = step(copy.start + copy.submitted, remaining)
+                submit(copy, address, copy.submitted, chunk_size)
             else:
-                part = min(left, self._device.spec.chunk_bytes)
-                if not directly(move, part):
+                chunk_size = min(remaining, self._device.spec.chunk_bytes)
+                if not copy_directly(copy, chunk_size):
                     return False
-            move.given += part
+            copy.submitted += chunk_size
         return True
 
-    def _upload(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
-        device, segment, stream = self._device, move.segment, move.origin.stream
+    def _upload(self, copy: SegmentCopy, address: int, at: int, size: int) -> None:
+        device, segment, stream = self._device, copy.segment, copy.origin.stream
         server, track = device.server, stream.track
-        device.tracks.claim_position(track, (move.buffer.usage,))
+        device.tracks.claim_position(track, (copy.buffer.usage,))
         device.begin(stream, size)
-        since = move.start + at
-        for start, offset, width, rows, pitch in pieces(move.rows, at, size):
+        source_start = copy.start + at
+        for start, offset, width, rows, pitch in pieces(copy.rows, at, size):
             if rows == 1:
-                server.upload(address + offset, segment, since + start, width, track.stream)
+                server.upload(address + offset, segment, source_start + start, width, track.stream)
             else:
-                server.upload_rows(address + offset, pitch, segment, since + start, width, rows, track.stream)
+                server.upload_rows(address + offset, pitch, segment, source_start + start, width, rows, track.stream)
         device.telemetry.host_to_device_bytes += size
         device.telemetry.host_to_device_operations += 1
 
-    def _download(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
-        device, segment, stream = self._device, move.segment, move.origin.stream
+    def _download(self, copy: SegmentCopy, address: int, at: int, size: int) -> None:
+        device, segment, stream = self._device, copy.segment, copy.origin.stream
         server, track = device.server, stream.track
-        device.tracks.claim_position(track, (), (move.buffer.usage,))
+        device.tracks.claim_position(track, (), (copy.buffer.usage,))
         device.begin(stream, size)
-        into = move.start + at
-        for start, offset, width, rows, pitch in pieces(move.rows, at, size):
+        target_start = copy.start + at
+        for start, offset, width, rows, pitch in pieces(copy.rows, at, size):
             if rows == 1:
-                server.download(segment, into + start, address + offset, width, track.stream)
+                server.download(segment, target_start + start, address + offset, width, track.stream)
             else:
-                server.download_rows(segment, into + start, address + offset, pitch, width, rows, track.stream)
-        for outcome in device.tracks.pending_outcomes.of_buffer(move.buffer.usage):
-            move.outcomes[outcome] = None
+                server.download_rows(segment, target_start + start, address + offset, pitch, width, rows, track.stream)
+        for outcome in device.tracks.pending_outcomes.of_buffer(copy.buffer.usage):
+            copy.outcomes[outcome] = None
         device.telemetry.device_to_host_bytes += size
         device.telemetry.device_to_host_operations += 1
 
-    def _put(self, move: SegmentCopy, size: int) -> bool:
+    def _put(self, copy: SegmentCopy, size: int) -> bool:
         """Copies a chunk from memory that is not page-locked. Returns False if it has to wait."""
-        start = move.start + move.given
-        return move.direct.write(move.given, move.segment.view[start : start + size])
+        start = copy.start + copy.submitted
+        return copy.direct.write(copy.submitted, copy.segment.view[start : start + size])
 
-    def _get(self, move: SegmentCopy, size: int) -> bool:
-        data = move.direct.read(move.given, size)
+    def _get(self, copy: SegmentCopy, size: int) -> bool:
+        data = copy.direct.read(copy.submitted, size)
         if data is None:
             return False
-        start = move.start + move.given
-        move.segment.view[start : start + size] = data
+        start = copy.start + copy.submitted
+        copy.segment.view[start : start + size] = data
         return True
 
-    def _given_up(self, move: SegmentCopy, _refusal: Refusal) -> None:
+    def _abandon(self, copy: SegmentCopy, _refusal: Refusal) -> None:
         """Ends a command that will not continue, behind its copies under way."""
-        if move.given or not move.segment.pinned:
-            self._device.tracks.on_complete(move.origin.stream.track, move.end)
+        if copy.submitted or not copy.segment.pinned:
+            self._device.tracks.on_complete(copy.origin.stream.track, copy.end)
         else:
-            move.end()
+            copy.end()
 
 
-def _check_alone(what: str, data: bool, transfer: int) -> None:
+def _check_alone(command: str, data: bool, transfer: int) -> None:
     if data or transfer:
-        other = "data" if data else f"transfer {transfer}"
+        second_source = "data" if data else f"transfer {transfer}"
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"a {what} names shared memory, and {other} as well",
-            fix=f"name one place for the bytes of a {what}",
+            f"a {command} names shared memory, and {second_source} as well",
+            fix=f"name one place for the bytes of a {command}",
         )
 
 

@@ -68,14 +68,14 @@ class SegmentMapper:
         """Time at which the last part was locked, in seconds (`time.monotonic`)."""
 
     def map(
-        self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
+        self, file: int, size: int, is_wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
     ) -> None:
         """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows.
 
-        Continues only while `wanted()` returns True; `wanted` is called on the mapper's thread. Takes ownership of the
+        Stops as soon as `is_wanted()`, which is called on the mapper's thread, returns False. Takes ownership of the
         descriptor.
         """
-        self._begin(self._map(file, size, wanted, done, failed))
+        self._begin(self._map(file, size, is_wanted, done, failed))
 
     def unmap(
         self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
@@ -96,26 +96,26 @@ class SegmentMapper:
     # ---- the thread ----
 
     def _run(self) -> None:
-        under_way: deque[Work] = deque()
+        jobs: deque[Work] = deque()
         while True:
-            while not under_way or not self._arrived.empty():
-                first, arrived = self._arrived.get()
+            while not jobs or not self._arrived.empty():
+                first, new_job = self._arrived.get()
                 if first:
-                    under_way.appendleft(arrived)
+                    jobs.appendleft(new_job)
                 else:
-                    under_way.append(arrived)
-            work = under_way.popleft()
+                    jobs.append(new_job)
+            job = jobs.popleft()
             try:
-                next(work)
+                next(job)
             except StopIteration:
                 continue
             except Exception:  # an internal error fails this segment only
                 traceback.print_exc()
                 continue
-            under_way.append(work)
+            jobs.append(job)
 
     def _map(
-        self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
+        self, file: int, size: int, is_wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
     ) -> Work:
         try:
             address = _map(file, size)
@@ -125,7 +125,7 @@ class SegmentMapper:
         finally:
             os.close(file)
         for start, length in parts(size):  # before any page is locked, because unlocking needs an idle device
-            if not wanted():
+            if not is_wanted():
                 break
             try:
                 _populate(address + start, length)
@@ -134,33 +134,33 @@ class SegmentMapper:
                 self._post(partial(failed, _refused(size, error)))
                 return
             yield
-        locked, why = 0, ""
+        locked, reason = 0, ""
         for start, length in parts(size):
-            if not wanted():
+            if not is_wanted():
                 break
             self._pause()
             try:
                 self._register(address + start, length)
             except Exception as error:  # the device-handle thread reports a failed device
-                why = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
                 break
             finally:
                 self._locked_at = time.monotonic()
             locked += length
             yield
-        self._post(partial(done, address, locked, why))
+        self._post(partial(done, address, locked, reason))
 
     def _pause(self) -> None:
-        left = self._locked_at + PAUSE_S - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+        remaining = self._locked_at + PAUSE_S - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)
 
     def _unmap(
         self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
     ) -> Work:
-        gone = self._unlock(address, locked)
+        is_unlocked = self._unlock(address, locked)
         self._post(unlocked)
-        if gone:
+        if is_unlocked:
             yield
             for start, length in parts(size):
                 _libc.munmap(address + start, length)

@@ -84,7 +84,7 @@ class Segments:
     # ---- mapping ----
 
     def accept(
-        self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then
+        self, session: DeviceSession, ident: int, announced: object, file: int, max_bytes: int, then: Then
     ) -> Segment:
         """Accepts a client's memfd as the segment with this number.
 
@@ -104,7 +104,7 @@ class Segments:
         named = self._named.setdefault(session, {})
         if ident == 0 or ident in named:
             raise _not_new(ident)
-        check_room(size, self.bytes, most, self._count[session])
+        check_room(size, self.bytes, max_bytes, self._count[session])
         if session.pinned_bytes:
             check_room(size, self._bytes[session.tenant], session.pinned_bytes, 0)
         segment = named[ident] = Segment(ident, size, session, self._retire)
@@ -119,11 +119,11 @@ class Segments:
         )
         return segment
 
-    def _mapped(self, segment: Segment, then: Then, address: int, locked: int, why: str) -> None:
+    def _mapped(self, segment: Segment, then: Then, address: int, locked: int, reason: str) -> None:
         segment.mapped(address, locked)
-        if why and not self._warned and self.journal is not None:
+        if reason and not self._warned and self.journal is not None:
             self._warned = True
-            self.journal.warning("segments_not_locked", why=why, size=segment.size)
+            self.journal.warning("segments_not_locked", why=reason, size=segment.size)
         if segment.over:  # the client has released it meanwhile
             self._release(segment)
             return
@@ -135,7 +135,7 @@ class Segments:
     def _failed(self, segment: Segment, then: Then, refusal: Refusal) -> None:
         over = segment.over
         self._forget(segment)
-        self._gone(segment)
+        self._uncount(segment)
         if not over:
             then(refusal)
 
@@ -174,26 +174,26 @@ class Segments:
         segment.view = memoryview(b"")
         if segment.locked:
             self._retired[segment] = None
-            size = sum(each.size for each in self._retired)
+            size = sum(retired.size for retired in self._retired)
             urgent = len(self._retired) > RETIRED or size > RETIRED_BYTES
             self._device.idle_work.run_on_thread(partial(self._unmap, segment), urgent=urgent)
         else:
             self._unmap(segment, lambda: None)
 
-    def _unmap(self, segment: Segment, rested: Callable[[], None]) -> None:
-        """Unmaps a segment. `rested` is called as soon as the device need not be idle any more."""
+    def _unmap(self, segment: Segment, on_unlocked: Callable[[], None]) -> None:
+        """Unmaps a segment. `on_unlocked` is called as soon as the device need not be idle any more."""
         self._retired.pop(segment, None)
-        gone = partial(self._gone, segment)
-        self._mapper.unmap(segment.address, segment.size, segment.locked, rested, gone)
+        on_unmapped = partial(self._uncount, segment)
+        self._mapper.unmap(segment.address, segment.size, segment.locked, on_unlocked, on_unmapped)
 
-    def _gone(self, segment: Segment) -> None:
+    def _uncount(self, segment: Segment) -> None:
         session = segment.session
-        _less(self._count, session, 1)
-        _less(self._bytes, session.tenant, segment.size)
+        _subtract(self._count, session, 1)
+        _subtract(self._bytes, session.tenant, segment.size)
 
 
-def _less(counter: Counter, key: object, less: int) -> None:  # type: ignore[type-arg]
-    counter[key] -= less
+def _subtract(counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
+    counter[key] -= amount
     if not counter[key]:
         del counter[key]
 
@@ -210,7 +210,7 @@ def _not_new(ident: int) -> Refusal:
         return Refusal(Reason.INVALID_ARGUMENT, "0 cannot be the number of a segment", fix="mint numbers from 1")
     return Refusal(
         Reason.HANDLE_IN_USE,
-        f"segment {ident} is there already in this session on this device",
+        f"segment {ident} exists already in this session on this device",
         fix="mint a number that was not used before",
         details={"kind": "segment", "handle": ident},
     )

@@ -19,7 +19,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.staged import DirectCopies, refused_read
-from hearthd.device.transfers.state import Move, announced, check_live, second_path_refusal
+from hearthd.device.transfers.state import ChunkCopy, announced, check_live, second_path_refusal
 
 
 class SharedUploads:
@@ -28,27 +28,33 @@ class SharedUploads:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
-    def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
+    def place(self, session: DeviceSession, transfer: int, location: SegmentRange) -> None:
         """Sets the location of the upload's bytes, which the client must not change until the command is answered.
 
         Raises Refusal.
         """
         check_live(session, transfer, session.downloads)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
-        if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
+        if upload.location is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
             raise second_path_refusal(transfer)
-        upload.placed = place
-        place.segment.hold()
+        upload.location = location
+        location.segment.hold()
         self._device.kick(session)
 
     def receive(
-        self, origin: Origin, upload: UploadFlow, place: SegmentRange, size: int, put: Move, direct: DirectCopies | None
+        self,
+        origin: Origin,
+        upload: UploadFlow,
+        location: SegmentRange,
+        size: int,
+        copy_chunk: ChunkCopy,
+        direct: DirectCopies | None,
     ) -> bool:
         """Submits the copies of an upload; see `Uploads.receive`."""
         if upload.error is not None:
             raise upload.error
-        _check_size(origin, "upload", place, size)
-        track, segment = origin.stream.track, place.segment
+        _check_size(origin, "upload", location, size)
+        track, segment = origin.stream.track, location.segment
         before = upload.written
         segment.hold()
         try:
@@ -57,15 +63,15 @@ class SharedUploads:
                 if segment.pinned:
                     if track.full:
                         return False
-                    part = step(place.start + at, size - at)
-                    put(place.part(at, part), at, part)
+                    chunk_size = step(location.start + at, size - at)
+                    copy_chunk(location.part(at, chunk_size), at, chunk_size)
                 else:
-                    part = min(size - at, self._device.spec.chunk_bytes)
-                    if direct is None or not direct.write(at, place.view(at, part)):
+                    chunk_size = min(size - at, self._device.spec.chunk_bytes)
+                    if direct is None or not direct.write(at, location.view(at, chunk_size)):
                         return False
-                upload.written += part
+                upload.written += chunk_size
         finally:
-            _leave(self._device, origin, place, upload.written > before)
+            _release_segment(self._device, origin, location, upload.written > before)
         self._device.telemetry.upload_shared_memory_bytes += size
         return True
 
@@ -76,17 +82,17 @@ class SharedDownloads:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
-    def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
+    def place(self, session: DeviceSession, transfer: int, location: SegmentRange) -> None:
         """Sets the location for the download's bytes; the client reads them when the command is answered.
 
         Raises Refusal.
         """
         check_live(session, transfer, session.uploads)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
-        if download.placed is not None or download.striped is not None or download.open:
+        if download.location is not None or download.striped is not None or download.open:
             raise second_path_refusal(transfer)
-        download.placed = place
-        place.segment.hold()
+        download.location = location
+        location.segment.hold()
         self._device.kick(session)
 
     def send(
@@ -94,9 +100,9 @@ class SharedDownloads:
         origin: Origin,
         transfer: int,
         download: DownloadFlow,
-        place: SegmentRange,
+        location: SegmentRange,
         size: int,
-        take: Move,
+        copy_chunk: ChunkCopy,
         sent: Callable[[], None],
         direct: DirectCopies | None,
         buffer: Buffer | None,
@@ -108,8 +114,8 @@ class SharedDownloads:
                 "the download was closed before its last byte",
                 fix=f"{origin.name.partition(' ')[0]} again",
             )
-        _check_size(origin, "download", place, size)
-        device, track, segment = self._device, origin.stream.track, place.segment
+        _check_size(origin, "download", location, size)
+        device, track, segment = self._device, origin.stream.track, location.segment
         before = download.queued
         segment.hold()
         try:
@@ -118,40 +124,40 @@ class SharedDownloads:
                 if segment.pinned:
                     if track.full:
                         return False
-                    part = step(place.start + at, size - at)
-                    take(place.part(at, part), at, part)
+                    chunk_size = step(location.start + at, size - at)
+                    copy_chunk(location.part(at, chunk_size), at, chunk_size)
                 else:
-                    part = min(size - at, device.spec.chunk_bytes)
-                    data = direct.read(at, part) if direct is not None else None
+                    chunk_size = min(size - at, device.spec.chunk_bytes)
+                    data = direct.read(at, chunk_size) if direct is not None else None
                     if data is None:
                         return False
-                    place.view(at, part)[:] = data
-                download.queued += part
+                    location.view(at, chunk_size)[:] = data
+                download.queued += chunk_size
                 if buffer is not None:
                     for outcome in device.tracks.pending_outcomes.of_buffer(buffer.usage):
                         download.outcomes[outcome] = None
         finally:
-            _leave(device, origin, place, download.queued > before)
+            _release_segment(device, origin, location, download.queued > before)
         origin.session.downloads.pop(transfer, None)
         origin.session.over.add(transfer)
         device.telemetry.download_shared_memory_bytes += size
         arrived = sent
         if buffer is not None and download.outcomes:
-            arrived = both(download.outcomes, partial(_look, origin, buffer, download.outcomes, sent))
+            arrived = both(download.outcomes, partial(_settle, origin, buffer, download.outcomes, sent))
         device.tracks.on_complete(track, arrived)
         download.unstripe()  # the copies already submitted hold the memory themselves
         return True
 
 
-def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bool) -> None:
+def _release_segment(device: DeviceContext, origin: Origin, location: SegmentRange, submitted: bool) -> None:
     """Releases the memory, behind the copies that have been submitted."""
-    if given and place.segment.pinned:
-        device.tracks.on_complete(origin.stream.track, place.segment.drop)
+    if submitted and location.segment.pinned:
+        device.tracks.on_complete(origin.stream.track, location.segment.drop)
     else:
-        place.segment.drop()
+        location.segment.drop()
 
 
-def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
+def _settle(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
     """Ends a read whose bytes have been copied: calls `sent`, or refuses the read if one of the outcomes is a failure.
 
     Called when the outcomes of the collectives that the bytes depended on are known.
@@ -160,13 +166,13 @@ def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], 
         sent()
 
 
-def _check_size(origin: Origin, what: str, place: SegmentRange, size: int) -> None:
+def _check_size(origin: Origin, direction: str, location: SegmentRange, size: int) -> None:
     """Raises Refusal(OUT_OF_BOUNDS) if the announced location has another size than the command."""
-    if place.size != size:
+    if location.size != size:
         raise Refusal(
             Reason.OUT_OF_BOUNDS,
-            f"the {what} was placed in {place.size} bytes of segment {place.segment.ident}; the {origin.name} has "
-            f"{size}",
+            f"the {direction} was placed in {location.size} bytes of segment {location.segment.ident}; "
+            f"the {origin.name} has {size}",
             fix=f"place as many bytes as the {origin.name} says",
-            details={"size": size, "placed": place.size},
+            details={"size": size, "placed": location.size},
         )

@@ -107,7 +107,7 @@ class DirectCopies:
     the command; other streams are unaffected.
     """
 
-    __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
+    __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "waits")
 
     def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, rows: RowLayout) -> None:
         self._device = device
@@ -117,7 +117,7 @@ class DirectCopies:
         self._reached = False
         self.address = 0
         """Address of the first row; must be set before the first copy."""
-        self.asked = False
+        self.waits = False
         """True while a copy waits for its stream. That copy must then be made here, even if staging memory has become
         free."""
 
@@ -127,11 +127,11 @@ class DirectCopies:
         Returns False if the copy has to wait; the caller tries again.
         """
         size = len(data)
-        if not self._turn(size, writes=True):
+        if not self._reach_position(size, writes=True):
             return False
         for start, offset, width, rows, pitch in pieces(self._rows, at, size):
-            part = data[start : start + width * rows]
-            self._device.server.write_now(self.address + offset, pitch, part, width, rows)
+            view = data[start : start + width * rows]
+            self._device.server.write_now(self.address + offset, pitch, view, width, rows)
         self._device.telemetry.host_to_device_bytes += size
         self._device.telemetry.host_to_device_operations += 1
         return True
@@ -141,28 +141,28 @@ class DirectCopies:
 
         Returns None if the copy has to wait; the caller tries again.
         """
-        if not self._turn(size, writes=False):
+        if not self._reach_position(size, writes=False):
             return None
         data = bytearray(size)
         with memoryview(data) as into:
             for start, offset, width, rows, pitch in pieces(self._rows, at, size):
-                with into[start : start + width * rows] as part:
-                    self._device.server.read_now(part, self.address + offset, pitch, width, rows)
+                with into[start : start + width * rows] as view:
+                    self._device.server.read_now(view, self.address + offset, pitch, width, rows)
         self._device.telemetry.device_to_host_bytes += size
         self._device.telemetry.device_to_host_operations += 1
         return bytes(data)
 
-    def _turn(self, size: int, *, writes: bool) -> bool:
+    def _reach_position(self, size: int, *, writes: bool) -> bool:
         """Returns True once the stream has completed all work before this copy.
 
         The first call registers a callback for that.
         """
         if self._reached:
-            self.asked = self._reached = False
+            self.waits = self._reached = False
             return True
         track = self._origin.stream.track
-        if not self.asked and not track.full:
-            self.asked = True
+        if not self.waits and not track.full:
+            self.waits = True
             usage = (self._buffer.usage,)
             self._device.tracks.claim_position(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
@@ -176,11 +176,11 @@ class DirectCopies:
         self._device.kick(self._origin.session)
 
 
-def locate(buffer: Buffer, rows: RowLayout, what: str) -> int:
+def locate(buffer: Buffer, rows: RowLayout, subject: str) -> int:
     """Returns the address of the first row. Raises Refusal for rows outside the buffer."""
     if not rows.dense:
-        what = f"{what} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"
-    return buffer.range(rows.offset, rows.extent, what)
+        subject = f"{subject} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"
+    return buffer.range(rows.offset, rows.extent, subject)
 
 
 def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
@@ -190,10 +190,10 @@ def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutco
 
     `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
     """
-    failures = origin.stream.errors.pop_all(origin.place)
+    failures = origin.stream.errors.pop_all(origin.position)
     if not failures:
-        behind = poisoned(buffer.failure) or next((each.failure for each in outcomes if each.failure), None)
-        failures = [behind.cause] if behind is not None else []
+        failure = poisoned(buffer.failure) or next((outcome.failure for outcome in outcomes if outcome.failure), None)
+        failures = [failure.cause] if failure is not None else []
     if failures:
         origin.reply_error(surface(failures))
     return bool(failures)

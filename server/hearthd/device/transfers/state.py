@@ -26,7 +26,7 @@ announcement often overtakes the command, and carries no bytes. The same limit a
 
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
-Move = Callable[[HostBuffer, int, int], None]
+ChunkCopy = Callable[[HostBuffer, int, int], None]
 """Copies between a host buffer and the device. Arguments: the host buffer, the first byte of the transfer, and the size
 in bytes."""
 
@@ -45,11 +45,11 @@ class TransferContext:
         """Returns staging memory for a chunk. Returns None if the copy has to wait, or must be made directly."""
         if direct is None:
             return self.device.staging.acquire(size, origin.session)
-        return None if direct.asked else self.device.staging.find(size, origin.session)
+        return None if direct.waits else self.device.staging.find(size, origin.session)
 
     def without(self, size: int, direct: DirectCopies) -> bool:
         """Returns True if a chunk must be copied directly, without staging memory."""
-        return direct.asked or self.device.staging.refusal(size) is not None
+        return direct.waits or self.device.staging.refusal(size) is not None
 
     def deliver(
         self,
@@ -87,7 +87,7 @@ class TransferContext:
         self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
+def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[int]) -> None:
     """Raises Refusal if a command cannot use the transfer number.
 
     TRANSFER_ABORTED: the transfer is over; HANDLE_IN_USE: the number is used in the other direction.
@@ -98,7 +98,7 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
             f"transfer {transfer} has ended: it was cancelled, or its number was used before",
             fix="use a new transfer number",
         )
-    if transfer in other_way:
+    if transfer in opposite_flows:
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"transfer {transfer} is already in use in the other direction",
@@ -106,16 +106,16 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
         )
 
 
-def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
-    """Claims the transfer for a command; `what` names the command.
+def claim(flow: UploadFlow | DownloadFlow, transfer: int, command: str) -> None:
+    """Claims the transfer for a command of the kind `command`, for example "write".
 
     Raises Refusal(HANDLE_IN_USE) if another command has claimed it.
     """
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
-            f"transfer {transfer} belongs to another {what} already",
-            fix=f"mint a transfer number for each {what}",
+            f"transfer {transfer} belongs to another {command} already",
+            fix=f"mint a transfer number for each {command}",
         )
     flow.claimed = True
 
@@ -128,7 +128,7 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
-            raise too_many(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
+            raise unclaimed_refusal(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
         flow = flows[transfer] = make()
     return flow
 
@@ -138,14 +138,14 @@ def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> i
     return sum(not flow.claimed for flow in flows.values())
 
 
-def too_many(most: int, what: str, command: str) -> Refusal:
+def unclaimed_refusal(limit: int, direction: str, command: str) -> Refusal:
     """Returns the refusal for a session with too many transfers that wait for their command.
 
-    `most` is the limit, `what` is "uploads" or "downloads", `command` is "Write" or "Read".
+    `limit` is the allowed number, `direction` is "uploads" or "downloads", `command` is "Write" or "Read".
     """
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{most} {what} are waiting for their {command}",
+        f"{limit} {direction} are waiting for their {command}",
         fix=f"send the {command} before",
     )
 

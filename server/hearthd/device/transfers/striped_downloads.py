@@ -17,7 +17,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import Move, TransferContext, announced, check_live, second_path_refusal
+from hearthd.device.transfers.state import ChunkCopy, TransferContext, announced, check_live, second_path_refusal
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 
@@ -63,7 +63,7 @@ class StripedDownloads:
         download: DownloadFlow,
         striped: StripedDownload,
         size: int,
-        take: Move,
+        copy_chunk: ChunkCopy,
         direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
@@ -79,29 +79,33 @@ class StripedDownloads:
             stripe = striped.next_stripe()
             if stripe is None or not striped.room or track.full:
                 return False
-            at, part = striped.cut.span(index)
-            host = self._context.host(origin, part, direct)
+            at, chunk_size = striped.cut.span(index)
+            host = self._context.host(origin, chunk_size, direct)
             if host is None:
-                data = direct.read(at, part) if direct is not None and self._context.without(part, direct) else None
+                data = (
+                    direct.read(at, chunk_size)
+                    if direct is not None and self._context.without(chunk_size, direct)
+                    else None
+                )
                 if data is None:
                     return False
-                host = UnpinnedSlot(part)
+                host = UnpinnedSlot(chunk_size)
                 host.view[:] = data
                 striped.issue(stripe, host)
                 striped.fetched(stripe, index, host)
                 continue
-            take(host, at, part)
+            copy_chunk(host, at, chunk_size)
             striped.issue(stripe, host)
             arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
             outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
             if buffer is not None and outcomes:
                 release = self._context.stripe_staging.release
-                look = partial(
+                deliver = partial(
                     self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
                 )
-                arrived = both(outcomes, look)
+                arrived = both(outcomes, deliver)
             self._device.tracks.on_complete(track, arrived)
-            download.queued = max(download.queued, at + part)
+            download.queued = max(download.queued, at + chunk_size)
         if download.aborted:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,

@@ -11,7 +11,7 @@ from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import Move, TransferContext, announced, check_live, second_path_refusal
+from hearthd.device.transfers.state import ChunkCopy, TransferContext, announced, check_live, second_path_refusal
 
 
 class StripedUploads:
@@ -72,23 +72,23 @@ class StripedUploads:
         upload: UploadFlow,
         striped: StripedUpload,
         size: int,
-        put: Move,
+        copy_chunk: ChunkCopy,
         direct: DirectCopies | None,
     ) -> bool:
-        """Passes arrived chunks to `put` (see `Uploads.receive`), and lends memory for further chunks."""
+        """Passes arrived chunks to `copy_chunk` (see `Uploads.receive`), and lends memory for further chunks."""
         striped.begin(size)
-        while striped.landed:
+        while striped.arrived_chunks:
             if origin.stream.track.full:
                 return False
-            at, host, part = striped.landed[0]
+            at, host, chunk_size = striped.arrived_chunks[0]
             if isinstance(host, UnpinnedSlot):
-                if not self._put_unpinned(origin, host.view[:part], at, put, direct):
+                if not self._put_unpinned(origin, host.view[:chunk_size], at, copy_chunk, direct):
                     return False
-                striped.landed.popleft()
+                striped.arrived_chunks.popleft()
             else:
-                striped.landed.popleft()
-                put(host, at, part)
-            upload.written += part
+                striped.arrived_chunks.popleft()
+                copy_chunk(host, at, chunk_size)
+            upload.written += chunk_size
         if upload.written == size:
             return True
         if upload.error is not None:
@@ -105,13 +105,15 @@ class StripedUploads:
             striped.grant(stripe, memory)
         return False
 
-    def _put_unpinned(self, origin: Origin, data: memoryview, at: int, put: Move, direct: DirectCopies | None) -> bool:
+    def _put_unpinned(
+        self, origin: Origin, data: memoryview, at: int, copy_chunk: ChunkCopy, direct: DirectCopies | None
+    ) -> bool:
         """Copies bytes from pageable memory. Returns False if they have to wait."""
         host = self._context.host(origin, len(data), direct)
         if host is None:
             return direct is not None and self._context.without(len(data), direct) and direct.write(at, data)
         host.view[: len(data)] = data
-        put(host, at, len(data))
+        copy_chunk(host, at, len(data))
         return True
 
 
@@ -126,12 +128,15 @@ def check_chunk(chunk: int) -> None:
         )
 
 
-def check_same(transfer: int, chunk: int, before: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) if a stripe announces another chunk size than an earlier stripe."""
-    if chunk != before:
+def check_same(transfer: int, chunk: int, expected: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) if a stripe announces a chunk size other than `expected`.
+
+    `expected` is the chunk size that the first stripe of the transfer announced, in bytes.
+    """
+    if chunk != expected:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"transfer {transfer} comes in chunks of {before} bytes over one stripe, and of {chunk} over another",
+            f"transfer {transfer} comes in chunks of {expected} bytes over one stripe, and of {chunk} over another",
             fix="announce the same on every stripe",
-            details={"requested": chunk, "allowed": before},
+            details={"requested": chunk, "allowed": expected},
         )

@@ -22,7 +22,15 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.shared import SharedUploads
 from hearthd.device.transfers.staged import DirectCopies, locate
-from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, TransferContext, check_live, claim, too_many, unclaimed
+from hearthd.device.transfers.state import (
+    MAX_UNCLAIMED,
+    ChunkCopy,
+    TransferContext,
+    check_live,
+    claim,
+    unclaimed,
+    unclaimed_refusal,
+)
 from hearthd.device.transfers.striped_uploads import StripedUploads
 
 
@@ -45,7 +53,7 @@ class Uploads:
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self._context.abort(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
+                self._context.abort(session, frame.id, unclaimed_refusal(MAX_UNCLAIMED, "uploads", "Write"))
                 return
             upload = session.uploads[frame.id] = UploadFlow()
         try:
@@ -82,15 +90,15 @@ class Uploads:
         )
         self._device.kick(session)
 
-    def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
-        """Returns the upload with this number, claimed for a command; `what` names the command.
+    def expect(self, session: DeviceSession, transfer: int, command: str) -> UploadFlow:
+        """Returns the upload with this number, claimed for a command of the kind `command`, for example "write".
 
         Raises Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
         otherwise.
         """
         check_live(session, transfer, session.downloads)
         upload = session.uploads.setdefault(transfer, UploadFlow())
-        claim(upload, transfer, what)
+        claim(upload, transfer, command)
         return upload
 
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
@@ -126,15 +134,15 @@ class Uploads:
         buffer.check_writable("write")
         direct.address = address = locate(buffer, rows, "write")
 
-        def put(host: HostBuffer, at: int, size: int) -> None:
+        def copy_chunk(host: HostBuffer, at: int, size: int) -> None:
             self._context.copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
-        placed = upload.placed is not None
-        if not self.receive(origin, command.transfer, upload, command.size, put, direct):
+        is_shared = upload.location is not None
+        if not self.receive(origin, command.transfer, upload, command.size, copy_chunk, direct):
             return False
         if command.size == buffer.size:
             buffer.failure = None
-        if placed:  # the client may change its memory after the answer, so the answer follows the copy
+        if is_shared:  # the client may change its memory after the answer, so the answer follows the copy
             self._device.tracks.on_complete(origin.stream.track, origin.reply)
         else:
             origin.reply()
@@ -146,20 +154,20 @@ class Uploads:
         transfer: int,
         upload: UploadFlow,
         size: int,
-        put: Move,
+        copy_chunk: ChunkCopy,
         direct: DirectCopies | None = None,
     ) -> bool:
-        """Passes the arrived chunks to `put`, in the order of the stream.
+        """Passes the arrived chunks to `copy_chunk`, in the order of the stream.
 
         Returns True once all `size` bytes have been passed.
 
-        `put` takes over the host buffer; `direct` is used if there is no host buffer. Raises the error that ended the
-        upload, or Refusal for a wrong number of bytes.
+        `copy_chunk` takes over the host buffer; `direct` is used if there is no host buffer. Raises the error that
+        ended the upload, or Refusal for a wrong number of bytes.
         """
         session, track = origin.session, origin.stream.track
         if upload.chunks or upload.ended:
             upload.unstripe()  # the client now sends the bytes over Upload
-        if not self._receive_otherwise(origin, upload, size, put, direct):
+        if not self._receive_bulk(origin, upload, size, copy_chunk, direct):
             return False
         while upload.written < size:
             if not upload.chunks:
@@ -173,7 +181,7 @@ class Uploads:
             host = self._context.host(origin, len(data), direct)
             if host is not None:
                 host.view[: len(data)] = data
-                put(host, upload.written, len(data))
+                copy_chunk(host, upload.written, len(data))
             elif (
                 direct is None or not self._context.without(len(data), direct) or not direct.write(upload.written, data)
             ):
@@ -185,24 +193,24 @@ class Uploads:
             raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.add(transfer, size)
-        if upload.placed is None:
+        if upload.location is None:
             self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:
             upload.striped.complete()
         upload.unstripe()
         return True
 
-    def _receive_otherwise(
-        self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
+    def _receive_bulk(
+        self, origin: Origin, upload: UploadFlow, size: int, copy_chunk: ChunkCopy, direct: DirectCopies | None
     ) -> bool:
         """Receives bytes that are in shared memory or arrive over stripes, as `receive` does.
 
         Returns True for other uploads.
         """
-        if upload.placed is not None:
-            return self.shared.receive(origin, upload, upload.placed, size, put, direct)
+        if upload.location is not None:
+            return self.shared.receive(origin, upload, upload.location, size, copy_chunk, direct)
         if upload.striped is not None:
-            return self.striped.receive(origin, upload, upload.striped, size, put, direct)
+            return self.striped.receive(origin, upload, upload.striped, size, copy_chunk, direct)
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:

@@ -199,9 +199,9 @@ def test_segment_is_fetched_by_its_nonce(segments: SegmentExchange) -> None:
     os.write(file, b"shared")
     segments.keep(nonce, file)
     os.close(file)
-    came = SegmentExchange.fetch(nonce)
-    assert os.pread(came, 6, 0) == b"shared"
-    os.close(came)
+    fetched = SegmentExchange.fetch(nonce)
+    assert os.pread(fetched, 6, 0) == b"shared"
+    os.close(fetched)
     with pytest.raises(OSError):
         SegmentExchange.fetch(os.urandom(16))
     segments.drop(nonce)
@@ -215,15 +215,15 @@ def test_segment_is_fetched_by_its_nonce(segments: SegmentExchange) -> None:
 
 def test_entry_of_another_key_name_or_tenant_is_a_miss(tmp_path: Path) -> None:
     names = ["ab" + "0" * 62, "cd" + "1" * 62]
-    ours, theirs = (CompileCache(str(tmp_path), 1 << 20, secret) for secret in (b"a" * 32, b"b" * 32))
-    ours.store(names[0], Image(b"one"))
-    assert ours.load(names[0]) == Image(b"one")
+    first_cache, second_cache = (CompileCache(str(tmp_path), 1 << 20, secret) for secret in (b"a" * 32, b"b" * 32))
+    first_cache.store(names[0], Image(b"one"))
+    assert first_cache.load(names[0]) == Image(b"one")
     path = tmp_path / "ab" / names[0]
     moved = tmp_path / "cd" / names[1]
     moved.parent.mkdir()
     moved.write_bytes(path.read_bytes())
-    assert ours.load(names[1]) is None
-    assert theirs.load(names[0]) is None
+    assert first_cache.load(names[1]) is None
+    assert second_cache.load(names[0]) is None
     alice, bob = (CompileCache(str(tmp_path), 1 << 20, b"a" * 32, divided=True) for _ in range(2))
     alice.pin("alice")
     bob.pin("bob")

@@ -26,9 +26,9 @@ from tests.support.device.rig import Command
 
 @pytest.fixture
 def rig() -> Iterator[Laned]:
-    made = Laned()
-    yield made
-    made.stop()
+    laned = Laned()
+    yield laned
+    laned.stop()
 
 
 def test_launches_and_syncs_go_over_a_lane_and_copies_to_the_front(rig: Laned) -> None:
@@ -41,7 +41,7 @@ def test_launches_and_syncs_go_over_a_lane_and_copies_to_the_front(rig: Laned) -
     assert rig.sum() == summed(*range(1, 41))
     copies = rig.copies()
     assert all(frame.flags == Flag.LANED and frame.channel == 1 for frame in copies)
-    responses = [device_pb2.ExecuteResponse.FromString(each.payload) for each in copies if each.kind == Kind.RESPONSE]
+    responses = [device_pb2.ExecuteResponse.FromString(copy.payload) for copy in copies if copy.kind == Kind.RESPONSE]
     assert [response.result.request for response in responses] == list(range(1, 41))
     acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
     assert acks == sorted(acks) and acks[-1] == 40
@@ -51,9 +51,9 @@ def test_lane_responses_equal_the_copies_for_the_front(rig: Laned) -> None:
     client = rig.lane()
     for number in range(1, 11):
         client.batch(Command(request=number, query_event=c.QueryEvent(event=number)), sync(number))
-    said = [client.until(Kind.RESPONSE).payload for _ in range(20)]
+    responses = [client.until(Kind.RESPONSE).payload for _ in range(20)]
     rig.end_lane()
-    assert said == [frame.payload for frame in rig.copies() if frame.kind == Kind.RESPONSE]
+    assert responses == [frame.payload for frame in rig.copies() if frame.kind == Kind.RESPONSE]
 
 
 def test_acks_without_a_response_are_sent_over_the_lane(rig: Laned) -> None:
@@ -102,7 +102,7 @@ def test_batches_longer_than_one_read(rig: Laned) -> None:
 )  # fmt: skip
 def test_malformed_data_closes_only_its_lane(rig: Laned, garbage: bytes) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
-    broken, whole = rig.lane(), rig.lane(2)
+    broken, intact = rig.lane(), rig.lane(2)
     broken.batch(sync(1))
     broken.response()
     # the lane is closed before all of the data has been sent
@@ -110,8 +110,8 @@ def test_malformed_data_closes_only_its_lane(rig: Laned, garbage: bytes) -> None
         broken.end.sendall(garbage)
     broken.rest()
     assert rig.end_lane() == 1
-    whole.batch(sync(1))
-    assert whole.response().result.request == 1
+    intact.batch(sync(1))
+    assert intact.response().result.request == 1
     rig.batch(sync(7))  # the first number is 1 again: the session exists, and continues over the link
     rig.until(Kind.ACK, 0)
 
@@ -226,8 +226,8 @@ def test_earlier_batches_are_processed_before_those_of_the_lane(rig: Laned) -> N
 def test_client_that_vanishes_in_a_batch_continues_over_the_link(rig: Laned) -> None:
     rig.prepare()
     client = rig.lane()
-    whole = [batch(number, add(number)) for number in range(1, 6)]
-    client.end.sendall(b"".join(whole[:4]) + whole[4][:-3])
+    batches = [batch(number, add(number)) for number in range(1, 6)]
+    client.end.sendall(b"".join(batches[:4]) + batches[4][:-3])
     client.end.close()
     rig.until(Kind.ACK, 4)
     assert rig.end_lane() == 4
@@ -245,8 +245,8 @@ def test_front_is_notified_of_an_unused_lane_that_ends(rig: Laned) -> None:
     client.end.close()
     rig.end_lane()
     rig.lane().end.close()
-    told = rig.until(Kind.LANE_ENDED)  # the first one that was not requested
-    assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
+    message = rig.until(Kind.LANE_ENDED)  # the first one that was not requested
+    assert (message.id, message.channel, json.loads(message.payload)) == (0, 1, {"unused": True, "why": ""})
 
 
 def test_unread_batches_count_against_the_window(rig: Laned) -> None:
@@ -353,12 +353,12 @@ def test_a_channel_has_one_lane(rig: Laned) -> None:
     "body", [{"channel": "x"}, {}, {"channel": 1}, {"channel": 1, **LIMITS, "max_batches": 0}], ids=repr
 )
 def test_malformed_message_closes_its_descriptors(rig: Laned, body: dict[str, Any]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours:
-        descriptors.send(rig.files, {"kind": "lane", **body}, [theirs.fileno()])
-        theirs.close()
-        ours.settimeout(30)
-        assert ours.recv(1) == b""
+    test_end, process_end = socket.socketpair()
+    with test_end:
+        descriptors.send(rig.files, {"kind": "lane", **body}, [process_end.fileno()])
+        process_end.close()
+        test_end.settimeout(30)
+        assert test_end.recv(1) == b""
     rig.lane()
 
 
@@ -390,18 +390,18 @@ def test_a_lane_that_waits_takes_no_processor(rig: Laned) -> None:
     for _ in range(4):
         client.batch(Command(fill=c.Fill(buffer=3, size=8, pattern=b"\1")))
     rig.barrier()
-    turns = 0
+    iterations = 0
 
     def count(_nanoseconds: int) -> None:
-        nonlocal turns
-        turns += 1
+        nonlocal iterations
+        iterations += 1
 
-    rig.process.loop.on_turn = count
+    rig.process.loop.on_iteration = count
     select.select([rig.sock], [], [], 0.3)  # no frame arrives
-    assert turns < 20
+    assert iterations < 20
     client.end.close()
     select.select([rig.sock], [], [], 0.3)
-    assert turns < 30
+    assert iterations < 30
     rig.upload(5, bytes(8), 8)
 
 
@@ -417,10 +417,10 @@ Make = Callable[[], Laned]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Laned]:
-    made = Laned()
-    made.prepare()
-    yield made
-    made.stop()
+    laned = Laned()
+    laned.prepare()
+    yield laned
+    laned.stop()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -435,16 +435,16 @@ def test_batches_cut_at_any_byte_run_once(shared: Laned, steps: list[Step], sent
     batches: dict[int, list[c.Command]] = {}
     values: list[int] = []
     stream, ends = b"", {}
-    for what, value in steps:
-        if what == "again":
+    for kind, value in steps:
+        if kind == "again":
             seq = max(base + 1, base + len(batches) - value)
             stream += batch(seq, *batches[seq]) if seq in batches else b""
-        elif what == "received":
+        elif kind == "received":
             stream += encode(Kind.BATCH, device_pb2.ExecuteRequest(received={"responses": 1}).SerializeToString())
         else:
             seq = base + len(batches) + 1
-            batches[seq] = [sync(seq)] if what == "sync" else [add(value)]
-            values += [value] if what == "batch" else []
+            batches[seq] = [sync(seq)] if kind == "sync" else [add(value)]
+            values += [value] if kind == "batch" else []
             stream += batch(seq, *batches[seq])
             ends[seq] = len(stream)
     cut = len(stream) * sent // 1000
@@ -467,5 +467,5 @@ def test_batches_cut_at_any_byte_run_once(shared: Laned, steps: list[Step], sent
         shared.send(Kind.BATCH, message.SerializeToString(), channel=1)
     assert shared.sum() == summed(*values)
     answered = [frame.payload for frame in (*copies, *shared.copies()) if frame.kind == Kind.RESPONSE]
-    asked = [seq for seq, commands in batches.items() if commands[0].request]
-    assert [device_pb2.ExecuteResponse.FromString(payload).result.request for payload in answered] == asked
+    expected = [seq for seq, commands in batches.items() if commands[0].request]
+    assert [device_pb2.ExecuteResponse.FromString(payload).result.request for payload in answered] == expected

@@ -40,14 +40,14 @@ SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
 
 
 class PageLocking(CpuServer):
-    """Locks at most `left` bytes; unlocks only while no kernel runs. `gate` lets kernels end, `slow` lets locking
+    """Locks at most `lockable` bytes; unlocks only while no kernel runs. `gate` lets kernels end, `slow` lets locking
     continue."""
 
     loading_waits = True
 
-    def __init__(self, spec: DeviceSpec, left: int) -> None:
+    def __init__(self, spec: DeviceSpec, lockable: int) -> None:
         super().__init__(spec)
-        self.left = left
+        self.lockable = lockable
         self.locked: dict[int, int] = {}
         self.locks: list[tuple[int, str]] = []
         self.locked_between: list[tuple[float, float]] = []
@@ -58,7 +58,7 @@ class PageLocking(CpuServer):
         self.running = 0
         self.takes = 0.0
         """Duration of a kernel, in seconds."""
-        self.wrong: list[str] = []
+        self.violations: list[str] = []
         self.refuse_at = 0
         """Number of the copy, counted from now on, that the driver refuses."""
         self.direct = 0
@@ -69,17 +69,17 @@ class PageLocking(CpuServer):
         assert self.slow.wait(30)
         self.locks.append((size, threading.current_thread().name))
         self.locked_between.append((began, time.monotonic()))
-        if size > self.left:
+        if size > self.lockable:
             raise MemoryError(f"cannot lock {size} bytes")
-        self.left -= size
+        self.lockable -= size
         self.locked[address] = size
 
     def unregister_host(self, address: int, size: int) -> None:
         if self.running:
-            self.wrong.append("unlocked beside a kernel")
+            self.violations.append("unlocked beside a kernel")
         if self.locked.pop(address, 0) != size:
-            self.wrong.append("unlocked something else than was locked")
-        self.left += size
+            self.violations.append("unlocked something else than was locked")
+        self.lockable += size
 
     def stream(self, number: int) -> CpuStream:
         return self.streams[number]
@@ -104,7 +104,7 @@ class PageLocking(CpuServer):
         if isinstance(host, Segment):
             start = host.address + offset
             if not any(at <= start and start + size <= at + length for at, length in self.locked.items()):
-                self.wrong.append(f"a copy of {size} bytes is not within what one call has locked")
+                self.violations.append(f"a copy of {size} bytes is not within what one call has locked")
 
     def upload(self, destination: int, source: Any, offset: int, size: int, stream: Any) -> None:
         self._drive(source, offset, size)
@@ -132,10 +132,10 @@ class PageLocking(CpuServer):
 class Segmented(Rig[PageLocking]):
     """A device process whose front is the test."""
 
-    def __init__(self, left: int = 1 << 40) -> None:
+    def __init__(self, lockable: int = 1 << 40) -> None:
         self.files, self._their_files = descriptors.pair()
         super().__init__(
-            DeviceSpec(0, "cpu", 0, cpu_threads=1, cache_dir=compiled()), lambda spec: PageLocking(spec, left)
+            DeviceSpec(0, "cpu", 0, cpu_threads=1, cache_dir=compiled()), lambda spec: PageLocking(spec, lockable)
         )
 
     def _main(self) -> None:
@@ -143,11 +143,11 @@ class Segmented(Rig[PageLocking]):
         self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
         self.process.run()
 
-    def hand_over(self, channel: int = 1, most: int = 1 << 40) -> Client:
-        return hand_over(self.files, channel, most)
+    def hand_over(self, channel: int = 1, max_bytes: int = 1 << 40) -> Client:
+        return hand_over(self.files, channel, max_bytes)
 
-    def connect(self, channel: int = 1, most: int = 1 << 40) -> Client:
-        client = self.hand_over(channel, most)
+    def connect(self, channel: int = 1, max_bytes: int = 1 << 40) -> Client:
+        client = self.hand_over(channel, max_bytes)
         assert client.next().kind == Kind.LIVE
         return client
 
@@ -158,7 +158,7 @@ class Segmented(Rig[PageLocking]):
                 break
             threading.Event().wait(0.005)
         assert self.gauges()["segment_bytes"] == 0
-        assert not self.server.locked and not self.server.wrong
+        assert not self.server.locked and not self.server.violations
 
     def close(self) -> None:
         super().close()
@@ -201,7 +201,7 @@ def noise(size: int) -> bytes:
     return bytes(range(1, 252)) * (size // 251) + b"x" * (size % 251)
 
 
-def there_and_back(rig: Segmented, memory: mmap.mmap, size: int) -> None:
+def check_round_trip(rig: Segmented, memory: mmap.mmap, size: int) -> None:
     data = noise(size)
     memory[:] = data
     ok(rig.call(allocate=c.Allocate(buffer=1, size=size)))
@@ -222,7 +222,7 @@ def test_pages_are_locked_in_parts_on_a_separate_thread(start: Start) -> None:
     size = 2 * PART + 4096
     memory = client.share(1, size)
     assert rig.server.locks == [(PART, "segments"), (PART, "segments"), (4096, "segments")]
-    there_and_back(rig, memory, size)
+    check_round_trip(rig, memory, size)
     ok(rig.call(allocate=c.Allocate(buffer=2, size=2 * size)))
     rows = c.Rows(width=size // 4096, rows=4096, pitch=2 * (size // 4096))
     ok(rig.call(**write(2, 1, size // 4096 * 4096, rows=rows)))
@@ -233,7 +233,7 @@ def test_pages_are_locked_in_parts_on_a_separate_thread(start: Start) -> None:
     assert mapped() == 0
 
 
-class Asked(PageLocking):
+class PolledServer(PageLocking):
     """A server that does not notify about completed events."""
 
     def on_progress(self, wake: Any) -> bool:
@@ -244,7 +244,7 @@ class Asked(PageLocking):
 def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that the end of a copy with no work before it is predicted, and that the prediction is dropped at its end,
     successful or not."""
-    monkeypatch.setitem(globals(), "PageLocking", Asked)
+    monkeypatch.setitem(globals(), "PageLocking", PolledServer)
     rig, gates = Segmented(), [threading.Event(), threading.Event()]
     try:
         client = rig.connect()
@@ -256,7 +256,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
             ok(rig.call(**command))
         forecast = rig.process.device.tracks.forecast
         ok(rig.call(sync=c.Sync()))  # a read is answered before its accounting is complete
-        assert all(forecast.pace(way, size) < math.inf for way in (UP, DOWN)) and not forecast.under_way
+        assert all(forecast.pace(direction, size) < math.inf for direction in (UP, DOWN)) and not forecast.under_way
         ok(rig.call(sync=c.Sync()))
         rig.server.stream(0).submit(gates[0].wait)
         first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
@@ -298,20 +298,20 @@ def test_other_sessions_run_between_two_parts(start: Start) -> None:
     rig.settled()
 
 
-@pytest.mark.parametrize("left", [0, PART, 2 * PART])
-def test_memory_that_the_system_does_not_lock(start: Start, left: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lockable", [0, PART, 2 * PART])
+def test_memory_that_the_system_does_not_lock(start: Start, lockable: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Checks that unlocked memory works as well, and that the locked part of it is unlocked in the end."""
-    rig = start(left)
+    rig = start(lockable)
     client = rig.connect()
-    size = 2 * PART + 4096 if left else 3 * MIB + 5
+    size = 2 * PART + 4096 if lockable else 3 * MIB + 5
     memory = client.share(1, size)
-    there_and_back(rig, memory, size)
-    assert rig.server.direct > 0 and not rig.server.wrong
+    check_round_trip(rig, memory, size)
+    assert rig.server.direct > 0 and not rig.server.violations
     memory.close()
     client.share(2, 4096).close()
     client.end.close()
     rig.settled()
-    assert rig.server.left == left
+    assert rig.server.lockable == lockable
     out = capfd.readouterr()
     assert (out.out + out.err).count("segments_not_locked") == 1
 
@@ -335,25 +335,25 @@ def test_slow_locking_delays_no_other_copy(start: Start) -> None:
     rig.settled()
 
 
-@pytest.mark.parametrize("how", ["release", "connection", "session"])
-def test_connection_that_ends_during_page_locking(start: Start, how: str) -> None:
+@pytest.mark.parametrize("ended_by", ["release", "connection", "session"])
+def test_connection_that_ends_during_page_locking(start: Start, ended_by: str) -> None:
     rig = start()
     client = rig.connect()
     rig.server.slow.clear()
     client.announce(1, 3 * PART).close()
     while not rig.gauges()["segments"]:
         pass
-    if how == "release":
+    if ended_by == "release":
         client.release(1)
         client.announce(1, 4096).close()  # the number may be used again
-    elif how == "connection":
+    elif ended_by == "connection":
         client.end.close()
     else:
         rig.send(Kind.CLOSE, channel=1)
         rig.until(Kind.CLOSED)
         rig.send(Kind.OPEN, b"{}", channel=1)
     rig.server.slow.set()
-    if how == "release":
+    if ended_by == "release":
         assert client.next() == Frame(Kind.SEGMENT, 0, 0, 1, b""), "the second's; the first is not reported"
         ok(rig.call(allocate=c.Allocate(buffer=1, size=4096)))
         ok(rig.call(**write(1, 1, 4096)))
@@ -433,8 +433,8 @@ def test_busy_device_is_made_idle_to_unlock_pages(start: Start) -> None:
     assert int.from_bytes(ok(rig.call(read=c.Read(buffer=9, size=4))).read.data, "little") == launched
 
 
-@pytest.mark.parametrize("way", [write, read])
-def test_copy_refused_by_the_driver_after_some_parts(start: Start, way: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.parametrize("command", [write, read])
+def test_copy_refused_by_the_driver_after_some_parts(start: Start, command: Callable[..., dict[str, Any]]) -> None:
     rig = start()
     client = rig.connect()
     size = 2 * PART
@@ -445,9 +445,9 @@ def test_copy_refused_by_the_driver_after_some_parts(start: Start, way: Callable
     gate = threading.Event()
     rig.server.stream(0).submit(gate.wait)
     rig.server.refuse_at = 2
-    assert "refuses" in rig.call(**way(1, 1, size)).error.message
+    assert "refuses" in rig.call(**command(1, 1, size)).error.message
     client.release(1)
-    while from_status(rig.call(**way(1, 1, 1)).error).reason != Reason.INVALID_HANDLE:
+    while from_status(rig.call(**command(1, 1, 1)).error).reason != Reason.INVALID_HANDLE:
         pass
     assert rig.gauges()["segments"] == 1, "the first copy is still under way"
     gate.set()
@@ -541,18 +541,18 @@ def test_connection_that_arrives_after_its_channel(start: Start) -> None:
 @pytest.mark.parametrize("body", [{}, {"channel": "one"}, {"channel": 1}, {"channel": None, "max_bytes": 1}])
 def test_malformed_messages_of_the_front(start: Start, body: dict[str, Any]) -> None:
     rig = start()
-    ours, theirs = socket.socketpair()
-    descriptors.send(rig.files, {"kind": "segments", **body}, [theirs.fileno()])
+    test_end, process_end = socket.socketpair()
+    descriptors.send(rig.files, {"kind": "segments", **body}, [process_end.fileno()])
     descriptors.send(rig.files, {"kind": "segments", "channel": 1, "max_bytes": 1}, [])
-    theirs.close()
-    ours.settimeout(30)
-    assert ours.recv(1) == b""
+    process_end.close()
+    test_end.settimeout(30)
+    assert test_end.recv(1) == b""
     rig.connect().share(1, 4096).close()
 
 
 def test_quotas_count_segments_that_are_being_released(start: Start) -> None:
     rig = start()
-    client = rig.connect(most=8192)
+    client = rig.connect(max_bytes=8192)
     prepare(rig)
     client.share(1, 8192).close()
     rig.server.gate.clear()

@@ -29,12 +29,12 @@ class Client:
 
     def __init__(self, rig: Rig[LockingServer], data: bytearray) -> None:
         self.data = data
-        self.came: set[int] = set()
+        self.received: set[int] = set()
         self.order = list(reversed(range(CUT.count)))
-        self.end, theirs = socket.socketpair()
+        self.end, process_end = socket.socketpair()
         self.ended = threading.Event()
         body = {"channel": 1, "max_chunk_bytes": CHUNK, "tls": None}
-        files = [theirs.detach()]
+        files = [process_end.detach()]
         rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -51,7 +51,7 @@ class Client:
                 elif kind == Kind.STRIPE:
                     (offset,) = STRIPE_OFFSET.unpack(payload[:8])
                     self.data[offset : offset + length - 8] = payload[8:]
-                    self.came.add(offset)
+                    self.received.add(offset)
                     self.end.sendall(taken(ident, offset))
         except OSError:
             self.ended.set()
@@ -62,10 +62,10 @@ class Client:
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = self.end.recv(size - len(data))
-            if not piece:
+            received_bytes = self.end.recv(size - len(data))
+            if not received_bytes:
                 raise ConnectionError("the stripe has ended")
-            data += piece
+            data += received_bytes
         return data
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def make() -> Iterator[Make]:
 
     def start(lockable: int, staging: int) -> Rig[LockingServer]:
         spec = DeviceSpec(0, "cpu", 0, staging_bytes=staging)
-        rigs.append(Rig(spec, lambda each: LockingServer(each, Host(lockable), slab=4 * CHUNK)))
+        rigs.append(Rig(spec, lambda device_spec: LockingServer(device_spec, Host(lockable), slab=4 * CHUNK)))
         rigs[-1].call(allocate=c.Allocate(buffer=BUFFER, size=SIZE))
         return rigs[-1]
 
@@ -103,14 +103,14 @@ def test_round_trip_over_stripes(make: Make, lockable: int, staging: int) -> Non
     client = Client(rig, data)
     client.announce(Kind.UPLOAD, 1)
     rig.call(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
-    back = Client(rig, bytearray(SIZE))
-    other = Client(rig, back.data)
-    back.announce(Kind.DOWNLOAD, 2)
-    other.announce(Kind.DOWNLOAD, 2)
+    downloader = Client(rig, bytearray(SIZE))
+    second_downloader = Client(rig, downloader.data)
+    downloader.announce(Kind.DOWNLOAD, 2)
+    second_downloader.announce(Kind.DOWNLOAD, 2)
     rig.call(read=c.Read(buffer=BUFFER, transfer=2, size=SIZE))
-    assert back.data == data and len(back.came | other.came) == CUT.count
-    for each in (client, back, other):
-        each.close()
+    assert downloader.data == data and len(downloader.received | second_downloader.received) == CUT.count
+    for peer in (client, downloader, second_downloader):
+        peer.close()
     while rig.gauges()["staging_bytes"]:  # until the process has noticed their end
         pass
 
@@ -137,37 +137,37 @@ def test_stalled_client_loses_staging_memory_and_continues_on_another_stripe(mak
     rig = make(64 << 20, 64 << 20)
     rig.process.stripes.stall = 0.2
     data = bytearray(os.urandom(SIZE))
-    still = Client(rig, bytearray(SIZE))
-    still.order = []
-    still.announce(Kind.UPLOAD, 1)
+    stalled = Client(rig, bytearray(SIZE))
+    stalled.order = []
+    stalled.announce(Kind.UPLOAD, 1)
     call = rig.start(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
-    assert still.ended.wait(10)
+    assert stalled.ended.wait(10)
     while rig.gauges()["staging_bytes"]:
         pass
     rig.process.stripes.stall = STALL_S
     client = Client(rig, data)
     client.announce(Kind.UPLOAD, 1)
     rig.answer(call)
-    back = Client(rig, bytearray(SIZE))
-    back.announce(Kind.DOWNLOAD, 2)
+    downloader = Client(rig, bytearray(SIZE))
+    downloader.announce(Kind.DOWNLOAD, 2)
     rig.call(read=c.Read(buffer=BUFFER, transfer=2, size=SIZE))
-    assert back.data == data
-    still.end.close()
-    for each in (client, back):
-        each.close()
+    assert downloader.data == data
+    stalled.end.close()
+    for peer in (client, downloader):
+        peer.close()
 
 
 def test_stripe_that_arrives_before_its_session(make: Make) -> None:
     rig = make(64 << 20, 64 << 20)
-    ours, theirs = socket.socketpair()
-    files = [theirs.detach()]
+    test_end, process_end = socket.socketpair()
+    files = [process_end.detach()]
     body = {"channel": 9, "max_chunk_bytes": CHUNK, "tls": None}
     rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
     rig.gauges()
     rig.send(Kind.OPEN, b"{}", channel=9)
-    ours.settimeout(10)
-    assert HEADER.unpack(ours.recv(HEADER.size))[1] == Kind.LIVE
-    ours.close()
+    test_end.settimeout(10)
+    assert HEADER.unpack(test_end.recv(HEADER.size))[1] == Kind.LIVE
+    test_end.close()
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_stripe_that_arrives_before_its_session(make: Make) -> None:
 def test_malformed_message_closes_the_connection(make: Make, body: dict[str, object]) -> None:
     """Checks that the connection is closed, and that the process continues."""
     rig = make(64 << 20, 64 << 20)
-    ours, theirs = socket.socketpair()
-    files = [theirs.detach()]
+    test_end, process_end = socket.socketpair()
+    files = [process_end.detach()]
     rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
-    ours.settimeout(10)
-    assert ours.recv(1) == b""
-    ours.close()
+    test_end.settimeout(10)
+    assert test_end.recv(1) == b""
+    test_end.close()
     rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, []))
     assert rig.gauges()["stripes"] == 0
 

@@ -12,7 +12,7 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, from_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives.launch_order import MOST_LAUNCHED
+from hearthd.device.collectives.launch_order import MAX_LAUNCHED
 from hearthd.device.collectives.negotiation import REFILL
 from tests.support.device.peers import WRITTEN, PeerRig, collective, encode, operation
 
@@ -22,9 +22,9 @@ BARRIER = c.COLLECTIVE_KIND_BARRIER
 
 @pytest.fixture
 def rig() -> Iterator[PeerRig]:
-    made = PeerRig()
-    yield made
-    made.close()
+    peer_rig = PeerRig()
+    yield peer_rig
+    peer_rig.close()
 
 
 def test_operation_is_presented_released_and_completed(rig: PeerRig) -> None:
@@ -69,7 +69,7 @@ def test_all_reduce_is_one_operation_of_the_sorted_devices(rig: PeerRig) -> None
 
 
 @pytest.mark.parametrize(
-    ("whose", "reason"),
+    ("group", "reason"),
     [
         ({"devices": ()}, Reason.INVALID_ARGUMENT),
         ({"devices": (1,)}, Reason.INVALID_ARGUMENT),
@@ -79,8 +79,8 @@ def test_all_reduce_is_one_operation_of_the_sorted_devices(rig: PeerRig) -> None
     ],
     ids=str,
 )
-def test_invalid_groups_are_refused(rig: PeerRig, whose: dict[str, Any], reason: Reason) -> None:
-    call = rig.start(collective=collective(1, **whose).collective)
+def test_invalid_groups_are_refused(rig: PeerRig, group: dict[str, Any], reason: Reason) -> None:
+    call = rig.start(collective=collective(1, **group).collective)
     assert rig.reason(call) == reason
     assert rig.heard("present") == []
 
@@ -262,7 +262,7 @@ GROUP = bytes(range(16))
 def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=2, ranks=3)
     shared = rig.join("a-1")
-    other = rig.join("b-1", group=GROUP.hex(), rank=2, ranks=3)
+    group_peer = rig.join("b-1", group=GROUP.hex(), rank=2, ranks=3)
     gather = operation(ALL_GATHER, 1, 2, count=5)  # in place at rank 2 of 3
     gather.source, gather.source_offset = 2, 40
     rig.batch(collective(1), collective(1, gather, group=GROUP))
@@ -271,12 +271,12 @@ def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
     rig.go(presented[""], 1)
     rig.go(presented[GROUP.hex()], 1, comm="b-1")
     sync = rig.sync()
-    other.release()
+    group_peer.release()
     assert rig.hear("progress")["comm"] == "b-1"  # although an earlier released operation has not ended
     assert rig.bytes_of(2, 60) == bytes([WRITTEN]) * 20 + b"\2" * 40
     shared.release()
     assert rig.reason(sync) == ""
-    assert shared.streams[0] is not other.streams[0]
+    assert shared.streams[0] is not group_peer.streams[0]
 
 
 def test_leaving_a_group_fails_its_waiting_operations(rig: PeerRig) -> None:
@@ -300,9 +300,9 @@ def test_group_of_another_session_is_refused(rig: PeerRig) -> None:
 
 
 def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
-    many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 500
+    sends = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 500
     peer = rig.join()
-    rig.batch(collective(1, *many), collective(2, *many), collective(3))
+    rig.batch(collective(1, *sends), collective(2, *sends), collective(3))
     first = rig.hear("present")
     assert len(first["signature"]) == 500
     sync = rig.sync()
@@ -322,10 +322,16 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
 
 def test_equal_consecutive_operations_share_one_message(rig: PeerRig) -> None:
     peer = rig.join()
-    other = collective(4, operation(count=8))
-    rig.batch(collective(1), collective(2), collective(3), other, collective(5), collective(6, timeout=9))
+    different = collective(4, operation(count=8))
+    rig.batch(collective(1), collective(2), collective(3), different, collective(5), collective(6, timeout=9))
     messages = [json.loads(rig.until(Kind.COLLECTIVE).payload) for _ in range(5)]
-    assert [(each["sequence"], each.get("count", 1)) for each in messages] == [(1, 1), (2, 2), (4, 1), (5, 1), (6, 1)]
+    assert [(message["sequence"], message.get("count", 1)) for message in messages] == [
+        (1, 1),
+        (2, 2),
+        (4, 1),
+        (5, 1),
+        (6, 1),
+    ]
     assert messages[1]["behind"] == [[[0, 1], 1]], "the first goes at once, the others when the turn is over"
     rig.go({**messages[0], "count": 3}, 1)
     rig.go({**messages[2], "count": 3}, 4)
@@ -337,13 +343,13 @@ def test_operations_beyond_the_limit_are_presented_in_order_as_others_complete(r
     peer = rig.join()
     rig.batch(*(collective(number) for number in range(1, 521)))
     presented = [rig.hear("present") for _ in range(512)]
-    assert [each["sequence"] for each in presented] == list(range(1, 513)) and rig.heard("present") == []
+    assert [message["sequence"] for message in presented] == list(range(1, 513)) and rig.heard("present") == []
     assert "behind" not in presented[0] and presented[9]["behind"] == [[[0, 1], 9]]
     sync = rig.sync()
-    for index, each in enumerate(presented, 1):
-        rig.go(each, index)
+    for index, message in enumerate(presented, 1):
+        rig.go(message, index)
     peer.release(REFILL - 1)
-    while sum(each["done"] for each in rig.heard("progress")[-1:]) < REFILL - 1:
+    while sum(message["done"] for message in rig.heard("progress")[-1:]) < REFILL - 1:
         threading.Event().wait(0.01)
     assert rig.heard("present") == []
     peer.release()
@@ -352,10 +358,10 @@ def test_operations_beyond_the_limit_are_presented_in_order_as_others_complete(r
 
 
 def test_presented_operations_of_many_streams_are_bounded(rig: PeerRig) -> None:
-    many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 1000
+    sends = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 1000
     streams = range(5, 11)
     rig.batch(*(c.Command(create_stream=c.CreateStream(stream=stream)) for stream in streams))
-    rig.batch(*(collective(number, *many, stream=stream) for number, stream in enumerate(streams, 1)))
+    rig.batch(*(collective(number, *sends, stream=stream) for number, stream in enumerate(streams, 1)))
     presented = [rig.hear("present") for _ in range(4)]
     assert rig.heard("present") == [], "4096, those of batches counted one by one"
     peer = rig.join()
@@ -371,7 +377,7 @@ def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
         rig.go(rig.hear("present"), index)
     sync = rig.sync()
     rig.gauges()
-    assert len(peer.given) == MOST_LAUNCHED
+    assert len(peer.given) == MAX_LAUNCHED
     peer.release(300)
     assert rig.reason(sync) == "" and len(peer.given) == 300
 
@@ -379,41 +385,43 @@ def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
 def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: PeerRig) -> None:
     """Checks that the order does not depend on the communicators: all use one track, and their peers launch in this
     order."""
-    ours, others = rig.join("a-1"), rig.join("a-2")
+    aborted_peer, released_peer = rig.join("a-1"), rig.join("a-2")
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     second = collective(1, operation(source=2, destination=2), devices=(1, 0), stream=5)
     rig.batch(collective(1), collective(2), second)
-    presented = {(tuple(each["devices"]), each["sequence"]): each for each in (rig.hear("present") for _ in range(3))}
+    presented = {
+        (tuple(message["devices"]), message["sequence"]): message for message in (rig.hear("present") for _ in range(3))
+    }
     rig.go(presented[(0, 1), 2], 1)  # queued behind operations that have not been released
     rig.go(presented[(1, 0), 1], 1, "a-2")
     rig.gauges()
-    assert ours.given == others.given == []
+    assert aborted_peer.given == released_peer.given == []
     rig.tell("abort", comm="a-1", reason="crossed", status="")
-    others.release()
-    assert rig.reason(rig.sync(5)) == "" and len(others.given) == 1
+    released_peer.release()
+    assert rig.reason(rig.sync(5)) == "" and len(released_peer.given) == 1
 
 
 def test_operations_behind_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
-    other = rig.join("b-1", group=GROUP.hex())
+    group_peer = rig.join("b-1", group=GROUP.hex())
     rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))
     presented = [rig.hear("present") for _ in range(2)]
-    assert [each["group"] for each in presented] == [GROUP.hex()] * 2 and rig.heard("present") == []
+    assert [message["group"] for message in presented] == [GROUP.hex()] * 2 and rig.heard("present") == []
     assert presented[1]["behind"] == [[[], 1]]
     rig.go(presented[0], 1, "b-1")
     rig.go(presented[1], 2, "b-1")
     assert rig.hear("present")["group"] == ""
-    other.release(2)
+    group_peer.release(2)
 
 
-@pytest.mark.parametrize("whose", [{}, {"group": bytes(range(16))}], ids=["devices", "group"])
-def test_rank_that_cannot_take_part_reports_it(rig: PeerRig, whose: dict[str, Any]) -> None:
+@pytest.mark.parametrize("group", [{}, {"group": bytes(range(16))}], ids=["devices", "group"])
+def test_rank_that_cannot_take_part_reports_it(rig: PeerRig, group: dict[str, Any]) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
-    rig.batch(collective(1, operation(destination=9), **whose), collective(2, operation(count=17), **whose))
+    rig.batch(collective(1, operation(destination=9), **group), collective(2, operation(count=17), **group))
     first, second = rig.hear("withdraw"), rig.hear("withdraw")
     assert (first["sequence"], second["sequence"]) == (1, 2)
-    assert first["devices"] == ([] if whose else [0, 1]) and first["group"] == (GROUP.hex() if whose else "")
-    reasons = [from_text(each["status"]).reason for each in (first, second)]
+    assert first["devices"] == ([] if group else [0, 1]) and first["group"] == (GROUP.hex() if group else "")
+    reasons = [from_text(message["status"]).reason for message in (first, second)]
     assert reasons == [Reason.INVALID_HANDLE, Reason.OUT_OF_BOUNDS]
     assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
 

@@ -154,9 +154,9 @@ def test_a_checkpoint(rig: Filed) -> None:
     call = rig.start(stream=5, set_durable=c.SetDurable(buffers=[2], durable=True))
     frame = rig.until(Kind.SNAPSHOT)
     assert json.loads(frame.payload)["reserve"]
-    places = json.dumps({"places": [[0, 4096]]}).encode()
+    grant = json.dumps({"places": [[0, 4096]]}).encode()
     os.ftruncate(rig.file, 8192)
-    rig.send(Kind.SNAPSHOT, places, channel=1, id=frame.id)
+    rig.send(Kind.SNAPSHOT, grant, channel=1, id=frame.id)
     lose(rig)
     assert rig.reason(call) == Reason.COMMUNICATOR_FAILED
     assert not rig.came(Kind.SNAPSHOT)

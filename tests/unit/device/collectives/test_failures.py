@@ -18,9 +18,9 @@ GROUP = bytes(range(16))
 
 @pytest.fixture
 def rig() -> Iterator[PeerRig]:
-    made = PeerRig()
-    yield made
-    made.close()
+    peer_rig = PeerRig()
+    yield peer_rig
+    peer_rig.close()
 
 
 def launch(rig: PeerRig, *commands: c.Command, comm: str = "a-1", index: int = 1) -> None:
@@ -65,7 +65,7 @@ def test_operation_that_misses_its_deadline(rig: PeerRig) -> None:
 
 
 def test_timeout_is_reported_without_an_answer_of_the_front(rig: PeerRig) -> None:
-    rig.memberships.verdict_s = 0.1
+    rig.memberships.decision_s = 0.1
     peer = rig.join()
     launch(rig, collective(1, timeout=0.2), collective(2, operation(source=2, destination=2), timeout=20))
     result = rig.answer(rig.sync())
@@ -78,7 +78,7 @@ def test_timeout_is_reported_without_an_answer_of_the_front(rig: PeerRig) -> Non
 
 
 def test_timeout_before_the_start_without_an_answer_of_the_front(rig: PeerRig) -> None:
-    rig.memberships.verdict_s = 0.1
+    rig.memberships.decision_s = 0.1
     rig.join()
     rig.batch(collective(1, timeout=1e-9))
     sync = rig.sync()
@@ -211,18 +211,18 @@ def test_another_communicator_continues(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     two_streams(rig)
     first = rig.join("a-1")
-    other = rig.join("b-1", group=GROUP.hex())
+    second = rig.join("b-1", group=GROUP.hex())
     rig.batch(collective(1), collective(1, operation(source=2, destination=2), stream=5, group=GROUP))
     presented = {message["group"]: message for message in (rig.hear("present"), rig.hear("present"))}
     rig.go(presented[""], 1, "a-1")
     rig.go(presented[GROUP.hex()], 1, "b-1")
-    sync, others = rig.sync(), rig.sync(5)
+    first_sync, second_sync = rig.sync(), rig.sync(5)
     rig.abort(LOST, "a-1")
-    assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
-    other.release()
-    assert rig.reason(others) == ""
+    assert rig.reason(first_sync) == Reason.COMMUNICATOR_FAILED
+    second.release()
+    assert rig.reason(second_sync) == ""
     assert rig.call(stream=5, read=c.Read(buffer=2, size=4)).read.data == bytes([WRITTEN]) * 4
-    assert first.aborting.is_set() and not other.aborting.is_set()
+    assert first.aborting.is_set() and not second.aborting.is_set()
     assert rig.process.device.telemetry.collectives_failed == 1
 
 

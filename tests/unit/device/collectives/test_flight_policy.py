@@ -32,32 +32,32 @@ STEPS = st.lists(
 @given(STEPS)
 def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
     flights: InFlightQueue[int] = InFlightQueue()
-    now, told, told_at, launched, done = 0.0, 0, -math.inf, 0, 0
-    left: list[tuple[int, float]] = []
-    for what, value in steps:
-        if what == "launch":
+    now, reported, reported_at, launched, done = 0.0, 0, -math.inf, 0, 0
+    in_flight: list[tuple[int, float]] = []
+    for action, value in steps:
+        if action == "launch":
             assert flights.number(launched + 1) and not flights.number(launched + 1)
             assert flights.next(launched + 1) and not flights.next(launched + 2)
             flights.launch(launched, now + value)
-            left.append((launched, now + value))
+            in_flight.append((launched, now + value))
             launched += 1
-        elif what == "finish" and left:
-            flights.finish(left[0][0])
-            flights.finish(left.pop(0)[0])  # a second call has no effect
+        elif action == "finish" and in_flight:
+            flights.finish(in_flight[0][0])
+            flights.finish(in_flight.pop(0)[0])  # a second call has no effect
             done += 1
-        elif what == "wait":
+        elif action == "wait":
             now += value
-        elif what == "give up":
-            assert flights.pop_all() == [operation for operation, _ in left]
-            left.clear()
-        assert len(flights) == len(left) and flights.done == done
-        assert flights.overdue(now) == next((each for each, deadline in left if deadline <= now), None)
-        assert flights.deadline == min((deadline for _, deadline in left), default=math.inf)
-        due = done != told and now >= told_at + PROGRESS_S
-        assert flights.progress_at() == (told_at + PROGRESS_S if done != told else math.inf)
-        assert flights.progress(now) == (done if due else None)
-        if due:
-            told, told_at = done, now
+        elif action == "give up":
+            assert flights.pop_all() == [operation for operation, _ in in_flight]
+            in_flight.clear()
+        assert len(flights) == len(in_flight) and flights.done == done
+        assert flights.overdue(now) == next((operation for operation, deadline in in_flight if deadline <= now), None)
+        assert flights.deadline == min((deadline for _, deadline in in_flight), default=math.inf)
+        is_due = done != reported and now >= reported_at + PROGRESS_S
+        assert flights.progress_at() == (reported_at + PROGRESS_S if done != reported else math.inf)
+        assert flights.progress(now) == (done if is_due else None)
+        if is_due:
+            reported, reported_at = done, now
 
 
 def test_progress_is_known_at_once() -> None:
@@ -223,21 +223,32 @@ def test_both_ends_of_an_exchange_with_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind not in ("send", "recv", "barrier")])
-@given(since=st.integers(0, 40), to=st.integers(0, 40), rank=st.integers(0, 2), count=st.integers(0, 4))
-def test_in_place_or_apart(kind: str, since: int, to: int, rank: int, count: int) -> None:
+@given(
+    source_start=st.integers(0, 40),
+    destination_start=st.integers(0, 40),
+    rank=st.integers(0, 2),
+    count=st.integers(0, 4),
+)
+def test_in_place_or_apart(kind: str, source_start: int, destination_start: int, rank: int, count: int) -> None:
     operation = one(
-        kind, source=1, destination=1, source_offset=4 * since, destination_offset=4 * to, count=count, root=rank
+        kind,
+        source=1,
+        destination=1,
+        source_offset=4 * source_start,
+        destination_offset=4 * destination_start,
+        count=count,
+        root=rank,
     )
     (part,) = parts(operation, rank=rank)
     times = {1: 1, 2: 3}
     shape = SHAPES[kind]
-    source = set(range(since, since + count * times[shape.source]))
-    destination = set(range(to, to + count * times[shape.destination]))
+    source = set(range(source_start, source_start + count * times[shape.source]))
+    destination = set(range(destination_start, destination_start + count * times[shape.destination]))
+    gathers = source_start == destination_start + rank * count
+    scatters = destination_start == source_start + rank * count
     allowed = {
-        "all_gather": since == to + rank * count, "gather": since == to + rank * count,
-        "reduce_scatter": to == since + rank * count, "scatter": to == since + rank * count,
-        "all_to_all": False,
-    }.get(kind, since == to)  # fmt: skip
+        "all_gather": gathers, "gather": gathers, "reduce_scatter": scatters, "scatter": scatters, "all_to_all": False,
+    }.get(kind, source_start == destination_start)  # fmt: skip
     if source & destination and not allowed:
         with pytest.raises(Refusal) as caught:
             locate([part])

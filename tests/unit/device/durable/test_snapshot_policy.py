@@ -12,16 +12,16 @@ from hearthd.device.durable.snapshot_policy import CHUNK, SnapshotAreas, Staging
 def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None:
     areas = SnapshotAreas(8192, 4096)
     assert areas.committed is None and areas.idle
-    seen = []
+    offsets = []
     for _ in range(4):
-        which = areas.begin()
-        assert which != areas.committed and not areas.idle
-        seen.append(areas.at(which))
+        area = areas.begin()
+        assert area != areas.committed and not areas.idle
+        offsets.append(areas.at(area))
         areas.send()
         assert not areas.idle  # until the front has answered, either area may be the valid one
         areas.commit()
-        assert areas.committed == which and areas.idle
-    assert seen == [8192, 12288, 8192, 12288]
+        assert areas.committed == area and areas.idle
+    assert offsets == [8192, 12288, 8192, 12288]
 
 
 def test_a_copy_that_fails_leaves_the_one_before() -> None:
@@ -46,13 +46,13 @@ def test_copy_above_the_allowance_runs_alone_and_never_ahead() -> None:
     assert allowance.chunk() == 1
     big = StagingAllowance(256 << 20)
     assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
-    assert big.acquire(100 << 20, ahead=False)  # larger than the allowance, and therefore allowed alone
-    assert not big.acquire(1, ahead=False)
-    assert big.release(100 << 20, ahead=False)  # a request has been denied meanwhile
-    assert big.acquire(16 << 20, ahead=True)
-    assert not big.acquire(1, ahead=True)
-    assert big.acquire(48 << 20, ahead=False)
-    assert not big.acquire(1, ahead=False)
+    assert big.acquire(100 << 20, early=False)  # larger than the allowance, and therefore allowed alone
+    assert not big.acquire(1, early=False)
+    assert big.release(100 << 20, early=False)  # a request has been denied meanwhile
+    assert big.acquire(16 << 20, early=True)
+    assert not big.acquire(1, early=True)
+    assert big.acquire(48 << 20, early=False)
+    assert not big.acquire(1, early=False)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.booleans()), max_size=60))
@@ -60,16 +60,16 @@ def test_staging_memory_in_use_is_bounded(steps: list[tuple[int, bool, bool]]) -
     """Steps are (size, ahead, return one chunk first). At most a quarter is held together, or one chunk alone; at most
     a sixteenth ahead."""
     cap = 128
-    allowance, held = StagingAllowance(cap), []
-    for size, ahead, give in steps:
-        if give and held:
-            allowance.release(*held.pop())
-        if allowance.acquire(size, ahead):
-            held.append((size, ahead))
-        total = sum(size for size, _ in held)
-        assert allowance.held == total
-        assert total <= cap // 4 or len(held) == 1
-        assert sum(size for size, ahead in held if ahead) <= cap // 16
-    for each in held:
-        allowance.release(*each)
-    assert allowance.held == 0 and allowance.acquire(cap // 16, ahead=True)
+    allowance, chunks = StagingAllowance(cap), []
+    for size, early, returns in steps:
+        if returns and chunks:
+            allowance.release(*chunks.pop())
+        if allowance.acquire(size, early):
+            chunks.append((size, early))
+        total = sum(size for size, _ in chunks)
+        assert allowance.in_use == total
+        assert total <= cap // 4 or len(chunks) == 1
+        assert sum(size for size, early in chunks if early) <= cap // 16
+    for chunk in chunks:
+        allowance.release(*chunk)
+    assert allowance.in_use == 0 and allowance.acquire(cap // 16, early=True)

@@ -43,7 +43,7 @@ class Fronted(Rig[LockingServer]):
         self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
         self.process.run()
 
-    def said(self) -> tuple[Frame, dict[str, Any]]:
+    def next_message(self) -> tuple[Frame, dict[str, Any]]:
         """Returns the process's next message about its snapshots."""
         frame = self.until(Kind.SNAPSHOT)
         return frame, json.loads(frame.payload)
@@ -55,36 +55,38 @@ class Fronted(Rig[LockingServer]):
 
     def grant(self) -> None:
         """Receives a request for areas, and grants them."""
-        frame, body = self.said()
-        copies = [self.index.reserve(*each) for each in body["reserve"]]
+        frame, body = self.next_message()
+        copies = [self.index.reserve(*request) for request in body["reserve"]]
         self.say(frame, {"places": [[copy.offset, copy.span] for copy in copies]})
 
     def hear(self) -> list[list[int]]:
         """Receives the report that copies are complete, and confirms them."""
-        frame, body = self.said()
+        frame, body = self.next_message()
         self.index.commit(body["commit"])
         self.say(frame, {})
-        parts: list[list[int]] = body["commit"]
-        return parts
+        commits: list[list[int]] = body["commit"]
+        return commits
 
     def forgotten(self) -> list[int]:
-        _, body = self.said()
+        _, body = self.next_message()
         keys: list[int] = body["forget"]
         self.index.forget(keys)
         return keys
 
     def copy(self, handle: int) -> bytes:
         """Returns the file's committed contents for a buffer."""
-        found = next(copy for copy in self.index.copies.values() if copy.handle == handle)
-        assert found.committed is not None
-        return os.pread(self.file, found.size, found.offset + found.committed * found.span)
+        committed_copy = next(copy for copy in self.index.copies.values() if copy.handle == handle)
+        assert committed_copy.committed is not None
+        return os.pread(
+            self.file, committed_copy.size, committed_copy.offset + committed_copy.committed * committed_copy.span
+        )
 
     def contents(self, handle: int, size: int, channel: int = 2) -> bytes:
         """Returns the contents of a buffer of another session."""
         data = b""
         while True:
-            part = min(size - len(data), MIB)
-            command = c.Command(request=1, read=c.Read(buffer=handle, offset=len(data), size=part))
+            count = min(size - len(data), MIB)
+            command = c.Command(request=1, read=c.Read(buffer=handle, offset=len(data), size=count))
             self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=1000)
             data += c.Result.FromString(self.until(Kind.RESULT, 1000).payload).read.data
             if len(data) == size:
@@ -109,15 +111,15 @@ Make = Callable[..., Fronted]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Fronted] = []
+    rigs: list[Fronted] = []
 
     def start(locked: int = 64 * MIB, staging: int = 16 * MIB, generation: int = 1) -> Fronted:
         spec = DeviceSpec(0, "cpu", 0, generation=generation, memory_limit=64 * MIB, staging_bytes=staging)
-        made.append(Fronted(spec, Host(locked)))
-        return made[-1]
+        rigs.append(Fronted(spec, Host(locked)))
+        return rigs[-1]
 
     yield start
-    for rig in made:
+    for rig in rigs:
         rig.stop()
 
 
@@ -138,8 +140,8 @@ def test_copy_is_valid_after_the_confirmation_of_the_front(make: Make) -> None:
     first = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
     rig.grant()
     sync = rig.start(sync=c.Sync())
-    frame, body = rig.said()
-    assert [which for _, which in body["commit"]] == [0]
+    frame, body = rig.next_message()
+    assert [area for _, area in body["commit"]] == [0]
     again = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
     rig.send(Kind.PING, id=3)
     rig.until(Kind.PONG, 3)
@@ -148,7 +150,7 @@ def test_copy_is_valid_after_the_confirmation_of_the_front(make: Make) -> None:
     rig.say(frame, {})
     assert not rig.answer(first).HasField("error") and not rig.answer(sync).HasField("error")
     assert rig.copy(5) == data
-    assert [which for _, which in rig.hear()] == [1]  # the area that is not committed
+    assert [area for _, area in rig.hear()] == [1]  # the area that is not committed
     assert not rig.answer(again).HasField("error") and rig.copy(5) == data
     assert rig.gauges()["durable_bytes"] == 6 * MIB
     rig.batch(c.Command(free=c.Free(buffers=[5])))
@@ -162,11 +164,11 @@ def test_checkpoint_runs_after_earlier_waiting_work_of_its_stream(make: Make) ->
     rig.grant()
     rig.hear()
     rig.batch(c.Command(write=c.Write(buffer=5, offset=50, size=50, transfer=9)))  # the bytes have not been sent
-    asked = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
+    checkpoint = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
     rig.batch(c.Command(fill=c.Fill(buffer=5, size=100, pattern=b"\1")))
     rig.upload(9, bytes(50), 50)
     rig.hear()
-    assert not rig.answer(asked).HasField("error")
+    assert not rig.answer(checkpoint).HasField("error")
     assert rig.copy(5) == data_of(100)[:50] + bytes(50)
     assert rig.call(read=c.Read(buffer=5, size=100)).read.data == b"\1" * 100
 
@@ -200,15 +202,15 @@ def test_refusal_of_the_front_is_reported(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(100))
     refusal = Refusal(Reason.QUOTA_EXCEEDED, "too much", fix="less", details={"allowed": 1})
-    asked = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
-    frame, _ = rig.said()
+    set_durable = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    frame, _ = rig.next_message()
     rig.say(frame, refusal)
-    assert rig.error(asked).reason == Reason.QUOTA_EXCEEDED
-    behind = rig.error(rig.start(checkpoint=c.Checkpoint(buffers=[5])))
-    assert behind.reason == Reason.DEPENDENCY_FAILED and behind.details["cause"] == "QUOTA_EXCEEDED"
+    assert rig.error(set_durable).reason == Reason.QUOTA_EXCEEDED
+    dependent = rig.error(rig.start(checkpoint=c.Checkpoint(buffers=[5])))
+    assert dependent.reason == Reason.DEPENDENCY_FAILED and dependent.details["cause"] == "QUOTA_EXCEEDED"
     again = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))  # another attempt is allowed
     rig.grant()
-    frame, _ = rig.said()
+    frame, _ = rig.next_message()
     rig.say(frame, Refusal(Reason.SESSION_EXPIRED, "gone"))
     assert rig.error(again).reason == Reason.SESSION_EXPIRED
     third = rig.start(checkpoint=c.Checkpoint())
@@ -305,9 +307,9 @@ def test_a_file_for_a_session_that_has_been_closed_is_closed(make: Make) -> None
     rig.send(Kind.OPEN, b"{}", channel=3)
     rig.send(Kind.CLOSE, channel=3)
     rig.until(Kind.CLOSED)
-    ours, theirs = socket.socketpair()
-    descriptors.send(rig.files, {"kind": "snapshot", "channel": 3}, [theirs.fileno()])
-    theirs.close()
-    ours.settimeout(30)
-    assert ours.recv(1) == b""  # the other end is closed
-    ours.close()
+    test_end, passed_end = socket.socketpair()
+    descriptors.send(rig.files, {"kind": "snapshot", "channel": 3}, [passed_end.fileno()])
+    passed_end.close()
+    test_end.settimeout(30)
+    assert test_end.recv(1) == b""  # the other end is closed
+    test_end.close()

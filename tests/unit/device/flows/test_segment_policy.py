@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment_policy import (
-    MOST,
+    MAX_SEGMENTS,
     PART,
     SEALS,
     check_range,
@@ -46,13 +46,13 @@ def test_announced_size_must_equal_that_of_the_memfd(announced: object, size: in
         assert check_size(size, size) == size
 
 
-@given(U64, U64, U64, st.integers(0, 2 * MOST))
-def test_room(size: int, held: int, most: int, number: int) -> None:
-    if number < MOST and held + size <= most:
-        check_room(size, held, most, number)
+@given(U64, U64, U64, st.integers(0, 2 * MAX_SEGMENTS))
+def test_room(size: int, shared_bytes: int, max_bytes: int, count: int) -> None:
+    if count < MAX_SEGMENTS and shared_bytes + size <= max_bytes:
+        check_room(size, shared_bytes, max_bytes, count)
     else:
         with pytest.raises(Refusal) as refusal:
-            check_room(size, held, most, number)
+            check_room(size, shared_bytes, max_bytes, count)
         assert refusal.value.reason == Reason.QUOTA_EXCEEDED
 
 
@@ -77,13 +77,13 @@ def test_parts_cover_a_segment_once(size: int, part: int) -> None:
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 64))
 def test_no_copy_crosses_the_border_of_a_part(offset: int, size: int, part: int) -> None:
-    given_, copies = 0, 0
-    while given_ < size:
-        length = step(offset + given_, size - given_, part)
-        assert length > 0 and (offset + given_) // part == (offset + given_ + length - 1) // part
-        given_ += length
+    copied, copies = 0, 0
+    while copied < size:
+        length = step(offset + copied, size - copied, part)
+        assert length > 0 and (offset + copied) // part == (offset + copied + length - 1) // part
+        copied += length
         copies += 1
-    assert given_ == size and copies <= size // part + 2
+    assert copied == size and copies <= size // part + 2
 
 
 def test_parts_are_whole_huge_pages() -> None:

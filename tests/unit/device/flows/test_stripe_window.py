@@ -26,9 +26,9 @@ class FakeStripe:
         self.granted.append(host)
 
     def revoke(self, _transfer: int) -> list[Any]:
-        left = list(self.granted)
+        revoked = list(self.granted)
         self.granted.clear()
-        return left
+        return revoked
 
     def put(self, frame: bytes) -> None:
         pass
@@ -61,46 +61,46 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
     stripes = [FakeStripe() for _ in range(4)]
     for stripe in stripes:
         upload.join(stripe)
-    missing, landed = set(range(upload.cut.count)), set()
+    missing, arrived_chunks = set(range(upload.cut.count)), set()
 
     def pump() -> None:
-        while upload.landed:
-            offset, host, _ = upload.landed.popleft()
-            assert offset not in landed, "given to the device twice"
-            landed.add(offset)
+        while upload.arrived_chunks:
+            offset, host, _ = upload.arrived_chunks.popleft()
+            assert offset not in arrived_chunks, "given to the device twice"
+            arrived_chunks.add(offset)
             lender.out.discard(host)
         while upload.missing_credits > 0 and (stripe := upload.next_stripe()) is not None and upload.room:
             upload.grant(stripe, lender.lend())
 
-    def come(stripe: FakeStripe, index: int) -> None:
+    def arrive(stripe: FakeStripe, index: int) -> None:
         offset, length = upload.cut.span(index)
         upload.arrived(stripe, offset, length, stripe.granted.popleft(), 0.0)
         missing.discard(index)
 
     pump()
-    for what, which in steps:
-        stripe = stripes[which]
-        if what == "come" and stripe.granted and missing:
-            come(stripe, min(missing))
-        elif what == "twice" and stripe.granted and landed:
-            come(stripe, min(landed) // CHUNK)
-        elif what == "lose":
+    for event, number in steps:
+        stripe = stripes[number]
+        if event == "come" and stripe.granted and missing:
+            arrive(stripe, min(missing))
+        elif event == "twice" and stripe.granted and arrived_chunks:
+            arrive(stripe, min(arrived_chunks) // CHUNK)
+        elif event == "lose":
             for host in stripe.revoke(1):
                 lender.stripe_staging.release(host)
             upload.lose(stripe)
-            stripes[which] = FakeStripe()
-        elif what == "join":
+            stripes[number] = FakeStripe()
+        elif event == "join":
             upload.join(stripe)
         pump()
-        assert all(len(each.granted) <= WINDOW for each in stripes)
+        assert all(len(candidate.granted) <= WINDOW for candidate in stripes)
     for stripe in stripes:
         upload.join(stripe)
     pump()
     while missing:
-        stripe = next(each for each in stripes if each.granted)  # at least one stripe can always deliver
-        come(stripe, missing.pop())
+        stripe = next(candidate for candidate in stripes if candidate.granted)  # at least one stripe can always deliver
+        arrive(stripe, missing.pop())
         pump()
-    assert landed == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
+    assert arrived_chunks == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
     upload.drop()
     assert not lender.out and lender.stripe_staging.bytes == 0
 
@@ -113,7 +113,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
     stripes = [FakeStripe() for _ in range(4)]
     for stripe in stripes:
         download.join(stripe)
-    came: set[int] = set()
+    received: set[int] = set()
 
     def pump() -> None:
         while (index := download.peek()) is not None and (stripe := download.next_stripe()) is not None:
@@ -121,25 +121,25 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
             download.issue(stripe, host)
             download.fetched(stripe, index, host)
 
-    def go(stripe: FakeStripe, told: bool) -> None:
+    def deliver(stripe: FakeStripe, is_confirmed: bool) -> None:
         offset, host, _ = stripe.out.popleft()
         lender.stripe_staging.release(host)
         download.sent(stripe, 0.0)
-        if told:
-            came.add(offset)
+        if is_confirmed:
+            received.add(offset)
             download.chunk_received(stripe, offset)
 
     pump()
-    for what, which in steps:
-        stripe = stripes[which]
-        if what in ("come", "twice") and stripe.out:
-            go(stripe, what == "come")
-        elif what == "lose":
+    for event, number in steps:
+        stripe = stripes[number]
+        if event in ("come", "twice") and stripe.out:
+            deliver(stripe, event == "come")
+        elif event == "lose":
             for _, host, _ in stripe.out:
                 lender.stripe_staging.release(host)
             download.lose(stripe)
-            stripes[which] = FakeStripe()
-        elif what == "join":
+            stripes[number] = FakeStripe()
+        elif event == "join":
             download.join(stripe)
         pump()
     for index, stripe in enumerate(stripes):  # chunks that were sent but not received are sent again
@@ -150,9 +150,9 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         download.join(stripes[index])
     pump()
     while not download.done:
-        go(next(each for each in stripes if each.out), told=True)
+        deliver(next(candidate for candidate in stripes if candidate.out), is_confirmed=True)
         pump()
-    assert came == {download.cut.span(index)[0] for index in range(download.cut.count)}
+    assert received == {download.cut.span(index)[0] for index in range(download.cut.count)}
     assert not lender.out and lender.stripe_staging.bytes == 0
 
 
@@ -160,16 +160,16 @@ def test_acknowledgement_of_unsent_chunks_is_refused() -> None:
     lender = Lender(1 << 20)
     download = StripedDownload(1, CHUNK, lender.stripe_staging)
     download.begin(35)
-    one, other = FakeStripe(), FakeStripe()
-    download.join(one)
+    stripe_1, stripe_2 = FakeStripe(), FakeStripe()
+    download.join(stripe_1)
     host = lender.lend()
-    download.issue(one, host)
-    for stripe, offset in ((one, 10), (one, 5), (one, 1 << 50), (other, 0)):
+    download.issue(stripe_1, host)
+    for stripe, offset in ((stripe_1, 10), (stripe_1, 5), (stripe_1, 1 << 50), (stripe_2, 0)):
         with pytest.raises(ValueError):
             download.chunk_received(stripe, offset)
-    download.chunk_received(one, 0)
+    download.chunk_received(stripe_1, 0)
     with pytest.raises(ValueError):
-        download.chunk_received(one, 0)
+        download.chunk_received(stripe_1, 0)
 
 
 def test_the_first_chunk_of_a_transfer_always_finds_room() -> None:
@@ -197,6 +197,6 @@ def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
         while (free := upload.next_stripe()) is not None:
             upload.grant(free, lender.lend())
         while stripe.granted:
-            index = len(upload.landed)
+            index = len(upload.arrived_chunks)
             upload.arrived(stripe, *upload.cut.span(index), stripe.granted.popleft(), seconds)
         assert upload.windows[stripe].room == room

@@ -19,7 +19,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.free = False
-        self.on_its_way = False
+        self.is_pending = False
         self.tried = 0
         self.kicked = 0
         self._callbacks: list[Any] = []
@@ -33,7 +33,7 @@ class Memory:
 
     def run_free(self, number: int) -> None:
         del self.session.frees[number]
-        self.on_its_way = True
+        self.is_pending = True
 
     def arrive(self) -> None:
         """Completes the free, as when the stream has reached it."""
@@ -43,9 +43,9 @@ class Memory:
             callback()
 
     def when_settled(self, callback: Any) -> bool:
-        if self.on_its_way:
+        if self.is_pending:
             self._callbacks.append(callback)
-        return self.on_its_way
+        return self.is_pending
 
     def reserve(self) -> None:
         self.tried += 1
@@ -55,7 +55,7 @@ class Memory:
     def _kick(self, _session: Any) -> None:
         self.kicked += 1
 
-    def late(self) -> DeferredAllocation:
+    def deferred(self) -> DeferredAllocation:
         reservations: Any = SimpleNamespace(when_settled=self.when_settled)
         return DeferredAllocation(self.device, reservations, self.session, self.reserve)
 
@@ -67,39 +67,39 @@ def test_allocation_that_can_never_fit_does_not_wait() -> None:
 def test_allocation_without_pending_frees_fails_at_once() -> None:
     memory = Memory()
     with pytest.raises(Refusal, match="no room"):
-        memory.late().run()
+        memory.deferred().run()
 
 
 def test_allocation_waits_for_earlier_frees_and_for_the_device() -> None:
     memory = Memory()
     number = memory.submit_free()
-    late = memory.late()
-    assert not late.run(), "its free queues behind launches"
+    allocation = memory.deferred()
+    assert not allocation.run(), "its free queues behind launches"
     memory.run_free(number)
-    assert not late.run(), "the memory is on its way through its stream"
-    assert not late.run()
+    assert not allocation.run(), "the memory is on its way through its stream"
+    assert not allocation.run()
     memory.arrive()
     assert memory.kicked == 1
-    assert late.run()
+    assert allocation.run()
 
 
 def test_allocation_does_not_wait_for_later_frees() -> None:
     memory = Memory()
-    late = memory.late()
+    allocation = memory.deferred()
     memory.submit_free()
     with pytest.raises(Refusal):
-        late.run()
+        allocation.run()
 
 
 def test_allocation_fails_when_all_is_freed_and_not_enough() -> None:
     memory = Memory()
-    memory.on_its_way = True
-    late = memory.late()
-    assert not late.run()
+    memory.is_pending = True
+    allocation = memory.deferred()
+    assert not allocation.run()
     memory.arrive()
     memory.free = False  # another allocation has used it
     with pytest.raises(Refusal):
-        late.run()
+        allocation.run()
 
 
 def test_allocation_does_not_wait_after_another_error() -> None:

@@ -12,7 +12,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, DeferredFree
+from hearthd.device.memory.deferred_free import FEW, PIECE_ITEMS, STRETCH_S, DeferredFree
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -23,21 +23,21 @@ LIMIT = MANY * 512
 class Bench:
     """A `DeferredFree` whose clock advances by `cost` seconds for each freed item."""
 
-    def __init__(self, cost: float = STRETCH_S / PIECE) -> None:
+    def __init__(self, cost: float = STRETCH_S / PIECE_ITEMS) -> None:
         self.now = 0.0
         self.cost = cost
-        self.given: list[Any] = []
+        self.freed_items: list[Any] = []
         self.track: Any = None
         self.deferred_free = DeferredFree(lambda: self.now)
 
-    def begin(self, session: Any, things: list[Any]) -> Any:
-        return self.deferred_free.begin(session, things, lambda _: self.track, self.give)
+    def begin(self, session: Any, items: list[Any]) -> Any:
+        return self.deferred_free.begin(session, items, lambda _: self.track, self.free_item)
 
-    def give(self, thing: Any) -> None:
+    def free_item(self, item: Any) -> None:
         self.now += self.cost
-        self.given.append(thing)
-        if isinstance(thing, Refusal):
-            raise thing
+        self.freed_items.append(item)
+        if isinstance(item, Refusal):
+            raise item
 
     def finish(self) -> int:
         """Calls `pump` until nothing is left, and returns the number of calls."""
@@ -51,33 +51,33 @@ class Bench:
 def test_few_buffers_are_freed_at_once_and_many_in_ordered_pieces() -> None:
     bench = Bench()
     few = bench.begin("a", list(range(FEW)))
-    assert few.over and bench.given == list(range(FEW)) and not bench.deferred_free.more
-    bench.given.clear()
+    assert few.over and bench.freed_items == list(range(FEW)) and not bench.deferred_free.more
+    bench.freed_items.clear()
     many = bench.begin("a", list(range(10 * FEW)))
-    assert not many.over and not bench.given, "a large request waits for its turn"
-    assert bench.finish() >= 10 * FEW // (2 * PIECE)
-    assert many.over and bench.given == list(range(10 * FEW))
+    assert not many.over and not bench.freed_items, "a large request waits for its turn"
+    assert bench.finish() >= 10 * FEW // (2 * PIECE_ITEMS)
+    assert many.over and bench.freed_items == list(range(10 * FEW))
 
 
 def test_sessions_take_turns_and_each_is_notified_of_its_frees() -> None:
     bench = Bench()
-    told: list[str] = []
+    notified: list[str] = []
     for session in "ab":
-        things = [(session, number) for number in range(2 * FEW)]
-        bench.begin(session, things)
+        items = [(session, number) for number in range(2 * FEW)]
+        bench.begin(session, items)
         bench.begin(session, [(session, 2 * FEW + number) for number in range(2 * FEW)])
-        bench.deferred_free.after(session, lambda session=session: told.append(session))  # type: ignore[misc]
-    assert bench.deferred_free.after_all(lambda: told.append("all"))
+        bench.deferred_free.after(session, lambda session=session: notified.append(session))  # type: ignore[misc]
+    assert bench.deferred_free.after_all(lambda: notified.append("all"))
     bench.deferred_free.pump()
     bench.deferred_free.pump()
-    assert {session for session, _ in bench.given} == {"a", "b"}, "neither waits for the whole of the other"
+    assert {session for session, _ in bench.freed_items} == {"a", "b"}, "neither waits for the whole of the other"
     bench.finish()
     for session in "ab":
-        assert [number for who, number in bench.given if who == session] == list(range(4 * FEW))
-    assert told[-1] == "all" and sorted(told[:-1]) == ["a", "b"]
-    assert not bench.deferred_free.after_all(lambda: told.append("never"))
-    bench.deferred_free.after("a", lambda: told.append("at once"))
-    assert told[-1] == "at once"
+        assert [number for owner, number in bench.freed_items if owner == session] == list(range(4 * FEW))
+    assert notified[-1] == "all" and sorted(notified[:-1]) == ["a", "b"]
+    assert not bench.deferred_free.after_all(lambda: notified.append("never"))
+    bench.deferred_free.after("a", lambda: notified.append("at once"))
+    assert notified[-1] == "at once"
 
 
 def test_free_without_room_on_its_track_waits_and_keeps_no_loop_awake() -> None:
@@ -85,7 +85,7 @@ def test_free_without_room_on_its_track_waits_and_keeps_no_loop_awake() -> None:
     bench.track = SimpleNamespace(budget=0)
     clearing = bench.begin("a", list(range(2 * FEW)))
     bench.deferred_free.pump()
-    assert not bench.deferred_free.more and not bench.given
+    assert not bench.deferred_free.more and not bench.freed_items
     bench.track.budget = 1
     assert bench.deferred_free.more
     bench.finish()
@@ -97,7 +97,7 @@ def test_failure_of_one_free_does_not_stop_the_others() -> None:
     refusal = Refusal(Reason.INTERNAL, "the driver says no")
     clearing = bench.begin("a", [refusal, *range(2 * FEW)])
     bench.finish()
-    assert clearing.over and clearing.failure is refusal and len(bench.given) == 2 * FEW + 1
+    assert clearing.over and clearing.failure is refusal and len(bench.freed_items) == 2 * FEW + 1
 
 
 # ---- in a device process ----
@@ -121,14 +121,14 @@ def usage(rig: Rig[CpuServer]) -> c.MemoryUsageResult:
     return rig.call(memory_usage=c.MemoryUsage()).memory_usage
 
 
-def answers_beside(rig: Rig[CpuServer], over: Callable[[], Any]) -> int:
-    """Returns the number of answers that another session receives, one after the other, until `over` returns True."""
+def answers_meanwhile(rig: Rig[CpuServer], is_over: Callable[[], Any]) -> int:
+    """Returns the number of consecutive answers that another session receives until `is_over` returns True."""
     count = 0
     while True:
         ident = 1_000_000 + count
         rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=ident)
         rig.until(Kind.RESULT, ident)
-        if over():
+        if is_over():
             return count
         count += 1
 
@@ -137,13 +137,13 @@ def test_other_sessions_are_served_during_frees_and_end_of_a_session(rig: Rig[Cp
     rig.send(Kind.OPEN, b"{}", channel=2)
     fill_up(rig)
     freed = rig.start(free=c.Free(buffers=range(1, MANY)))
-    assert answers_beside(rig, lambda: rig.came(Kind.RESULT, freed)) > 5
+    assert answers_meanwhile(rig, lambda: rig.came(Kind.RESULT, freed)) > 5
     assert not rig.answer(freed).HasField("error")
     assert usage(rig).allocations == 1 and usage(rig).bytes_in_use == 512
     rig.batch(*(c.Command(allocate=c.Allocate(buffer=MANY + number, size=256)) for number in range(1, MANY // 2)))
 
     rig.send(Kind.CLOSE, channel=1)
-    assert answers_beside(rig, lambda: rig.came(Kind.CLOSED)) > 5
+    assert answers_meanwhile(rig, lambda: rig.came(Kind.CLOSED)) > 5
     rig.until(Kind.CLOSED)
     assert rig.server.memory_info().in_use == 0
 
@@ -204,6 +204,6 @@ def test_a_clean_up_gives_kept_memory_back_without_delaying_others(rig: Rig[CpuS
     rig.batch(c.Command(free=c.Free(buffers=range(1, MANY + 1))))
     assert usage(rig).bytes_persistent == LIMIT
     cleaned = rig.start(memory_cleanup=c.MemoryCleanup())
-    assert answers_beside(rig, lambda: rig.came(Kind.RESULT, cleaned)) > 3
+    assert answers_meanwhile(rig, lambda: rig.came(Kind.RESULT, cleaned)) > 3
     assert not rig.answer(cleaned).HasField("error")
     assert usage(rig).bytes_persistent == 0 and rig.server.memory_info().in_use == 0

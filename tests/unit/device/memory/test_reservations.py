@@ -49,9 +49,9 @@ class Watched(CpuServer):
 
 @pytest.fixture
 def rig() -> Iterator[Rig[Watched]]:
-    made = Rig(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), Watched)
-    yield made
-    made.stop()
+    device_rig = Rig(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), Watched)
+    yield device_rig
+    device_rig.stop()
 
 
 def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]) -> T:

@@ -19,8 +19,8 @@ from tests.support.device.temporaries_rig import Ways, run
 def pair() -> Iterator[tuple[Ways, Ways]]:
     both = Ways(), Ways(at_once=False)
     yield both
-    for each in both:
-        each.stop()
+    for ways in both:
+        ways.stop()
 
 
 HANDLES = st.integers(1, 4)

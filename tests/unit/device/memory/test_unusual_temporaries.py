@@ -22,15 +22,15 @@ from tests.support.device.temporaries_rig import Run, Ways, allocate, fill, free
 def pair() -> Iterator[tuple[Ways, Ways]]:
     both = Ways(), Ways(at_once=False)
     yield both
-    for each in both:
-        each.stop()
+    for ways in both:
+        ways.stop()
 
 
 @pytest.fixture(params=[True, False], ids=["at once", "queued"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Ways]:
-    made = Ways(request.param)
-    yield made
-    made.stop()
+    ways = Ways(request.param)
+    yield ways
+    ways.stop()
 
 
 USAGE = Command(request=1, memory_usage=c.MemoryUsage())
@@ -95,7 +95,7 @@ def test_unusual_programs_give_same_results_batched_and_separate(pair: tuple[Way
     """The program is sent as one batch, and as one batch for each command."""
     program = UNUSUAL[what]
     quota = 6144 if what == "a quota" else 0
-    for steps in ([program], [[each] for each in program]):
+    for steps in ([program], [[command] for command in program]):
         if quota and len(steps) == 1:
             continue  # the result of waiting allocations depends on timing
         assert run(pair[0], steps, quota) == run(pair[1], steps, quota)
@@ -117,8 +117,8 @@ def test_commands_behind_a_waiting_command_wait(rig: Ways) -> None:
     rig.send(Kind.BATCH, message, channel=session.channel)
     data = device_pb2.UploadRequest(data=b"12345678").SerializeToString()
     rig.send(Kind.UPLOAD, data, channel=session.channel, id=7, flags=int(Flag.LAST))
-    (told,) = session.step()
-    assert not told.HasField("error") and not rig.taken
+    (result,) = session.step()
+    assert not result.HasField("error") and not rig.taken
     assert list(rig.session(session.channel).buffers.items) == [3]
     session.step(free(3))
     assert rig.taken == (["free"] if rig.at_once else [])
@@ -143,7 +143,9 @@ def test_memory_is_freed_after_its_use_on_other_streams(rig: Ways) -> None:
         Command(fill=c.Fill(buffer=1, size=64, pattern=b"\1"), stream=5),
         Command(free=c.Free(buffers=[1])),
     )
-    first, fifth = (each.track.stream for each in rig.session(session.channel).streams.items.values())
+    first, fifth = (
+        logical_stream.track.stream for logical_stream in rig.session(session.channel).streams.items.values()
+    )
     assert rig.server.waits == [fifth, first]
     session.close()
 
@@ -175,18 +177,18 @@ def test_refused_free_is_reported_without_further_effect(rig: Ways) -> None:
     session = Run(rig)
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64 * handle)) for handle in (1, 2, 3)])
     rig.server.refused = {64, 128}
-    (told,) = session.step(
+    (result,) = session.step(
         Command(fill=c.Fill(buffer=2, size=128, pattern=b"\1")), Command(free=c.Free(buffers=[1, 2, 3]))
     )
-    refusal = from_status(told.error)
+    refusal = from_status(result.error)
     assert "128 bytes were not filled" in refusal.message
-    assert "64 bytes were not freed" in str(told.error)
+    assert "64 bytes were not freed" in str(result.error)
     state = rig.inside(session.state)
     assert state["session"][:2] == [0, 0] and not state["buffers"]
     assert state["counts"]["error fill"] == state["counts"]["error free"] == 1
     rig.server.refused = set()
-    held = rig.inside(lambda: rig.process.executor.memory.reservations.held(f"t{session.channel}"))
-    assert held == 1024, "the driver has kept those that it did not free"
+    held_bytes = rig.inside(lambda: rig.process.executor.memory.reservations.bytes_held(f"t{session.channel}"))
+    assert held_bytes == 1024, "the driver has kept those that it did not free"
     rig.send(Kind.CLOSE, channel=session.channel)
     rig.until(Kind.CLOSED)
 
@@ -202,8 +204,8 @@ def test_rights_are_checked(rig: Ways, lacking: bool) -> None:
         session.step(Command(allocate=c.Allocate(buffer=2, size=64)))
     del rig.taken[:]
     allocate = Command(allocate=c.Allocate(buffer=1, size=64))
-    (told,) = session.step(allocate)
-    assert told.HasField("error") is lacking
+    (result,) = session.step(allocate)
+    assert result.HasField("error") is lacking
     assert rig.taken == (["allocate"] if rig.at_once and not lacking else [])
     session.close()
 
@@ -221,7 +223,7 @@ def test_the_clock_of_a_profile_starts_with_the_work_that_follows(rig: Ways) -> 
     session.close()
 
 
-class Part:
+class FakeHolder:
     """A fake shared holder of a buffer, which records the end of the buffer."""
 
     def __init__(self) -> None:
@@ -236,18 +238,18 @@ class Part:
 
 @pytest.mark.parametrize("whose", ["place", "durable"])
 def test_shares_of_a_buffer_are_notified_of_its_end(rig: Ways, whose: str) -> None:
-    session, part = Run(rig), Part()
+    session, holder = Run(rig), FakeHolder()
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64)) for handle in (1, 2)])
-    mine = rig.session(session.channel).buffers.items[2]
-    reservation = mine.reservation
-    rig.inside(lambda: setattr(mine, whose, part))
+    buffer = rig.session(session.channel).buffers.items[2]
+    reservation = buffer.reservation
+    rig.inside(lambda: setattr(buffer, whose, holder))
     del rig.taken[:]
-    (told,) = session.step(Command(free=c.Free(buffers=[1, 2])))
-    assert not told.HasField("error") and not rig.taken
-    assert part.ended == [2 if whose == "place" else 0]
+    (result,) = session.step(Command(free=c.Free(buffers=[1, 2])))
+    assert not result.HasField("error") and not rig.taken
+    assert holder.ended == [2 if whose == "place" else 0]
     if whose == "place":  # the memory belongs to the fake holder
         reservations = rig.process.executor.memory.reservations
-        rig.inside(lambda: reservations.free(rig.session(session.channel), reservation, mine))
+        rig.inside(lambda: reservations.free(rig.session(session.channel), reservation, buffer))
     session.close()
 
 
@@ -258,8 +260,8 @@ def test_read_only_buffers_are_not_written(rig: Ways, command: dict[str, Any]) -
     session.step(Command(allocate=c.Allocate(buffer=1, size=64)))
     buffer = rig.session(session.channel).buffers.items[1]
     rig.inside(lambda: setattr(buffer, "read_only", ReadOnly("is published", "write to another")))
-    (told,) = session.step(Command(**command))
-    assert from_status(told.error).reason == Reason.READ_ONLY
+    (result,) = session.step(Command(**command))
+    assert from_status(result.error).reason == Reason.READ_ONLY
     read, _ = session.step(Command(request=1, read=c.Read(buffer=1, size=8)))
     assert read.read.data == bytes(8)
     session.close()

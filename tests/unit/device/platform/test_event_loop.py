@@ -22,7 +22,7 @@ class Napping:
     def __init__(self) -> None:
         self.loop = Loop()
         self.awake: bool | None = None
-        self.asked = self.turns = 0
+        self.naps = self.iterations = 0
         self.loop.on_nap = self._nap
         self.loop.on_poll = self._poll
         self._thread = threading.Thread(target=self.loop.run)
@@ -38,11 +38,11 @@ class Napping:
         self.loop.close()
 
     def _nap(self) -> bool | None:
-        self.asked += 1
+        self.naps += 1
         return self.awake
 
     def _poll(self) -> float:
-        self.turns += 1
+        self.iterations += 1
         return 1e-4
 
 
@@ -59,64 +59,64 @@ def test_tasks_run_while_the_loop_polls(napping: Napping) -> None:
 
 
 def test_sockets_are_served_while_the_loop_polls(napping: Napping) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    test_end, process_end = socket.socketpair()
+    with test_end, process_end:
         heard = threading.Event()
 
         def readable(_events: int) -> None:
-            theirs.recv(1)
+            process_end.recv(1)
             heard.set()
 
-        napping.loop.add_reader(theirs.fileno(), readable)
+        napping.loop.add_reader(process_end.fileno(), readable)
         with napping:
-            before = napping.turns
-            ours.send(b"x")
+            before = napping.iterations
+            test_end.send(b"x")
             assert heard.wait(10)
-            assert napping.turns <= before + 3, "and nothing else was done meanwhile"
+            assert napping.iterations <= before + 3, "and nothing else was done meanwhile"
 
 
 def test_awake_loop_does_not_sleep_and_serves_sockets(napping: Napping) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    test_end, process_end = socket.socketpair()
+    with test_end, process_end:
         heard = threading.Event()
 
         def readable(_events: int) -> None:
-            theirs.recv(1)
+            process_end.recv(1)
             heard.set()
 
-        napping.loop.add_reader(theirs.fileno(), readable)
+        napping.loop.add_reader(process_end.fileno(), readable)
         napping.awake = True
         with napping:
-            ours.send(b"x")
+            test_end.send(b"x")
             assert heard.wait(10)
 
 
 def test_short_sleep_has_the_requested_duration(napping: Napping) -> None:
     napping.awake = False
     with napping:
-        before = napping.turns
+        before = napping.iterations
         time.sleep(0.05)
-        assert 1 < napping.turns - before < 550, "some 100 us each"
-    assert napping.asked <= napping.turns, "asked once each"
+        assert 1 < napping.iterations - before < 550, "some 100 us each"
+    assert napping.naps <= napping.iterations, "asked once in each iteration"
 
 
 def test_lingering_loop_serves_events_without_sleep_and_finally_sleeps() -> None:
     """Events that arrive soon after the last work are noticed while the loop polls, later events while it sleeps."""
-    ours, theirs = socket.socketpair()
+    test_end, process_end = socket.socketpair()
     loop, heard = Loop(), threading.Semaphore(0)
     loop.lingering = SpinPolicy(0.05)
 
     def readable(_events: int) -> None:
-        theirs.recv(1)
+        process_end.recv(1)
         heard.release()
 
-    loop.add_reader(theirs.fileno(), readable)
+    loop.add_reader(process_end.fileno(), readable)
     thread = threading.Thread(target=loop.run)
-    with ours, theirs:
+    with test_end, process_end:
         thread.start()
         for pause in (0.0, 0.0, 0.2, 0.0, 0.01):
             time.sleep(pause)
-            ours.send(b"x")
+            test_end.send(b"x")
             assert heard.acquire(timeout=10)
             loop.post(heard.release)
             assert heard.acquire(timeout=10)
@@ -159,25 +159,25 @@ class Running:
 
 
 def test_tasks_run_on_the_thread_of_the_loop_alone() -> None:
-    seen: list[tuple[int, bool]] = []
+    runs: list[tuple[int, bool]] = []
     with Running() as running:
         assert not running.loop.inside
         for _ in range(10):
-            running.loop.post(lambda: seen.append((threading.get_ident(), running.loop.inside)))
+            running.loop.post(lambda: runs.append((threading.get_ident(), running.loop.inside)))
         running.settle()
-        assert seen == [(running.thread.ident, True)] * 10
+        assert runs == [(running.thread.ident, True)] * 10
 
 
 def test_two_loops_share_nothing() -> None:
-    one: list[int] = []
-    other: list[int] = []
+    first_numbers: list[int] = []
+    second_numbers: list[int] = []
     with Running() as first, Running() as second:
         for number in range(100):
-            first.loop.post(lambda number=number: one.append(number))
-            second.loop.post(lambda number=number: other.append(-number))
+            first.loop.post(lambda number=number: first_numbers.append(number))
+            second.loop.post(lambda number=number: second_numbers.append(-number))
         first.stop()
         second.settle()  # the second loop still runs
-    assert one == list(range(100)) and other == [-number for number in range(100)]
+    assert first_numbers == list(range(100)) and second_numbers == [-number for number in range(100)]
 
 
 def test_a_lone_task_wakes_a_sleeping_loop() -> None:
@@ -185,13 +185,13 @@ def test_a_lone_task_wakes_a_sleeping_loop() -> None:
         for _ in range(20):
             time.sleep(0.01)  # long enough for the loop to sleep until an event
             ran: Future[float] = Future()
-            asked = time.perf_counter()
+            naps = time.perf_counter()
             running.loop.post(lambda ran=ran: ran.set_result(time.perf_counter()))
-            assert ran.result(10) - asked < 5
+            assert ran.result(10) - naps < 5
 
 
 def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interleave() -> None:
-    seen: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     running_now: list[int] = []
     with Running() as running:
 
@@ -200,7 +200,7 @@ def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interlea
             running_now.append(name)
             time.sleep(0)  # gives another task the chance to run in between
             running_now.pop()
-            seen.append((name, number))
+            runs.append((name, number))
 
         def produce(name: int) -> None:
             for number in range(100):
@@ -212,35 +212,35 @@ def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interlea
         for thread in threads:
             thread.join()
         running.settle()
-    assert len(seen) == 1000
+    assert len(runs) == 1000
     for name in range(10):
-        assert [number for each, number in seen if each == name] == list(range(100))
+        assert [number for producer, number in runs if producer == name] == list(range(100))
 
 
 def test_tasks_posted_by_a_task_run_after_earlier_ones() -> None:
-    seen: list[str] = []
+    order: list[str] = []
     with Running() as running:
 
         def first() -> None:
-            running.loop.post(partial(seen.append, "inner"))
-            running.loop.post(partial(seen.append, "second"))
-            seen.append("first")
+            running.loop.post(partial(order.append, "inner"))
+            running.loop.post(partial(order.append, "second"))
+            order.append("first")
 
         running.loop.post(first)
         running.settle()
-    assert seen == ["first", "inner", "second"]
+    assert order == ["first", "inner", "second"]
 
 
 def test_stop_runs_earlier_tasks_and_may_be_repeated() -> None:
-    seen: list[int] = []
+    order: list[int] = []
     with Running() as running:
         running.loop.post(partial(time.sleep, 0.05))
         for number in range(10):
-            running.loop.post(partial(seen.append, number))
+            running.loop.post(partial(order.append, number))
         running.stop()
-        assert seen == list(range(10))
-        running.loop.post(partial(seen.append, 10))  # stays queued, because the loop has ended
-        assert seen == list(range(10))
+        assert order == list(range(10))
+        running.loop.post(partial(order.append, 10))  # stays queued, because the loop has ended
+        assert order == list(range(10))
 
 
 def test_a_task_that_raises_ends_the_loop_with_its_own_error() -> None:

@@ -43,7 +43,7 @@ def no(action, *errors):
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> tuple[Path, Path, Path]:
+def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
     """Returns a secret file, a readable directory, and a writable directory."""
     secret, readable, scratch = tmp_path / "secret", tmp_path / "readable", tmp_path / "scratch"
     secret.write_text("a secret text")
@@ -55,7 +55,7 @@ def places(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 @needs_landlock
-def test_files_outside_are_out_of_reach(places: tuple[Path, Path, Path]) -> None:
+def test_files_outside_are_out_of_reach(paths: tuple[Path, Path, Path]) -> None:
     script = """
 assert Path(readable, "header.h").read_text() == "int x;"
 no(lambda: open(secret))
@@ -69,11 +69,11 @@ no(lambda: os.rename(Path(readable, "header.h"), Path(scratch, "mine")), OSError
 no(lambda: os.link(secret, Path(scratch, "mine")), OSError)
 assert held.read() == "a secret text", "what was open before stays so"
 """
-    refused(CONFINED + script, *places, *PYTHON)
+    refused(CONFINED + script, *paths, *PYTHON)
 
 
 @needs_landlock
-def test_scratch_directory_is_usable(places: tuple[Path, Path, Path]) -> None:
+def test_scratch_directory_is_usable(paths: tuple[Path, Path, Path]) -> None:
     script = """
 mine = Path(scratch, "a", "b")
 mine.mkdir(parents=True)
@@ -88,23 +88,23 @@ program = Path(scratch, "program")
 program.write_text("#!/bin/sh\\n"); program.chmod(0o700)
 no(lambda: subprocess.run([program]))
 """
-    refused(CONFINED + script, *places, *PYTHON)
+    refused(CONFINED + script, *paths, *PYTHON)
 
 
 @needs_landlock
-def test_child_processes_are_confined_too(places: tuple[Path, Path, Path]) -> None:
+def test_child_processes_are_confined_too(paths: tuple[Path, Path, Path]) -> None:
     script = """
 done = subprocess.run(["/usr/bin/cat", secret, "/etc/passwd"], capture_output=True, text=True)
 assert done.returncode and not done.stdout and done.stderr.count("ermission denied") == 2, done
 assert "NoNewPrivs:\\t1" in held_status.read()
 """
     opened = CONFINED.replace("held = open(secret)", "held_status = open('/proc/self/status')")
-    refused(opened + script, *places, *PYTHON, "/usr/bin")
+    refused(opened + script, *paths, *PYTHON, "/usr/bin")
 
 
 @needs_landlock
 @pytest.mark.skipif(sandbox.landlock_version() < 6, reason="this kernel's Landlock knows only files")
-def test_the_network_and_other_processes_are_shut(places: tuple[Path, Path, Path]) -> None:
+def test_the_network_and_other_processes_are_shut(paths: tuple[Path, Path, Path]) -> None:
     script = """
 listener = socket.socket(); no(lambda: listener.bind(("127.0.0.1", 0)))
 client = socket.socket(); no(lambda: client.connect(("127.0.0.1", 1)))
@@ -112,7 +112,7 @@ no(lambda: os.kill(os.getppid(), 0))
 child = subprocess.Popen(["/usr/bin/sleep", "60"])
 child.kill(); child.wait()
 """
-    refused(CONFINED + script, *places, *PYTHON, "/usr/bin")
+    refused(CONFINED + script, *paths, *PYTHON, "/usr/bin")
 
 
 def test_limits_of_one_job() -> None:

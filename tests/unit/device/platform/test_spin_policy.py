@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.platform.spin_policy import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, SpinPolicy
+from hearthd.device.platform.spin_policy import MAX_SLEEP_S, MIN_SLEEP_S, MIN_SPIN_S, SPIN_S, SpinPolicy
 
 
 def test_short_waits_are_spent_spinning() -> None:
@@ -21,7 +21,7 @@ def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> 
         policy.begin(now)
         policy.wait_ended(now := now + 1e-3)
     policy.begin(now)
-    assert not policy.spins(now + 1.1 * LEAST_S) and policy.spins(now + 0.9 * LEAST_S)
+    assert not policy.spins(now + 1.1 * MIN_SPIN_S) and policy.spins(now + 0.9 * MIN_SPIN_S)
     policy.wait_ended(now := now + SPIN_S / 2)
     policy.begin(now)
     assert policy.spins(now + 0.9 * SPIN_S)
@@ -49,4 +49,4 @@ def test_spin_and_sleep_times_are_bounded(waits: list[float], waited: float) -> 
     policy.begin(now)
     if policy.spins(now + waited):
         assert waited <= SPIN_S + 1e-9
-    assert SHORTEST_S <= policy.sleep(now + waited) <= LONGEST_S
+    assert MIN_SLEEP_S <= policy.sleep(now + waited) <= MAX_SLEEP_S

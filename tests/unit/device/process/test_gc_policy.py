@@ -1,4 +1,4 @@
-"""Full garbage collections that are due run once the process has been idle for `QUIET_S`; automatic ones are rare."""
+"""Full garbage collections that are due run once the process has been idle for `IDLE_S`; automatic ones are rare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, GarbageCollector
+from hearthd.device.process.gc_policy import DUE_COLLECTIONS, FORCED_COLLECTIONS, IDLE_S, GarbageCollector
 
 
 class Node:
@@ -44,18 +44,18 @@ def aged() -> weakref.ref[Node]:
 
 
 def make_due() -> None:
-    for _ in range(DUE + 1):
+    for _ in range(DUE_COLLECTIONS + 1):
         gc.collect(1)
 
 
 def test_automatic_full_collections_are_postponed() -> None:
     GarbageCollector().begin()
-    assert gc.get_threshold()[2] == FORCED and gc.get_freeze_count()
+    assert gc.get_threshold()[2] == FORCED_COLLECTIONS and gc.get_freeze_count()
 
 
 def test_nothing_due_changes_no_sleep() -> None:
     collector = GarbageCollector(Clock())
-    assert [collector.max_sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
+    assert [collector.max_sleep(limit) for limit in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
 
 
 def test_due_collection_waits_for_an_idle_moment() -> None:
@@ -64,13 +64,13 @@ def test_due_collection_waits_for_an_idle_moment() -> None:
     collector.begin()
     dead = aged()
     make_due()
-    assert collector.max_sleep(None) == QUIET_S
-    clock.now += QUIET_S / 2  # the process was busy
+    assert collector.max_sleep(None) == IDLE_S
+    clock.now += IDLE_S / 2  # the process was busy
     assert collector.max_sleep(0.0) == 0.0 and dead() is not None
-    clock.now += QUIET_S
+    clock.now += IDLE_S
     assert collector.max_sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"
-    assert collector.max_sleep(None) == QUIET_S
-    clock.now += 2 * QUIET_S
+    assert collector.max_sleep(None) == IDLE_S
+    clock.now += 2 * IDLE_S
     assert collector.max_sleep(None) is None and dead() is None
     assert collector.max_sleep(None) is None
 
@@ -85,8 +85,8 @@ def test_frozen_objects_are_collected_periodically() -> None:
     times = 0
     while dead() is not None:
         make_due()
-        assert collector.max_sleep(None) == QUIET_S
-        clock.now += 2 * QUIET_S
+        assert collector.max_sleep(None) == IDLE_S
+        clock.now += 2 * IDLE_S
         collector.max_sleep(None)
         times += 1
         assert times <= 100, "it is never found"

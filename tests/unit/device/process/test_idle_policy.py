@@ -32,16 +32,16 @@ LIMITED = pack(
 
 
 class Polled(CpuServer):
-    """A server that must be polled; `asked` counts the polls."""
+    """A server that must be polled; `polls` counts the polls."""
 
-    asked = 0
+    polls = 0
 
     def on_progress(self, wake: Any) -> bool:
         super().on_progress(None)
         return False
 
     def done(self, event: Any) -> bool:
-        self.asked += 1
+        self.polls += 1
         return super().done(event)
 
     def shut(self) -> threading.Event:
@@ -87,16 +87,16 @@ def test_long_kernel_is_polled_seldom_and_idle_device_never(rig: Rig[Polled]) ->
     rig.batch(c.Command(launches=RECORD))
     sync = rig.start(sync=c.Sync())
     rig.gauges()
-    before, cpu = rig.server.asked, time.process_time()
+    before, cpu = rig.server.polls, time.process_time()
     time.sleep(0.4)
-    assert rig.server.asked - before < 2000, "a spin would be some 100,000"
+    assert rig.server.polls - before < 2000, "a spin would be some 100,000"
     assert time.process_time() - cpu < 0.3
     gate.set()
     ok(rig.answer(sync))
     time.sleep(0.05)  # nothing is awaited any more, so the device is not polled
-    before = rig.server.asked
+    before = rig.server.polls
     time.sleep(0.2)
-    assert rig.server.asked == before
+    assert rig.server.polls == before
 
 
 def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled]) -> None:
@@ -189,10 +189,10 @@ def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
 
 def test_answer_during_a_short_sleep_is_sent_before_the_next_turn() -> None:
     """The loop runs only when the test calls it."""
-    link, theirs = socket.socketpair()
+    link, process_end = socket.socketpair()
     link.settimeout(30)
     server = Polled(DeviceSpec(0, "cpu", 0))
-    process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), server)
+    process = DeviceProcess(process_end, DeviceSpec(0, "cpu", 0, cpu_threads=1), server)
     loop, tracks = process.loop, process.device.tracks
     reader = FrameReader()
     frames: list[Frame] = []
@@ -201,17 +201,17 @@ def test_answer_during_a_short_sleep_is_sent_before_the_next_turn() -> None:
         while not any(frame.kind == kind for frame in frames):
             frames.extend(reader.feed(link.recv(1 << 16)))
 
-    with link, theirs:
+    with link, process_end:
         link.sendall(encode(Kind.OPEN, b"{}", channel=1))
         loop.on_idle()
         hear(Kind.READY)
-        loop.turn(None)
+        loop.run_once(None)
         gate = server.shut()
         flag = c.Command(request=1, record_event=c.RecordEvent(event=1))
         sync = c.Command(request=1, sync=c.Sync())
         for call, command in enumerate((flag, sync), 1):
             link.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=call))
-            loop.turn(None)
+            loop.run_once(None)
             loop.on_poll()
             loop.on_idle()
         hear(Kind.RESULT)

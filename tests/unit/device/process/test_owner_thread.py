@@ -103,10 +103,10 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.stop()
-    assert made.server.strays == []
+    thread_rig = Rig()
+    yield thread_rig
+    thread_rig.stop()
+    assert thread_rig.server.strays == []
 
 
 def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
@@ -136,7 +136,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
     assert rig.call(end_profile=commands_pb2.EndProfile(profile=1)).profile.device_ns > 0
     assert rig.call(sync=commands_pb2.Sync(all_streams=True)).WhichOneof("kind") == "done"
     assert rig.call(free=commands_pb2.Free(buffers=[1, 2])).WhichOneof("kind") == "done"
-    wanted = {
+    expected_calls = {
         "allocate",
         "free",
         "fill",
@@ -149,7 +149,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
         "done",
         "create_stream",
     }
-    assert wanted <= rig.server.called, "the test exercised what it is about"
+    assert expected_calls <= rig.server.called, "the test exercised what it is about"
 
 
 def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
@@ -161,7 +161,7 @@ def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
 
     one, rows = c.Dim3(x=1), c.Rows(width=4, rows=2, pitch=8)
     data = c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=struct.pack("<4i", 1, 2, 3, 4))
-    for what in (
+    for command in (
         {"load_module": c.LoadModule(module=1, kind=1, code=SOURCE)},
         {"get_function": c.GetFunction(function=1, module=1, name="twice")},
         {"allocate": c.Allocate(parts=[c.Allocate.Part(buffer=1, size=16), c.Allocate.Part(buffer=2, size=16)])},
@@ -170,7 +170,7 @@ def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
         {"copy": c.Copy(destination=2, source=1, size=4, rows=2, destination_pitch=4, source_pitch=8)},
         {"begin_capture": c.BeginCapture(graph=1)},
     ):
-        rig.ok(**what)
+        rig.ok(**command)
     rig.batch(Command(launches=record(0)))
     rig.ok(end_capture=c.EndCapture(graph=1))
     rig.ok(launch_graph=c.LaunchGraph(graph=1, count=3))
@@ -184,7 +184,7 @@ def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
     assert rig.ok(read=c.Read(buffer=2, size=8)).read.data == struct.pack("<2i", 5, 6)
     dispatched = rig.ok(dispatch=c.Dispatch(function=1, grid=one, block=c.Dim3(x=4), bindings=[data], timed=True))
     assert list(dispatched.dispatch.outputs) == [struct.pack("<4i", 2, 4, 6, 8)]
-    for what in (
+    for command in (
         {"occupancy": c.Occupancy(function=1, block=one)},
         {"memory_usage": c.MemoryUsage()},
         {"destroy_graph": c.DestroyGraph(graph=1)},
@@ -194,10 +194,10 @@ def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
         {"free": c.Free(buffers=[1, 2])},
         {"memory_cleanup": c.MemoryCleanup()},
     ):
-        rig.ok(**what)
-    wanted = {
+        rig.ok(**command)
+    expected_calls = {
         "upload_rows", "download_rows", "copy_rows", "create_graph", "launch_graph", "update_graph", "destroy_graph",
         "blocks_per_multiprocessor", "elapsed_ns", "memory_info", "trim", "unload", "allocate_host", "free_host",
         "release_event",
     }  # fmt: skip
-    assert wanted <= rig.server.called, f"not exercised: {wanted - rig.server.called}"
+    assert expected_calls <= rig.server.called, f"not exercised: {expected_calls - rig.server.called}"

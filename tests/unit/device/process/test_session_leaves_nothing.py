@@ -32,9 +32,9 @@ CHANNEL = 7_000_001
 HANDLE = 7_100_001
 """The first of the session's handles, for every kind of object."""
 TRANSFER = 7_200_001
-OWN = range(7_000_000, 8_000_000)
+SESSION_NUMBERS = range(7_000_000, 8_000_000)
 """Numbers that no other session uses; any occurrence shows that something of the session remains."""
-OTHER = 3
+OTHER_CHANNEL = 3
 FILE = 12
 KIB = 1 << 10
 TRIES = 10
@@ -115,15 +115,20 @@ class Leaving(Rig[PeerServer]):
         for _ in range(TRIES):
             self.barrier()
             gc.collect()
-            found = self._left()
-            if not found and self.session() is None:
+            references = self._find_references()
+            if not references and self.session() is None:
                 return []
             threading.Event().wait(0.05)
-        return found or ["nothing that was found, but it is alive"]
+        return references or ["nothing that was found, but it is alive"]
 
-    def _left(self) -> list[str]:
+    def _find_references(self) -> list[str]:
         session = self.session()
-        return holders(self.process, lambda each: each is session if not isinstance(each, int) else int(each) in OWN)
+        return holders(
+            self.process,
+            lambda candidate: (
+                candidate is session if not isinstance(candidate, int) else int(candidate) in SESSION_NUMBERS
+            ),
+        )
 
     def stop(self) -> None:
         self.gate.set()
@@ -142,9 +147,9 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leaving]:
     threshold = gc.get_threshold()
     for name in ("freeze", "unfreeze"):
         monkeypatch.setattr(gc, name, lambda: None)
-    made = Leaving()
-    yield made
-    made.stop()
+    leaving = Leaving()
+    yield leaving
+    leaving.stop()
     gc.set_threshold(*threshold)
 
 
@@ -245,10 +250,10 @@ def places(rig: Leaving) -> None:
 def commits(rig: Leaving) -> None:
     """Reports a complete copy, which the front does not confirm, and requests another one."""
     rig.begin(set_durable=c.SetDurable(buffers=[HANDLE], durable=True))
-    asked = rig.until(Kind.SNAPSHOT)
+    request = rig.until(Kind.SNAPSHOT)
     os.ftruncate(rig.file, 1 << 20)
-    places = json.dumps({"places": [[0, 64 * KIB]]}).encode()
-    rig.send(Kind.SNAPSHOT, places, channel=CHANNEL, id=asked.id)
+    grant = json.dumps({"places": [[0, 64 * KIB]]}).encode()
+    rig.send(Kind.SNAPSHOT, grant, channel=CHANNEL, id=request.id)
     rig.begin(checkpoint=c.Checkpoint(buffers=[HANDLE]))
     rig.begin(sync=c.Sync())
     assert "commit" in json.loads(rig.until(Kind.SNAPSHOT).payload)
@@ -279,11 +284,11 @@ def shares(rig: Leaving) -> None:
 def stripes(rig: Leaving) -> None:
     """Opens stripes, and starts transfers that make no progress on them."""
     for _ in range(2):
-        end, theirs = socket.socketpair()
+        end, process_end = socket.socketpair()
         rig.ends.append(end)
         body = {"kind": "stripe", "channel": CHANNEL, "max_chunk_bytes": 8 * KIB, "tls": None}
-        descriptors.send(rig.files, body, [theirs.fileno()])
-        theirs.close()
+        descriptors.send(rig.files, body, [process_end.fileno()])
+        process_end.close()
         rig.barrier()
         end.sendall(announce(Kind.UPLOAD, TRANSFER, 8 * KIB) + announce(Kind.DOWNLOAD, TRANSFER + 1, 8 * KIB))
     rig.begin(write=c.Write(buffer=HANDLE, size=32 * KIB, transfer=TRANSFER))
@@ -293,10 +298,10 @@ def stripes(rig: Leaving) -> None:
 def lane(rig: Leaving) -> None:
     """Sends commands over a lane, and opens a second lane without use."""
     for _ in range(2):
-        end, theirs = socket.socketpair()
+        end, process_end = socket.socketpair()
         rig.ends.append(end)
-        descriptors.send(rig.files, {"kind": "lane", "channel": CHANNEL, **LIMITS}, [theirs.fileno()])
-        theirs.close()
+        descriptors.send(rig.files, {"kind": "lane", "channel": CHANNEL, **LIMITS}, [process_end.fileno()])
+        process_end.close()
     rig.barrier()
     rig.hold_up()
     rig.ends[0].sendall(batch(rig.seq + 1, add(3, function=HANDLE, buffer=HANDLE), sync(HANDLE)))
@@ -335,8 +340,8 @@ def collectives(rig: Leaving) -> None:
         Kind.COLLECTIVE, json.dumps({"op": "group", "channel": CHANNEL, "group": "ab", "rank": 0, "ranks": 2}).encode()
     )
     for sequence in range(HANDLE, HANDLE + 4):
-        part = operation(kind, HANDLE, HANDLE + 1, count=4, dtype="float32", op=c.REDUCE_OP_SUM)
-        rig.send_batch(collective(sequence, part, devices=(0, 1)))
+        reduction = operation(kind, HANDLE, HANDLE + 1, count=4, dtype="float32", op=c.REDUCE_OP_SUM)
+        rig.send_batch(collective(sequence, reduction, devices=(0, 1)))
     join = {"op": "join", "comm": "a-1", "unique_id": "aWQ=", "rank": 0, "ranks": 2, "group": ""}
     rig.send(Kind.COLLECTIVE, json.dumps(join).encode())
     go = {"op": "go", "channel": CHANNEL, "group": "", "devices": [0, 1], "comm": "a-1", "rank": 0, "ranks": 2}
@@ -349,14 +354,14 @@ def collectives(rig: Leaving) -> None:
 
 def beside_another(rig: Leaving) -> None:
     """Shares the device with another session, which stays open."""
-    rig.send(Kind.OPEN, b'{"session": "stays", "tenant": "some"}', channel=OTHER)
-    fill = c.Command(fill=c.Fill(buffer=OTHER, size=64, pattern=b"\1"))
-    many = [c.Command(allocate=c.Allocate(buffer=OTHER, size=64)), *[fill] * 2000]
-    message = device_pb2.ExecuteRequest(batch=c.Batch(seq=1, commands=many))
+    rig.send(Kind.OPEN, b'{"session": "stays", "tenant": "some"}', channel=OTHER_CHANNEL)
+    fill = c.Command(fill=c.Fill(buffer=OTHER_CHANNEL, size=64, pattern=b"\1"))
+    commands = [c.Command(allocate=c.Allocate(buffer=OTHER_CHANNEL, size=64)), *[fill] * 2000]
+    message = device_pb2.ExecuteRequest(batch=c.Batch(seq=1, commands=commands))
     launch = add(3, function=HANDLE, buffer=HANDLE)
     rig.hold_up()
     rig.send_batch(*[launch] * 100)
-    rig.send(Kind.BATCH, message.SerializeToString(), channel=OTHER, id=1)
+    rig.send(Kind.BATCH, message.SerializeToString(), channel=OTHER_CHANNEL, id=1)
     for _ in range(20):
         rig.send_batch(*[launch] * 100, c.Command(record_event=c.RecordEvent(event=HANDLE + 1)))
         rig.begin(query_event=c.QueryEvent(event=HANDLE + 1))

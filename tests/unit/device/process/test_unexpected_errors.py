@@ -38,10 +38,10 @@ class Failing(CpuServer):
 
 @pytest.fixture
 def rig() -> Iterator[Rig[Failing]]:
-    made = Rig(DeviceSpec(0, "cpu", 0, memory_limit=16 << 20), Failing)
-    assert not made.call(allocate=c.Allocate(buffer=1, size=64)).HasField("error")
-    yield made
-    made.close()
+    failing_rig = Rig(DeviceSpec(0, "cpu", 0, memory_limit=16 << 20), Failing)
+    assert not failing_rig.call(allocate=c.Allocate(buffer=1, size=64)).HasField("error")
+    yield failing_rig
+    failing_rig.close()
 
 
 def fill(byte: int) -> c.Fill:

@@ -56,9 +56,9 @@ def test_no_command_starts_before_it_was_submitted_or_ends_after_it_was_seen(
         observed.append((segment, later, later + length, start - latency, start + length + delay))
         clock.observe(*observed[-1])
     references = clock.references()
-    for segment, started, ended, submitted, seen in observed:
+    for segment, started, ended, submitted, noticed in observed:
         assert submitted <= references[segment] + started
-        assert references[segment] + ended <= seen
+        assert references[segment] + ended <= noticed
 
 
 @given(st.integers(min_value=-(10**9), max_value=10**9), st.lists(st.tuples(MOMENTS, MOMENTS), min_size=1, max_size=20))

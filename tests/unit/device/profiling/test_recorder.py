@@ -275,11 +275,11 @@ def test_times_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.refused("launch b")
     submit(Operation(rig.origin("flush"), lambda: True))
     result = rig.end_trace()
-    found = [
+    events = [
         (event.name, event.kernel, event.ended_ns - event.started_ns, event.bytes, event.error)
         for event in result.events
     ]
-    assert found == [
+    assert events == [
         ("launch", "a", 500, 0, ""), ("copy", "", 700, 64, ""), ("launch", "b", 0, 0, "LAUNCH_INVALID"),
         ("flush", "", 0, 0, ""),
     ]  # fmt: skip

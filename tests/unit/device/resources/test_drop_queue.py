@@ -1,4 +1,4 @@
-"""Drop queue: when a batch is due; every buffer is in exactly one batch."""
+"""Drop queue: when a batch is full; every buffer is in exactly one batch."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from hearthd.device.resources.drop_queue import DropPolicy, DropQueue
 
 def test_below_both_thresholds_nothing_is_due() -> None:
     policy = DropPolicy(max_count=3, max_bytes=100)
-    policy.note(40)
-    policy.note(40)
-    assert not policy.due
+    policy.count_buffer(40)
+    policy.count_buffer(40)
+    assert not policy.is_full
 
 
 def test_due_by_count() -> None:
     policy = DropPolicy(max_count=3, max_bytes=100)
     for _ in range(3):
-        policy.note(1)
-    assert policy.due
+        policy.count_buffer(1)
+    assert policy.is_full
 
 
 def test_due_by_bytes() -> None:
     policy = DropPolicy(max_count=3, max_bytes=100)
-    policy.note(100)
-    assert policy.due
+    policy.count_buffer(100)
+    assert policy.is_full
 
 
 def test_first_exceeded_threshold_is_due_and_reset_clears_both() -> None:
     policy = DropPolicy(max_count=2, max_bytes=100)
-    policy.note(60)
-    policy.note(60)
-    assert policy.due
+    policy.count_buffer(60)
+    policy.count_buffer(60)
+    assert policy.is_full
     policy.reset()
-    assert not policy.due and (policy.count, policy.bytes) == (0, 0)
-    policy.note(1)
-    assert not policy.due
+    assert not policy.is_full and (policy.count, policy.bytes) == (0, 0)
+    policy.count_buffer(1)
+    assert not policy.is_full
 
 
 def test_the_defaults_are_64_buffers_or_64_mib() -> None:

@@ -16,21 +16,24 @@ def test_random_programs(size: int, granularity: int, program: list[int | tuple[
     size -= size % granularity
     extents = Extents(size, granularity)
     used: dict[int, int] = {}
-    for step in program:
-        if isinstance(step, tuple):
+    for action in program:
+        if isinstance(action, tuple):
             if used:
-                start = sorted(used)[step[0] % len(used)]
+                start = sorted(used)[action[0] % len(used)]
                 extents.release(start, used.pop(start))
             continue
-        start = extents.allocate(step)
-        taken = extents.rounded(step)
+        start = extents.allocate(action)
+        rounded_size = extents.rounded(action)
         holes = _holes(used, size, extents)
         if start is None:
-            assert all(hole < taken for hole in holes), "a hole that fits was not found"
+            assert all(hole < rounded_size for hole in holes), "a hole that fits was not found"
             continue
-        assert start % granularity == 0 and start + taken <= size
-        assert all(start + taken <= other or other + extents.rounded(length) <= start for other, length in used.items())
-        used[start] = step
+        assert start % granularity == 0 and start + rounded_size <= size
+        assert all(
+            start + rounded_size <= other_start or other_start + extents.rounded(length) <= start
+            for other_start, length in used.items()
+        )
+        used[start] = action
         assert extents.free == size - sum(extents.rounded(length) for length in used.values())
     for start, length in used.items():
         extents.release(start, length)

@@ -31,13 +31,13 @@ class Server:
         self.in_use = 0
         self.reserved = 0
         self.trims = 0
-        self.pieces = False
+        self.fragmented = False
         """True if the unused memory is too fragmented for any allocation."""
         self.filled: list[tuple[int, bytes, int]] = []
 
     def allocate(self, size: int, stream: Any) -> Any:
         self.in_use += size
-        if self.pieces:
+        if self.fragmented:
             self.reserved += -(-size // GRAIN) * GRAIN
         elif self.in_use > self.reserved:
             self.reserved = -(-self.in_use // GRAIN) * GRAIN
@@ -66,17 +66,17 @@ class Server:
 class Process:
     def __init__(self, granted: int | None, scrub: bool = False) -> None:
         self.server = Server()
-        self.said: list[tuple[int, dict[str, Any]]] = []
-        outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.said.append((id, json.loads(payload))))
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+        outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.sent.append((id, json.loads(payload))))
         spec = DeviceSpec(0, "cpu", 0, memory_granted=granted, scrub=scrub)
         self.grants = ProcessGrants(spec, self.server, outbox)  # type: ignore[arg-type]
 
     def on_limit(self, limit: int, **more: Any) -> dict[str, Any]:
         """Sends a LIMIT from the front, and returns the answer."""
         payload = json.dumps({"bytes": limit, **more}).encode()
-        before = len(self.said)
+        before = len(self.sent)
         self.grants.on_limit(Frame(Kind.LIMIT, 0, 0, 7, payload))
-        ident, answer = self.said[before]
+        ident, answer = self.sent[before]
         assert ident == 7
         return answer
 
@@ -92,7 +92,7 @@ class Process:
 def test_without_a_limit_no_request_is_sent() -> None:
     process = Process(None)
     process.allocate(5000)
-    assert not process.said and not process.server.trims and process.grants.limit is None
+    assert not process.sent and not process.server.trims and process.grants.limit is None
 
 
 def test_beyond_the_limit_with_all_the_numbers() -> None:
@@ -100,8 +100,8 @@ def test_beyond_the_limit_with_all_the_numbers() -> None:
     process.allocate(95)
     refusal = process.refused(20)
     assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["fits"] == "not now"
-    said = [refusal.details[name] for name in ("granted", "requested", "in_use", "total")]
-    assert said == ["100", "20", "95", "1000"]
+    numbers = [refusal.details[name] for name in ("granted", "requested", "in_use", "total")]
+    assert numbers == ["100", "20", "95", "1000"]
     assert refusal.fix and process.server.trims == 1
     process.allocate(5)
     assert process.refused(TOTAL + 1).details["fits"] == "never"
@@ -132,7 +132,7 @@ def test_fragmented_pool_returns_its_growth() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.give(40)
-    process.server.pieces = True
+    process.server.fragmented = True
     assert process.refused(30).details["granted"] == "100"
     assert process.server.memory_held() == (60, 60)
     process.on_limit(200)
@@ -153,16 +153,16 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
     process = Process(100)
     heard: list[tuple[str, bool]] = []
     process.allocate(100)
-    process.grants.ask(15, lambda granted: heard.append(("first", granted)))
-    assert process.said.pop() == (0, {"wants": 20, "reserved": 100, "in_use": 100})
-    process.grants.ask(5, lambda granted: heard.append(("second", granted)))
-    assert not process.said, "one request at a time"
+    process.grants.request(15, lambda granted: heard.append(("first", granted)))
+    assert process.sent.pop() == (0, {"wants": 20, "reserved": 100, "in_use": 100})
+    process.grants.request(5, lambda granted: heard.append(("second", granted)))
+    assert not process.sent, "one request at a time"
     process.on_limit(40)
     assert not heard, "to be told to give back is no answer"
     process.on_limit(40, denied=True)
     assert heard == [("first", False)]
-    assert process.said[-1] == (0, {"wants": 10, "reserved": 100, "in_use": 100}), "now for the second"
-    process.grants.ask(5, lambda granted: heard.append(("third", granted)))
+    assert process.sent[-1] == (0, {"wants": 10, "reserved": 100, "in_use": 100}), "now for the second"
+    process.grants.request(5, lambda granted: heard.append(("third", granted)))
     process.on_limit(200)
     assert heard[1:] == [("second", True), ("third", True)], "it may be enough for both: they try again"
     process.on_limit(200, denied=True)
@@ -174,7 +174,7 @@ def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial()
     woken: list[None] = []
     plea = MemoryRequest(process.grants, lambda: woken.append(None))
     refusal = process.refused(30)
-    assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
+    assert plea.waits(refusal) and plea.waits(refusal) and len(process.sent) == 1
     process.on_limit(10)  # another request may have used the memory
     assert woken and plea.waits(process.refused(30))
     process.on_limit(10, denied=True)
@@ -216,9 +216,9 @@ def test_memory_is_cleared_with_tenants() -> None:
     assert not bare.server.filled
 
 
-@pytest.mark.parametrize(("wanted", "default", "had"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
-def test_a_session_may_want_less_time_than_the_daemon_allows(wanted: float, default: float, had: float) -> None:
-    assert shorter_limit(wanted, default) == had
+@pytest.mark.parametrize(("requested", "default", "expected"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
+def test_a_session_may_want_less_time_than_the_daemon_allows(requested: float, default: float, expected: float) -> None:
+    assert shorter_limit(requested, default) == expected
 
 
 # ---- host memory ----
@@ -237,18 +237,18 @@ def test_host_memory_of_a_tenant_is_bounded() -> None:
     server.allocate_host = Lent
     room: list[None] = []
     staging = Staging(server, 1000, SimpleNamespace(), lambda: room.append(None))  # type: ignore[arg-type]
-    one, same, other = session("x", 100), session("x", 100), session("y", 0)
-    first = staging.acquire(60, one)
-    assert first is not None and staging.acquire(60, same) is None
-    assert staging.acquire(600, other) is not None, "the quota of one tenant does not bind another"
-    assert staging.acquire(40, same) is not None
+    first_session, second_session, other_tenant = session("x", 100), session("x", 100), session("y", 0)
+    first = staging.acquire(60, first_session)
+    assert first is not None and staging.acquire(60, second_session) is None
+    assert staging.acquire(600, other_tenant) is not None, "the quota of one tenant does not bind another"
+    assert staging.acquire(40, second_session) is not None
     staging.release(first)
     assert room, "who waited is tried again"
-    second = staging.acquire(60, one)
-    assert second is not None and one.bytes_pinned == 60
+    second = staging.acquire(60, first_session)
+    assert second is not None and first_session.bytes_pinned == 60
     staging.release(second)
     staging.release(second)
-    assert one.bytes_pinned == 0
+    assert first_session.bytes_pinned == 0
 
 
 def test_copy_larger_than_the_quota_runs_alone() -> None:
@@ -272,7 +272,7 @@ def test_grant_answers_a_request_even_if_the_pool_held_more() -> None:
     process.server.in_use = process.server.reserved = 120  # beyond the limit: the freed memory has not returned yet
     assert process.on_limit(90)["limit"] == 120
     heard: list[bool] = []
-    process.grants.ask(15, heard.append)
+    process.grants.request(15, heard.append)
     process.on_limit(110)
     assert not heard
     process.on_limit(110, granted=True)

@@ -22,9 +22,9 @@ class Clock:
 
 
 def make(
-    left: int = 64 * MIB, cap: int = 8 * MIB, slab: int = 2 * MIB
+    lockable: int = 64 * MIB, cap: int = 8 * MIB, slab: int = 2 * MIB
 ) -> tuple[HostPool, Host, Clock, threading.Event]:
-    host, clock, grown = Host(left), Clock(), threading.Event()
+    host, clock, grown = Host(lockable), Clock(), threading.Event()
     return HostPool(cap, lock=host.lock, slab=slab, on_grown=grown.set, clock=clock), host, clock, grown
 
 
@@ -59,8 +59,8 @@ def test_small_buffers_share_pages_and_leave_no_holes() -> None:
         assert buffer is not None
         pool.free(buffer)
     assert pool.in_use == 0
-    whole = pool.allocate(2 * MIB)
-    assert whole is not None, "the pages went back when the slab was needed as a whole"
+    slab = pool.allocate(2 * MIB)
+    assert slab is not None, "the pages are returned when the whole slab is needed"
     assert pool.allocate(100) is None
 
 
@@ -80,11 +80,11 @@ def test_double_release_is_ignored() -> None:
 
 def test_pool_grows_on_another_thread_up_to_the_cap() -> None:
     pool, host, _, grown = make(cap=4 * MIB)
-    held: list[PinnedBuffer] = []
+    references: list[PinnedBuffer] = []
     first = pool.allocate(2 * MIB)
     assert first is not None and pool.allocate(4096) is None, "nothing is locked on this thread"
     assert grown.wait(10) and pool.grown() and not pool.grown()
-    held.append(first)
+    references.append(first)
     second = pool.allocate(2 * MIB)
     assert second is not None and pool.pinned == 4 * MIB
     assert pool.allocate(4096) is None and not pool.grown() and pool.pinned == 4 * MIB
@@ -95,7 +95,7 @@ def test_pool_grows_on_another_thread_up_to_the_cap() -> None:
 
 
 def test_refused_growth_is_retried_after_a_pause() -> None:
-    pool, host, clock, grown = make(left=2 * MIB)
+    pool, host, clock, grown = make(lockable=2 * MIB)
     first = pool.allocate(2 * MIB)
     assert first is not None and pool.refusal(100) is None
     assert pool.allocate(100) is None and grown.wait(10) and pool.grown()
@@ -110,9 +110,9 @@ def test_refused_growth_is_retried_after_a_pause() -> None:
     assert grown.wait(10) and pool.grown() and pool.allocate(100) is not None and pool.refusal(100) is None
 
 
-@pytest.mark.parametrize(("left", "pinned"), [(5 * MIB, 2 * MIB), (0, 0)])
-def test_smaller_initial_slabs_are_requested_after_a_refusal(left: int, pinned: int) -> None:
-    pool, host, _, _ = make(left=left, slab=8 * MIB)
+@pytest.mark.parametrize(("lockable", "pinned"), [(5 * MIB, 2 * MIB), (0, 0)])
+def test_smaller_initial_slabs_are_requested_after_a_refusal(lockable: int, pinned: int) -> None:
+    pool, host, _, _ = make(lockable=lockable, slab=8 * MIB)
     assert pool.pinned == pinned and min(size for size, _ in host.asked) >= SMALLEST_SLAB
     if pinned:
         assert pool.allocate(1000) is not None and pool.refusal(1000) is None

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, TELL_S
-from hearthd.device.resources.idle_work import BESIDE_S, IdleWork, Waiting
+from hearthd.device.resources.idle_queue import FIRST_S, GRACE_S, LOG_AFTER_S, LONGEST_S
+from hearthd.device.resources.idle_work import MAX_HOLD_S, IdleWork, Waiting
 from hearthd.device.resources.running import RETRY_S
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
@@ -83,7 +83,7 @@ class Journal:
         self.lines.append({"event": event, **fields})
 
 
-class Rest:
+class IdleRig:
     """An `IdleWork` with two tracks, on a clock that the test controls."""
 
     def __init__(self, limit: float = LIMIT) -> None:
@@ -115,34 +115,34 @@ class Rest:
         return self.idle_work.poll()
 
     def load(
-        self, session: str, done: Callable[[], None], refuse: Callable[[Refusal], None], what: str = "the load"
+        self, session: str, done: Callable[[], None], refuse: Callable[[Refusal], None], description: str = "the load"
     ) -> Waiting | None:
-        who: Any = SimpleNamespace(id=session, tenant=self.idle_work.tenant_of(session))
-        return self.idle_work.load(who, what, done, refuse)
+        waiting_session: Any = SimpleNamespace(id=session, tenant=self.idle_work.tenant_of(session))
+        return self.idle_work.load(waiting_session, description, done, refuse)
 
 
 class Orders(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.rest = Rest()
+        self.rig = IdleRig()
         self.answers: dict[int, list[str]] = {}
         self.waiting: dict[int, tuple[str, float, Waiting]] = {}
         self.patient = self.urgent = 0
         self.done = 0
         self.run_on_thread: list[Callable[[], None]] = []
-        self._poll = self.rest.idle_work.poll
-        self.rest.idle_work.poll = self._checked  # type: ignore[method-assign]
+        self._poll = self.rig.idle_work.poll
+        self.rig.idle_work.poll = self._checked  # type: ignore[method-assign]
 
     def _checked(self) -> float | None:
         """No load waits longer than the limit, except one that waits only for kernels of the same session."""
-        before = [(who, place, place.not_before) for who, _, place in self.waiting.values()]
-        ahead = self._poll()
-        for who, place, excused in before:
-            assert place.not_before == excused or self.rest.tracks.running_sessions() == [who]
-        return ahead
+        before = [(session_id, waiter, waiter.not_before) for session_id, _, waiter in self.waiting.values()]
+        delay = self._poll()
+        for session_id, waiter, excused in before:
+            assert waiter.not_before == excused or self.rig.tracks.running_sessions() == [session_id]
+        return delay
 
     def _loaded(self, number: int) -> None:
-        assert not self.rest.server.running, "loaded while a kernel runs"
+        assert not self.rig.server.running, "loaded while a kernel runs"
         self._answer(number, "loaded")
 
     def _answer(self, number: int, answer: str) -> None:
@@ -157,108 +157,108 @@ class Orders(RuleBasedStateMachine):
         def done() -> None:
             self._loaded(number)
             if launches:  # the first launch of a kernel, which must be made on an idle device
-                self.rest.launch(self.rest.two[0], "first", session)
+                self.rig.launch(self.rig.two[0], "first", session)
 
         def refuse(refusal: Refusal) -> None:
             assert refusal.reason is Reason.QUEUE_FULL and refusal.retry_after_s
             self._answer(number, "refused")
 
-        place = self.rest.load(session, done, refuse)
-        assert (place is None) == (self.answers[number] == ["loaded"])
-        if place is not None:
-            self.waiting[number] = session, self.rest.now, place
+        waiter = self.rig.load(session, done, refuse)
+        assert (waiter is None) == (self.answers[number] == ["loaded"])
+        if waiter is not None:
+            self.waiting[number] = session, self.rig.now, waiter
 
     @rule()
     def unload(self) -> None:
         def done() -> None:
-            assert not self.rest.server.running
+            assert not self.rig.server.running
             self.done += 1
 
         self.patient += 1
-        self.rest.idle_work.run(done, urgent=False)
+        self.rig.idle_work.run(done, urgent=False)
 
     @rule(urgent=st.booleans())
-    def free_beside(self, urgent: bool) -> None:
+    def free_on_thread(self, urgent: bool) -> None:
         def begin(done: Callable[[], None]) -> None:
-            assert not self.rest.server.running
+            assert not self.rig.server.running
             self.done += 1
             self.urgent -= urgent
             self.run_on_thread.append(done)
 
         self.patient += 1
         self.urgent += urgent
-        self.rest.idle_work.run_on_thread(begin, urgent=urgent)
+        self.rig.idle_work.run_on_thread(begin, urgent=urgent)
 
     @precondition(lambda self: self.run_on_thread)
     @rule()
     def freed(self) -> None:
         self.run_on_thread.pop(0)()
 
-    @rule(which=st.integers(0, 1), session=st.sampled_from("abc"))
-    def launch(self, which: int, session: str) -> None:
-        track = self.rest.two[which]
+    @rule(number=st.integers(0, 1), session=st.sampled_from("abc"))
+    def launch(self, number: int, session: str) -> None:
+        track = self.rig.two[number]
         if not track.closed:
-            self.rest.launch(track, session=session)
+            self.rig.launch(track, session=session)
 
-    @rule(which=st.integers(0, 1))
-    def end(self, which: int) -> None:
-        self.rest.end(self.rest.two[which])
+    @rule(number=st.integers(0, 1))
+    def end(self, number: int) -> None:
+        self.rig.end(self.rig.two[number])
 
     @rule(session=st.sampled_from("abc"))
     def close(self, session: str) -> None:
-        for number, (who, _, place) in list(self.waiting.items()):
-            if who == session:
-                self.rest.idle_work.drop(place)
+        for number, (session_id, _, waiter) in list(self.waiting.items()):
+            if session_id == session:
+                self.rig.idle_work.drop(waiter)
                 self._answer(number, "dropped")
 
-    @rule(seconds=st.sampled_from([0.001, 0.01, 0.5, TELL_S, 7.0, LIMIT]))
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.5, LOG_AFTER_S, 7.0, LIMIT]))
     def wait(self, seconds: float) -> None:
-        self.rest.now += seconds
-        self.rest.poll()
+        self.rig.now += seconds
+        self.rig.poll()
 
     @rule()
     def sleep(self) -> None:
         """Sleeps as long as the loop would if nothing else happens."""
-        ahead = self.rest.poll()
-        if ahead is not None:
-            self.rest.now += ahead + 1e-6
-            self.rest.poll()
+        delay = self.rig.poll()
+        if delay is not None:
+            self.rig.now += delay + 1e-6
+            self.rig.poll()
 
     @invariant()
-    def nobody_is_answered_twice(self) -> None:
+    def each_load_is_answered_at_most_once(self) -> None:
         assert all(len(answers) <= 1 for answers in self.answers.values())
-        gauges = self.rest.idle_work.gauges()
-        assert gauges["loads_waiting"] == len(self.waiting) == sum(not each for each in self.answers.values())
-        if all(place.not_before == -math.inf for _, _, place in self.waiting.values()):
+        gauges = self.rig.idle_work.gauges()
+        assert gauges["loads_waiting"] == len(self.waiting) == sum(not answers for answers in self.answers.values())
+        if all(waiter.not_before == -math.inf for _, _, waiter in self.waiting.values()):
             assert gauges["load_wait_longest_ns"] <= (LIMIT + 8) * 1e9
 
     @invariant()
-    def nobody_waits_for_too_long(self) -> None:
-        self.rest.poll()
-        for _, since, place in self.waiting.values():
-            assert self.rest.now < max(since + LIMIT, place.not_before)
+    def no_load_waits_for_too_long(self) -> None:
+        self.rig.poll()
+        for _, queued_at, waiter in self.waiting.values():
+            assert self.rig.now < max(queued_at + LIMIT, waiter.not_before)
         if not (self.waiting or self.urgent or self.run_on_thread):
-            assert not any(track.held for track in self.rest.two), "no load waits for an idle device"
+            assert not any(track.held for track in self.rig.two), "no load waits for an idle device"
 
     def teardown(self) -> None:
         """No load that waits for other sessions remains, whether kernels end or not. Then launches continue, and the
         remaining jobs run after they have ended."""
         for _ in range(20):
-            self.rest.now += LONGEST_S
-            self.rest.poll()
-        assert all(self.rest.tracks.running_sessions() == [who] for who, _, _ in self.waiting.values())
+            self.rig.now += LONGEST_S
+            self.rig.poll()
+        assert all(self.rig.tracks.running_sessions() == [session_id] for session_id, _, _ in self.waiting.values())
         for done in self.run_on_thread:
             done()
         self.run_on_thread.clear()
         for _ in range(1000):
-            for track in self.rest.two:
-                self.rest.end(track)
+            for track in self.rig.two:
+                self.rig.end(track)
             while self.run_on_thread:
                 self.run_on_thread.pop()()
         assert self.done == self.patient
         assert not self.waiting and all(len(answers) == 1 for answers in self.answers.values())
-        self.rest.now += BESIDE_S
-        assert self.rest.poll() is None and not any(track.held for track in self.rest.two)
+        self.rig.now += MAX_HOLD_S
+        assert self.rig.poll() is None and not any(track.held for track in self.rig.two)
 
 
 TestOrders = Orders.TestCase
@@ -272,23 +272,23 @@ def nothing() -> None:
     raise AssertionError("it was done")
 
 
-def refusals(rest: Rest, session: str = "b") -> list[Refusal]:
+def refusals(rig: IdleRig, session: str = "b") -> list[Refusal]:
     """Queues a load of the session behind the running work. Returns the list that receives its refusal."""
-    found: list[Refusal] = []
-    assert rest.load(session, nothing, found.append, "the load of module 7") is not None
-    return found
+    refused: list[Refusal] = []
+    assert rig.load(session, nothing, refused.append, "the load of module 7") is not None
+    return refused
 
 
 def test_overdue_load_names_the_work_it_waits_for() -> None:
-    rest = Rest()
-    rest.launch(rest.two[0], "endless", "a")
-    found = refusals(rest)
-    rest.now += LIMIT - 0.01
-    rest.poll()
-    assert not found
-    rest.now += 0.02
-    rest.poll()
-    (refusal,) = found
+    rig = IdleRig()
+    rig.launch(rig.two[0], "endless", "a")
+    refused = refusals(rig)
+    rig.now += LIMIT - 0.01
+    rig.poll()
+    assert not refused
+    rig.now += 0.02
+    rig.poll()
+    (refusal,) = refused
     assert refusal.reason is Reason.QUEUE_FULL and refusal.retry_after_s
     assert "the load of module 7" in refusal.message and "within 30 s" in refusal.message
     assert "kernel endless of session a" in refusal.message and "hearth sessions end a" in refusal.fix
@@ -296,126 +296,126 @@ def test_overdue_load_names_the_work_it_waits_for() -> None:
     assert refusal.details == {
         "waited_s": "30.010", "load_timeout_s": "30", "kernels": "endless", "sessions": "a",
     }  # fmt: skip
-    assert rest.poll() is None and not rest.two[0].held
+    assert rig.poll() is None and not rig.two[0].held
 
 
 def test_another_tenants_kernels_and_sessions_are_not_named() -> None:
-    rest = Rest()
-    rest.launch(rest.two[0], "secret", "c")
-    rest.launch(rest.two[1], "known", "a")
-    found = refusals(rest)
-    rest.now += LIMIT
-    rest.poll()
-    refusal = found[0]
+    rig = IdleRig()
+    rig.launch(rig.two[0], "secret", "c")
+    rig.launch(rig.two[1], "known", "a")
+    refused = refusals(rig)
+    rig.now += LIMIT
+    rig.poll()
+    refusal = refused[0]
     assert "kernel known of session a and work of another tenant's session" in refusal.message
     assert 'devices.isolation = "tenant"' in refusal.fix and refusal.details["kernels"] == "known"
     assert "secret" not in str(refusal) + str(refusal.details) and "session c" not in str(refusal)
 
 
 def test_a_wait_for_own_kernels_has_no_limit() -> None:
-    rest = Rest()
-    rest.launch(rest.two[0], "mine", "b")
-    rest.launch(rest.two[0], "mine", "b")
-    found = refusals(rest)
+    rig = IdleRig()
+    rig.launch(rig.two[0], "mine", "b")
+    rig.launch(rig.two[0], "mine", "b")
+    refused = refusals(rig)
     for _ in range(10):
-        rest.now += LIMIT
-        ahead = rest.poll()
-        assert not found and ahead is not None and ahead > 0, "it is looked at again, though not at once"
-    rest.launch(rest.two[1], "endless", "a")
-    rest.now += RETRY_S
-    rest.poll()
-    assert "kernel mine of this session and kernel endless of session a" in found[0].message
-    assert "synchronize" in found[0].fix and "hearth sessions end a" in found[0].fix
+        rig.now += LIMIT
+        delay = rig.poll()
+        assert not refused and delay is not None and delay > 0, "it is looked at again, though not at once"
+    rig.launch(rig.two[1], "endless", "a")
+    rig.now += RETRY_S
+    rig.poll()
+    assert "kernel mine of this session and kernel endless of session a" in refused[0].message
+    assert "synchronize" in refused[0].fix and "hearth sessions end a" in refused[0].fix
 
 
 def test_work_without_a_name_is_described() -> None:
-    bare = Rest()
+    bare = IdleRig()
     bare.tracks.claim_position(bare.two[0], ())
     bare.two[0].stream.queue.append("a graph")
-    found = refusals(bare)
+    refused = refusals(bare)
     bare.now += LIMIT
     bare.poll()
-    assert "no kernel's name" in found[0].message
+    assert "no kernel's name" in refused[0].message
 
 
 def test_many_kernels_are_not_all_named() -> None:
-    rest = Rest()
+    rig = IdleRig()
     for number in range(12):
-        rest.launch(rest.two[0], f"k{number}", "a")
-    found = refusals(rest)
-    rest.now += LIMIT
-    rest.poll()
-    assert found[0].details["kernels"] == "k0, k1, k2, k3, k4, k5, k6, k7, ..."
+        rig.launch(rig.two[0], f"k{number}", "a")
+    refused = refusals(rig)
+    rig.now += LIMIT
+    rig.poll()
+    assert refused[0].details["kernels"] == "k0, k1, k2, k3, k4, k5, k6, k7, ..."
 
 
 def test_each_wait_is_logged_once() -> None:
-    rest = Rest()
-    rest.launch(rest.two[0], "endless", "c")
-    refusals(rest, "a")
-    refusals(rest, "b")
+    rig = IdleRig()
+    rig.launch(rig.two[0], "endless", "c")
+    refusals(rig, "a")
+    refusals(rig, "b")
     for _ in range(5):
-        rest.now += TELL_S
-        rest.poll()
-    (line,) = rest.journal.lines
+        rig.now += LOG_AFTER_S
+        rig.poll()
+    (line,) = rig.journal.lines
     assert line["event"] == "loads_wait" and line["loads"] == 2 and line["sessions"] == ["a", "b"]
-    assert line["kernels"] == ["endless"] and line["sessions_of_kernels"] == ["c"] and line["waited_s"] == TELL_S
-    refusals(rest, "b")
-    rest.now += TELL_S
-    rest.poll()
-    assert [each["loads"] for each in rest.journal.lines] == [2, 1], "a later wait is separate"
+    assert line["kernels"] == ["endless"] and line["sessions_of_kernels"] == ["c"] and line["waited_s"] == LOG_AFTER_S
+    refusals(rig, "b")
+    rig.now += LOG_AFTER_S
+    rig.poll()
+    assert [entry["loads"] for entry in rig.journal.lines] == [2, 1], "a later wait is separate"
 
 
 @pytest.mark.parametrize("over", ["taken back", "refused"])
 def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> None:
-    rest = Rest()
-    rest.launch(rest.two[0])
-    found: list[Refusal] = []
-    place = rest.load("b", nothing, found.append)
-    assert place is not None
-    rest.idle_work.run(lambda: None, urgent=False)
-    rest.poll()
-    rest.now += PATIENCE_S + FIRST_S / 2
-    rest.poll()
-    assert rest.two[1].held
-    before = rest.kicks
+    rig = IdleRig()
+    rig.launch(rig.two[0])
+    refused: list[Refusal] = []
+    waiter = rig.load("b", nothing, refused.append)
+    assert waiter is not None
+    rig.idle_work.run(lambda: None, urgent=False)
+    rig.poll()
+    rig.now += GRACE_S + FIRST_S / 2
+    rig.poll()
+    assert rig.two[1].held
+    before = rig.kicks
     if over == "refused":
-        rest.idle_work.limit = FIRST_S / 2  # as a reload of the configuration does
-        rest.poll()
-        assert len(found) == 1
+        rig.idle_work.limit = FIRST_S / 2  # as a reload of the configuration does
+        rig.poll()
+        assert len(refused) == 1
     else:
-        rest.idle_work.drop(place)
-    assert not rest.two[1].held and rest.kicks > before
-    assert rest.poll() is None, "no load waits for what is left"
-    rest.now += 1e6
-    rest.poll()
-    assert not rest.two[1].held
+        rig.idle_work.drop(waiter)
+    assert not rig.two[1].held and rig.kicks > before
+    assert rig.poll() is None, "no load waits"
+    rig.now += 1e6
+    rig.poll()
+    assert not rig.two[1].held
 
 
 def test_without_a_limit_a_load_waits_for_ever() -> None:
-    rest = Rest(limit=0.0)
-    rest.launch(rest.two[0])
+    rig = IdleRig(limit=0.0)
+    rig.launch(rig.two[0])
     loaded: list[bool] = []
-    assert rest.load("b", lambda: loaded.append(True), lambda _refusal: nothing()) is not None
-    rest.now += 1e9
-    rest.poll()
-    assert rest.idle_work.gauges() == {"loads_waiting": 1, "load_wait_longest_ns": 10**18}
-    rest.end(rest.two[0])
-    assert loaded == [True] and rest.idle_work.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
+    assert rig.load("b", lambda: loaded.append(True), lambda _refusal: nothing()) is not None
+    rig.now += 1e9
+    rig.poll()
+    assert rig.idle_work.gauges() == {"loads_waiting": 1, "load_wait_longest_ns": 10**18}
+    rig.end(rig.two[0])
+    assert loaded == [True] and rig.idle_work.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
 
 
 def test_load_waits_for_a_kernel_launched_on_the_idle_device() -> None:
     """The first launch of a kernel and a load wait for the same idle device: the load runs after that kernel."""
-    rest = Rest()
-    rest.launch(rest.two[0])
+    rig = IdleRig()
+    rig.launch(rig.two[0])
     done: list[str] = []
 
     def first() -> None:
         done.append("first")
-        rest.launch(rest.two[1], "first", "b")
+        rig.launch(rig.two[1], "first", "b")
 
-    rest.load("b", first, lambda _refusal: nothing())
-    rest.load("c", lambda: done.append("load"), lambda _refusal: nothing())
-    rest.end(rest.two[0])
-    assert done == ["first"] and rest.server.running
-    rest.end(rest.two[1])
+    rig.load("b", first, lambda _refusal: nothing())
+    rig.load("c", lambda: done.append("load"), lambda _refusal: nothing())
+    rig.end(rig.two[0])
+    assert done == ["first"] and rig.server.running
+    rig.end(rig.two[1])
     assert done == ["first", "load"]

@@ -199,7 +199,7 @@ def test_stop_waits_for_earlier_work(peers: PeerRig) -> None:
 
 
 def test_launches_wait_a_bounded_time_for_a_destroyed_communicator(peers: PeerRig) -> None:
-    peers.process.device.idle_work.beside_s = 0.1
+    peers.process.device.idle_work.max_hold_s = 0.1
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     idle = peers.join("a-1")

@@ -48,9 +48,9 @@ def test_release_of_an_unused_block_is_refused() -> None:
     block = classes.allocate(16)
     assert block is not None
     classes.free(block)
-    for wrong in (block, Block("q", 0, 16), Block("p", 16, 16)):
+    for invalid in (block, Block("q", 0, 16), Block("p", 16, 16)):
         with pytest.raises(ValueError, match="not in use"):
-            classes.free(wrong)
+            classes.free(invalid)
 
 
 @given(st.lists(st.integers(1, LARGEST) | st.tuples(st.integers(0, 30)), max_size=80))
@@ -58,21 +58,23 @@ def test_random_programs(program: list[int | tuple[int]]) -> None:
     classes: SizeClasses[int] = SizeClasses(PAGE, SMALLEST, LARGEST)
     used: list[Block[int]] = []
     pages = 0
-    for step in program:
-        if isinstance(step, tuple):
+    for action in program:
+        if isinstance(action, tuple):
             if used:
-                classes.free(used.pop(step[0] % len(used)))  # in any order
+                classes.free(used.pop(action[0] % len(used)))  # in any order
             continue
-        block = classes.allocate(step)
+        block = classes.allocate(action)
         if block is None:
-            classes.add(pages, step)
+            classes.add(pages, action)
             pages += 1
-            block = classes.allocate(step)
-        assert block is not None and block.size >= step and block.offset + block.size <= PAGE
-        for other in used:
-            apart = block.offset >= other.offset + other.size or other.offset >= block.offset + block.size
-            assert other.page != block.page or apart
+            block = classes.allocate(action)
+        assert block is not None and block.size >= action and block.offset + block.size <= PAGE
+        for other_block in used:
+            apart = (
+                block.offset >= other_block.offset + other_block.size or other_block.offset >= block.offset + block.size
+            )
+            assert other_block.page != block.page or apart
         used.append(block)
-    held = {block.page for block in used}
+    used_pages = {block.page for block in used}
     assert classes.in_use == len(used)
-    assert set(classes.idle()) == set(range(pages)) - held
+    assert set(classes.idle()) == set(range(pages)) - used_pages

@@ -58,8 +58,8 @@ class Fronted(Rig[Server]):
         self.data = os.urandom(SIZE)
         self.call(allocate=c.Allocate(buffer=BUFFER, size=SIZE))
         for start in range(0, SIZE, CHUNK):
-            part = self.data[start : start + CHUNK]
-            self.call(write=c.Write(buffer=BUFFER, offset=start, data=part))
+            chunk = self.data[start : start + CHUNK]
+            self.call(write=c.Write(buffer=BUFFER, offset=start, data=chunk))
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
@@ -80,7 +80,7 @@ class Fronted(Rig[Server]):
         while self.gauges()["chunk_slots"] != self.layout.slots:
             pass
 
-    def ask(self, transfer: int, size: int, credits: int) -> int:
+    def start_read(self, transfer: int, size: int, credits: int) -> int:
         """Starts a read whose chunks are sent as far as `credits` allow, and returns the number of the call."""
         self.send(Kind.DOWNLOAD, channel=1, id=transfer, flags=credits)
         return self.start(read=c.Read(buffer=BUFFER, size=size, transfer=transfer))
@@ -102,12 +102,12 @@ class Fronted(Rig[Server]):
 
     def fetch(self, transfer: int, size: int) -> list[int | None]:
         """Reads all bytes, returning each slot immediately. Returns the slot of each chunk, or None."""
-        ident = self.ask(transfer, size, 1)
+        ident = self.start_read(transfer, size, 1)
         data, slots = b"", []
         while True:
-            offset, part, last, slot = self.chunk(transfer)
+            offset, chunk, last, slot = self.chunk(transfer)
             assert offset == len(data)
-            data += part
+            data += chunk
             slots.append(slot)
             if slot is not None:
                 self.give_back(slot)
@@ -123,8 +123,8 @@ class Fronted(Rig[Server]):
             pass
 
     def in_use(self) -> int:
-        held: int = self.gauges()["chunk_slots_in_use"]
-        return held
+        slots: int = self.gauges()["chunk_slots_in_use"]
+        return slots
 
 
 def mapped() -> int:
@@ -184,13 +184,13 @@ def test_small_chunk_is_sent_over_the_socket(start: Start) -> None:
 def test_unresponsive_front_only_exhausts_the_slots(start: Start) -> None:
     rig = start()
     rig.share()
-    ident = rig.ask(2, SIZE, 100)
-    came = [rig.chunk(2) for _ in range(SIZE // CHUNK)]
+    ident = rig.start_read(2, SIZE, 100)
+    chunks = [rig.chunk(2) for _ in range(SIZE // CHUNK)]
     assert rig.answer(ident).read.size == SIZE
-    assert [offset for offset, *_ in came] == list(range(0, SIZE, CHUNK))
-    assert b"".join(data for _, data, *_ in came) == rig.data, "a slot was used again before the front gave it back"
-    assert [last for _, _, last, _ in came] == [False] * 19 + [True]
-    slots = [slot for *_, slot in came if slot is not None]
+    assert [offset for offset, *_ in chunks] == list(range(0, SIZE, CHUNK))
+    assert b"".join(data for _, data, *_ in chunks) == rig.data, "a slot was used again before the front gave it back"
+    assert [last for _, _, last, _ in chunks] == [False] * 19 + [True]
+    slots = [slot for *_, slot in chunks if slot is not None]
     assert sorted(slots) == [0, 1, 2, 3] and rig.in_use() == 4
     assert rig.fetch(3, 4 * CHUNK) == [None] * 4
     rig.give_back(1, 3)
@@ -201,7 +201,7 @@ def test_unresponsive_front_only_exhausts_the_slots(start: Start) -> None:
 
 
 @contextmanager
-def held(rig: Fronted) -> Iterator[None]:
+def blocked_stream(rig: Fronted) -> Iterator[None]:
     """Makes the default stream wait until the block ends."""
     gate = threading.Event()
     rig.process.loop.post(lambda: rig.server.stream(0).submit(gate.wait))
@@ -214,8 +214,8 @@ def held(rig: Fronted) -> Iterator[None]:
 def test_copies_that_wait_leave_slots_to_others(start: Start) -> None:
     rig = start()
     rig.share()
-    with held(rig):
-        waiting = rig.ask(2, SIZE, 100)
+    with blocked_stream(rig):
+        waiting = rig.start_read(2, SIZE, 100)
         rig.call(flush=c.Flush())
         assert rig.in_use() == 2, "half of them are for chunks that can go at once"
         assert rig.gauges()["staging_bytes"] == SIZE, "all of it is under way"
@@ -226,8 +226,8 @@ def test_copies_that_wait_leave_slots_to_others(start: Start) -> None:
 def test_copies_running_when_the_transfer_is_cancelled(start: Start) -> None:
     rig = start()
     rig.share()
-    with held(rig):
-        waiting = rig.ask(2, SIZE, 2)
+    with blocked_stream(rig):
+        waiting = rig.start_read(2, SIZE, 2)
         rig.until_in_use(2)
         rig.send(Kind.ABORT, channel=1, id=2)
     assert rig.answer(waiting).HasField("error")
@@ -239,8 +239,8 @@ def test_copies_running_when_the_transfer_is_cancelled(start: Start) -> None:
 def test_copies_running_when_the_session_ends(start: Start) -> None:
     rig = start()
     rig.share()
-    with held(rig):
-        rig.ask(2, SIZE, 2)
+    with blocked_stream(rig):
+        rig.start_read(2, SIZE, 2)
         rig.until_in_use(2)
         rig.send(Kind.CLOSE, channel=1)
         assert rig.in_use() == 2, "the device is not done with them"
@@ -255,7 +255,7 @@ def test_a_copy_that_the_driver_refuses_leaves_its_slot(start: Start) -> None:
     rig = start()
     rig.share()
     rig.server.refuse = 1
-    assert rig.answer(rig.ask(2, SIZE, 100)).HasField("error")
+    assert rig.answer(rig.start_read(2, SIZE, 100)).HasField("error")
     assert rig.until(Kind.ABORT, 2)
     rig.until_in_use(0)
     assert None not in rig.fetch(3, SIZE)

@@ -18,40 +18,42 @@ from hearthd.shared.chunk_ring import (
     to_message,
 )
 
-steps = st.lists(st.tuples(st.sampled_from(["keep", "drop", "send kept", "send", "returned"]), st.integers(0, 20)))
+steps = st.lists(
+    st.tuples(st.sampled_from(["reserve", "drop", "send reserved", "send", "returned"]), st.integers(0, 20))
+)
 
 
 @given(st.integers(0, 9), steps)
 def test_random_programs(count: int, program: list[tuple[str, int]]) -> None:
     slots = ChunkSlots(count)
-    kept: list[int] = []
-    away: list[int] = []
-    for step, which in program:
-        if step == "keep":
-            slot = slots.keep()
-            assert (slot is None) == (len(kept) >= count // 2 or len(kept) + len(away) == count)
+    reserved: list[int] = []
+    at_front: list[int] = []
+    for action, number in program:
+        if action == "reserve":
+            slot = slots.reserve()
+            assert (slot is None) == (len(reserved) >= count // 2 or len(reserved) + len(at_front) == count)
             if slot is not None:
-                assert 0 <= slot < count and slot not in kept + away
-                kept.append(slot)
-        elif step == "send":
+                assert 0 <= slot < count and slot not in reserved + at_front
+                reserved.append(slot)
+        elif action == "send":
             slot = slots.send()
-            assert (slot is None) == (len(kept) + len(away) == count)
+            assert (slot is None) == (len(reserved) + len(at_front) == count)
             if slot is not None:
-                assert 0 <= slot < count and slot not in kept + away
-                away.append(slot)
-        elif step == "returned" and away:
-            slots.free(away.pop(which % len(away)))
-        elif step != "returned" and kept:
-            slot = kept.pop(which % len(kept))
-            if step == "drop":
+                assert 0 <= slot < count and slot not in reserved + at_front
+                at_front.append(slot)
+        elif action == "returned" and at_front:
+            slots.free(at_front.pop(number % len(at_front)))
+        elif action != "returned" and reserved:
+            slot = reserved.pop(number % len(reserved))
+            if action == "drop":
                 slots.drop(slot)
             else:
                 assert slots.send(slot) == slot
-                away.append(slot)
-        assert slots.reserved == len(kept) and slots.in_use == len(kept) + len(away)
-    for slot in kept:
+                at_front.append(slot)
+        assert slots.reserved == len(reserved) and slots.in_use == len(reserved) + len(at_front)
+    for slot in reserved:
         slots.drop(slot)
-    for slot in away:
+    for slot in at_front:
         slots.free(slot)
     assert slots.in_use == 0
     assert {slots.send() for _ in range(count)} == set(range(count)), "none is lost"
@@ -67,13 +69,13 @@ def test_the_slot_that_was_used_last_is_used_next() -> None:
 
 def test_free_slot_cannot_be_given_back() -> None:
     slots = ChunkSlots(4)
-    slot = slots.keep()
+    slot = slots.reserve()
     assert slot is not None
     with pytest.raises(ValueError, match="not with the front"):
         slots.free(slot)
     slots.send(slot)
     for again in (slots.drop, slots.send):
-        with pytest.raises(ValueError, match="not kept"):
+        with pytest.raises(ValueError, match="not reserved"):
             again(slot)
     slots.free(slot)
     for number in (slot, -1, 4):
@@ -86,13 +88,13 @@ def test_free_slot_cannot_be_given_back() -> None:
 
 @given(st.integers(1, 16 << 20))
 def test_layout_has_slots_for_every_worthwhile_chunk_size(chunk: int) -> None:
-    found = layout(chunk)
+    chosen = layout(chunk)
     if chunk < SMALLEST:
-        assert found == NONE and found.bytes == 0
+        assert chosen == NONE and chosen.bytes == 0
         return
-    assert 1 <= found.slots <= MAX_SLOTS and found.slot_bytes >= chunk and found.slot_bytes % 4096 == 0
-    assert found.bytes <= MAX_RING_BYTES and found.start(found.slots - 1) + chunk <= found.bytes
-    assert from_message(to_message(found)) == found
+    assert 1 <= chosen.slots <= MAX_SLOTS and chosen.slot_bytes >= chunk and chosen.slot_bytes % 4096 == 0
+    assert chosen.bytes <= MAX_RING_BYTES and chosen.start(chosen.slots - 1) + chunk <= chosen.bytes
+    assert from_message(to_message(chosen)) == chosen
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
     yield from prepared(request.param)
 
 
-def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
+def share_signals(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
     """Shares a segment for signals."""
     memory = ends[1].share(7, 64, **({"signals": True} | more))
     rig.memories.append(memory)
@@ -50,12 +50,12 @@ def given(rig: Sharing, copies: int) -> None:
     until(lambda: rig.given == copies, f"{copies} copies")
 
 
-def until(found: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], description: str) -> None:
     for _ in range(2000):
-        if found():
+        if condition():
             return
         threading.Event().wait(0.005)
-    raise AssertionError(f"not there: {what}")
+    raise AssertionError(f"not there: {description}")
 
 
 def word(memory: mmap.mmap) -> int:
@@ -64,27 +64,27 @@ def word(memory: mmap.mmap) -> int:
 
 def test_signal_comes_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
     ends = client, _, memory = begin(rig)
-    found = told(rig, ends)
+    signals = share_signals(rig, ends)
     for number in range(2, 40, 2):
         memory[:8] = number.to_bytes(8, "little")
         gate = shut(rig)
         client.batch(write(request=number, buffer=2))
         given(rig, number - 1)
-        assert word(found) < number
+        assert word(signals) < number
         gate.set()
-        assert client.response().result.request == number == word(found)
+        assert client.response().result.request == number == word(signals)
         gate = shut(rig)
         client.batch(read(request=number + 1, buffer=2))
         given(rig, number)
-        assert word(found) == number
+        assert word(signals) == number
         gate.set()
-        assert client.response().result.request == number + 1 == word(found)
+        assert client.response().result.request == number + 1 == word(signals)
         assert memory[SIZE : SIZE + 8] == memory[:8]
 
 
 def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     ends = client, _, _ = begin(rig)
-    found = told(rig, ends)
+    signals = share_signals(rig, ends)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     given(rig, 1)
@@ -94,15 +94,15 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     until(lambda: telemetry.sync_points > before, "the waiting session")  # otherwise the copy might be done by then
     unanswered(client)
     gate.set()
-    assert [client.response().result.request for _ in range(2)] == [2, 300] and word(found) == 300
+    assert [client.response().result.request for _ in range(2)] == [2, 300] and word(signals) == 300
     client.batch(add(1), sync(301))
-    assert client.response().result.request == 301 and word(found) == 300
+    assert client.response().result.request == 301 and word(signals) == 300
 
 
 def test_failed_copies_are_not_signalled(rig: Sharing) -> None:
     """A failed copy is not signalled, nor a wait behind it, nor a copy whose answer has to report another failure."""
     ends = client, _, _ = begin(rig)
-    found = told(rig, ends)
+    signals = share_signals(rig, ends)
     rig.server.takes = 0
     client.batch(write(request=2, buffer=2))
     assert client.response().result.HasField("error")
@@ -114,18 +114,18 @@ def test_failed_copies_are_not_signalled(rig: Sharing) -> None:
     client.batch(sync(5))
     results = [client.response().result for _ in range(2)]
     assert results[1].HasField("error")
-    assert word(found) == 0
+    assert word(signals) == 0
     client.batch(write(request=6, buffer=2))
-    assert client.response().result.request == 6 == word(found)
+    assert client.response().result.request == 6 == word(signals)
 
 
 @pytest.mark.parametrize("more", [{"signals": False}, {"signals": 1}, {"signals": "yes"}, {"signals": None}])
 def test_no_signal_without_a_request_for_it(rig: Sharing, more: dict[str, object]) -> None:
     ends = client, _, _ = begin(rig)
-    found = told(rig, ends, **more)
+    signals = share_signals(rig, ends, **more)
     client.batch(write(request=2, buffer=2))
     assert client.response().result.request == 2
-    assert word(found) == 0
+    assert word(signals) == 0
 
 
 def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
@@ -140,17 +140,17 @@ def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
 def test_device_without_signals(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuServer, "signal_address", lambda self, address: 0)
     ends = client, _, _ = begin(rig)
-    found = told(rig, ends)
+    signals = share_signals(rig, ends)
     client.batch(write(request=2, buffer=2))
     assert client.response().result.request == 2
-    assert word(found) == 0
+    assert word(signals) == 0
 
 
 def test_signals_end_with_their_segment(rig: Sharing) -> None:
     ends = client, connection, _ = begin(rig)
-    found = told(rig, ends)
+    signals = share_signals(rig, ends)
     client.batch(write(request=2, buffer=2))
-    assert client.response().result.request == 2 == word(found)
+    assert client.response().result.request == 2 == word(signals)
     gate = shut(rig)
     client.batch(write(request=3, buffer=2))
     given(rig, 2)
@@ -160,12 +160,12 @@ def test_signals_end_with_their_segment(rig: Sharing) -> None:
     assert client.response().result.request == 3
     client.batch(write(request=4, buffer=2))
     assert client.response().result.request == 4
-    assert word(found) == 3, "one that was under way has been written, and none since"
+    assert word(signals) == 3, "one that was under way has been written, and none since"
 
 
 def test_session_that_ends_with_a_pending_signal(rig: Sharing) -> None:
     ends = client, _, _ = begin(rig)
-    told(rig, ends)
+    share_signals(rig, ends)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     given(rig, 1)
@@ -179,7 +179,7 @@ def test_session_that_ends_with_a_pending_signal(rig: Sharing) -> None:
 def test_signal_refused_by_the_driver(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is answered as usual, and no further signal is tried."""
     ends = client, _, _ = begin(rig)
-    found = told(rig, ends)
+    found = share_signals(rig, ends)
     tried: list[int] = []
 
     def refuse(self: CpuServer, address: int, value: int, stream: object) -> None:

@@ -23,19 +23,22 @@ def test_chunks_that_end_anywhere_put_every_byte_in_its_place(
     for cut in [*cuts, rows.size]:
         size = min(cut, rows.size - start)
         chunk = data[start : start + size]
-        found = list(pieces(rows, start, size))
-        assert len(found) <= (1 if rows.dense else 3) and sum(piece.width * piece.rows for piece in found) == size
-        for piece in found:
+        row_pieces = list(pieces(rows, start, size))
+        assert (
+            len(row_pieces) <= (1 if rows.dense else 3)
+            and sum(piece.width * piece.rows for piece in row_pieces) == size
+        )
+        for piece in row_pieces:
             assert piece.rows == 1 or (piece.width, piece.pitch) == (width, rows.pitch)
             for row in range(piece.rows):
-                at, since = piece.device + row * piece.pitch, piece.host + row * piece.width
-                memory[at : at + piece.width] = chunk[since : since + piece.width]
+                at, source_start = piece.device + row * piece.pitch, piece.host + row * piece.width
+                memory[at : at + piece.width] = chunk[source_start : source_start + piece.width]
                 for byte in range(at, at + piece.width):
                     written[byte] += 1
         start += size
     assert max(written) == 1
-    seen = b"".join(memory[row * rows.pitch : row * rows.pitch + width] for row in range(count))
-    assert seen == data[: rows.size]
+    contents = b"".join(memory[row * rows.pitch : row * rows.pitch + width] for row in range(count))
+    assert contents == data[: rows.size]
 
 
 def test_empty_layouts_have_no_pieces() -> None:

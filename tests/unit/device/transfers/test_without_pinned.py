@@ -23,12 +23,12 @@ Start = Callable[[int], Rig[LockingServer]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts device processes on a host that locks `left` bytes."""
+    """Starts device processes on a host that locks `lockable` bytes."""
     rigs: list[Rig[LockingServer]] = []
 
-    def begin(left: int) -> Rig[LockingServer]:
+    def begin(lockable: int) -> Rig[LockingServer]:
         spec = DeviceSpec(0, "cpu", 0, memory_limit=64 * MIB, chunk_bytes=300_000)
-        rigs.append(Rig(spec, partial(LockingServer, host=Host(left))))
+        rigs.append(Rig(spec, partial(LockingServer, host=Host(lockable))))
         return rigs[-1]
 
     yield begin
@@ -65,8 +65,8 @@ def test_every_copy_without_page_locked_memory(start: Start) -> None:
     assert rig.download(10) == picture
     ok(rig.answer(read))
     few = c.Rows(width=10, rows=3, pitch=2003)
-    part = ok(rig.call(read=c.Read(buffer=1, offset=3, size=30, rows=few))).read.data
-    assert part == b"".join(picture[row * 1001 : row * 1001 + 10] for row in range(3))
+    corner = ok(rig.call(read=c.Read(buffer=1, offset=3, size=30, rows=few))).read.data
+    assert corner == b"".join(picture[row * 1001 : row * 1001 + 10] for row in range(3))
     between = ok(rig.call(read=c.Read(buffer=1, offset=3 + 1001, size=1002))).read.data
     full = bytearray(data)
     full[99:1099] = small

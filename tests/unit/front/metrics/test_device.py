@@ -253,7 +253,7 @@ def test_every_counter_of_a_device_process_is_described() -> None:
     from hearthd.device.platform.telemetry import Telemetry
 
     telemetry = Telemetry()
-    telemetry.know(["read"])
+    telemetry.register(["read"])
     answer = telemetry.snapshot()
     for line in page({0: Counts.of(answer)}).splitlines():
         assert not (line.startswith("# HELP") and "Of the device process:" in line), line
@@ -264,6 +264,6 @@ def test_fields_of_a_device_process_have_their_published_families() -> None:
     from hearthd.device.platform.telemetry import Telemetry
 
     telemetry = Telemetry()
-    telemetry.know(["read"])
+    telemetry.register(["read"])
     text = page({0: Counts.of(telemetry.snapshot())})
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == FAMILIES
