@@ -272,10 +272,9 @@ class Attachment:
         try:
             with self._lock:
                 queue, session = self.queue, self.session
-                if (
+                if (  # `queue.full` is spelled out
                     session.error is not None or self._freed
-                    or queue.queued >= queue.max_commands  # `queue.full`, spelled out
-                    or queue.queued_bytes >= queue.max_bytes
+                    or queue.queued >= queue.max_commands or queue.queued_bytes >= queue.max_bytes
                 ):  # fmt: skip
                     self._make_ready()
                 channel = self.channel

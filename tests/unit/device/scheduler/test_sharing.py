@@ -172,7 +172,7 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
 
 def test_kernel_that_waits_for_later_work_gets_it(crowd: Crowd) -> None:
     """The session is charged for the time that it runs, as for any work, and the work queued behind the kernel still
-    runs: a few commands, which take a third of a second by `extra_slices` where each gets a slice of its own."""
+    runs: a few commands, which take a third of a second by `extra_slices` where each gets a separate slice."""
     kernel_s, commands = 8, 5
     stuck = crowd.join(tenant="stuck", nanoseconds=kernel_s * 1_000_000_000, launches=1, window=100)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=4, window=8)

@@ -26,7 +26,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return known[host]
 
-    monkeypatch.setattr(peer_targets, "_resolved", resolved)
+    monkeypatch.setattr(peer_targets, "_resolve_host", resolved)
     return known
 
 
@@ -34,7 +34,7 @@ def find(text: str, *peers: str, auto: Any = LOOPBACK) -> list[str]:
     async def work() -> list[Address]:
         targets = PeerTargets(peers, auto)
         try:
-            return await targets.find(parse_address(text))
+            return await targets.resolve(parse_address(text))
         finally:
             targets.close()
 
@@ -107,8 +107,8 @@ def test_closed_target_list_resolves_no_names(names: dict[str, list[str]]) -> No
     async def work() -> None:
         targets = PeerTargets(["auto"], LOOPBACK)
         targets.close()
-        assert await targets.find(Address("gpu1", 5)) == []
-        assert await targets.find(Address("127.0.0.1", 5)) == [Address("127.0.0.1", 5)]
+        assert await targets.resolve(Address("gpu1", 5)) == []
+        assert await targets.resolve(Address("127.0.0.1", 5)) == [Address("127.0.0.1", 5)]
 
     asyncio.run(work())
 

@@ -95,15 +95,15 @@ def test_faults_of_own_and_shared_processes_are_visible() -> None:
     assert visible_to(BOB, [faults]) == [] and len(visible_to(OPERATOR, [faults])) == 1
 
 
-@pytest.mark.parametrize(("involved", "told"), [({"bob"}, True), ({"alice"}, False), ({"alice", "bob"}, False),
+@pytest.mark.parametrize(("involved", "readable"), [({"bob"}, True), ({"alice"}, False), ({"alice", "bob"}, False),
                                                 ({"bob", ""}, False), (set(), False)])  # fmt: skip
-def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], told: bool) -> None:
+def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], readable: bool) -> None:
     faults = RecentFaults(0)
     faults.add(lost(), 3, EVERYBODY, {f"of {tenant}": tenant for tenant in involved})
     [seen] = visible_to(BOB, [faults])
     assert seen["sessions"] == [{"id": "of bob", "tenant": "bob"}][: "bob" in involved]
     assert len(visible_to(OPERATOR, [faults])[0]["sessions"]) == len(involved)
-    assert ("secret" in str(seen)) is told and seen["generation"] == 3
+    assert ("secret" in str(seen)) is readable and seen["generation"] == 3
     assert "secret" in str(visible_to(OPERATOR, [faults]))
     faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, {})
     assert "SIGSEGV" in visible_to(BOB, [faults])[0]["detail"], "that says nothing of anybody"
