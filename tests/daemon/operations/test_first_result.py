@@ -17,11 +17,11 @@ import hearth
 connect = hearth.connect
 from hearth.transport.framed import FramedTransport
 
-ask = FramedTransport.ask
+start_call = FramedTransport.start_call
 def asking(self, method, *rest):
     at_ask.append([method, [name for name in sys.modules if name.startswith("hearth.")]])
-    return ask(self, method, *rest)
-FramedTransport.ask = asking
+    return start_call(self, method, *rest)
+FramedTransport.start_call = asking
 
 import numpy as np
 SOURCE = '''
@@ -34,8 +34,8 @@ standard = set(sys.modules)
 with connect(sys.argv[1], name="first") as node:
     gpu = node.device(0)
     connected = set(sys.modules)
-    # A compile on a busy machine may take longer than the watchdog's patience; its question takes protobuf.
-    sys.modules["hearth.session.watchdog"].ASK_S = 600.0
+    # A compile on a busy machine may take longer than the watchdog waits; its request takes protobuf.
+    sys.modules["hearth.session.timing"].TIMING.silence = 600.0
     x, y = gpu.asarray(np.arange(1 << 16, dtype=np.float32)), gpu.empty(1 << 16, np.float32)
     gpu.RawKernel(SOURCE, "twice")((256,), (256,), (x, y, np.int32(1 << 16)))
     assert y.get()[-1] == 2.0 * ((1 << 16) - 1)

@@ -33,7 +33,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
         whole = getattr(shared_copies, name)
         counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
         monkeypatch.setattr(shared_copies, name, counted)
-    monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests want them, of uploads too
+    monkeypatch.setattr(telemetry, "is_enabled", lambda: False)  # other tests want them, of uploads too
 
     def asked() -> int:
         count = len(calls)
@@ -265,7 +265,7 @@ def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: py
     whole = host_copy.write
     monkeypatch.setattr(host_copy, "write", lambda *args: (written.append(0), whole(*args))[1])
     for made, count in ((False, 1), (True, 4), (False, 4)):
-        monkeypatch.setattr(telemetry, "made", lambda made=made: made)
+        monkeypatch.setattr(telemetry, "is_enabled", lambda made=made: made)
         for _ in range(3):
             x.set(host)
         assert len(written) == count

@@ -242,7 +242,10 @@ class DaemonProcess:
     # ---- output of the daemon ----
 
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        """Returns the complete lines of the log; the last one may be half written while the daemon runs."""
+        running = self.process.poll() is None
+        text = self.log_path.read_text(errors="replace")
+        return text[: text.rfind("\n") + 1] if running else text
 
     def get(self, path: str, token: str = "") -> Page:
         """Gets a page over HTTP, whatever its status."""
