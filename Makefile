@@ -44,8 +44,7 @@ MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
 # Of make test-quick: these files of the daemon's tests.
 SMOKE := launch/test_launch transfers/test_transfers collectives/test_collectives operations/test_first_process \
   cli/test_status kernels/test_modules
-QUICK := --leave-out tests/slow.txt --ignore tests/unit/device/cpu/kernels $(patsubst %,tests/daemon/%.py,$(SMOKE)) \
-  tests/unit
+QUICK := --leave-out tests/slow.txt $(patsubst %,tests/daemon/%.py,$(SMOKE)) tests/unit
 # A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
 WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := client/hearth server/hearthd proto/hearth_proto

@@ -121,17 +121,22 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--leave-out", type=Path, metavar="FILE", help="leaves out the tests that FILE lists")
-    parser.addoption("--only-listed", type=Path, metavar="FILE", help="runs only the tests that FILE lists")
+    parser.addoption("--leave-out", type=Path, metavar="FILE", help="leaves out the tests and modules that FILE lists")
+    parser.addoption("--only-listed", type=Path, metavar="FILE", help="runs only the tests and modules that FILE lists")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for option, wanted in (("leave_out", False), ("only_listed", True)):
         if file := config.getoption(option):
             listed = set(file.read_text().splitlines())
-            out = [item for item in items if (item.nodeid.partition("[")[0] in listed) is not wanted]
-            config.hook.pytest_deselected(items=out)
-            items[:] = [item for item in items if (item.nodeid.partition("[")[0] in listed) is wanted]
+            chosen = [item for item in items if _is_listed(item, listed) is wanted]
+            config.hook.pytest_deselected(items=[item for item in items if _is_listed(item, listed) is not wanted])
+            items[:] = chosen
+
+
+def _is_listed(item: pytest.Item, listed: set[str]) -> bool:
+    """Returns True if the test, without its parameters, or its whole module is in the list."""
+    return not listed.isdisjoint({item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]})
 
 
 _LONGEST_NAME = 60
