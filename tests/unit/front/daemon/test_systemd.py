@@ -67,17 +67,24 @@ def beats(manager: NotifySocket) -> int:
     return sum("WATCHDOG" in message for message in manager.listen(0))
 
 
+async def wait_beats(manager: NotifySocket, count: int) -> None:
+    """Returns after `count` further notifications of the watchdog."""
+    received = 0
+    async with asyncio.timeout(20):
+        while received < count:
+            await asyncio.sleep(0.005)
+            received += beats(manager)
+
+
 def test_the_watchdog_is_fed_by_progress_alone(manager: NotifySocket) -> None:
     well = [True]
 
     async def scenario() -> None:
         feeding = asyncio.create_task(Notifier().watchdog(lambda: well[0]))
-        await asyncio.sleep(0.2)
-        assert beats(manager) >= 4
+        await wait_beats(manager, 4)
         time.sleep(0.2)  # noqa: ASYNC251 - the loop is stuck
         assert beats(manager) == 0
-        await asyncio.sleep(0.1)
-        assert beats(manager) >= 2
+        await wait_beats(manager, 2)
         well[0] = False
         await asyncio.sleep(0.03)
         beats(manager)
@@ -100,16 +107,13 @@ def test_watchdog_is_not_fed_while_a_device_is_silent(manager: NotifySocket, tmp
 
     async def scenario() -> None:
         async with front(tmp_path, devices__ping_timeout="300ms") as served:
-            await asyncio.sleep(0.1)
-            assert beats(manager) >= 2 and served.daemon.healthy()
+            await wait_beats(manager, 2)
+            assert served.daemon.healthy()
             device = served.daemon.supervisor.devices[1]
             process = device.workers.running[0].process
             assert process is not None
-            process.last_pong -= 10
-            await asyncio.sleep(0.03)
-            beats(manager)
+            process.last_pong -= 10  # until the next pong, which the event loop would receive
             assert not served.daemon.healthy()
-            await asyncio.sleep(0)
             process.last_pong += 10
             assert served.daemon.healthy()
 
