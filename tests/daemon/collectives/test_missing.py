@@ -25,7 +25,7 @@ def test_missing_rank_fails_the_present_ones_in_time(ranks: Ranks, three: Daemon
     began = time.monotonic()
     for rank in (0, 2):
         ranks.streams[rank].batch(
-            collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=1.0),
+            collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=5.0),
             c.Command(create_stream=c.CreateStream(stream=5)),
             c.Command(stream=5, allocate=c.Allocate(buffer=9, size=4)),
             c.Command(stream=5, fill=c.Fill(buffer=9, size=4, pattern=b"\7")),
@@ -40,7 +40,7 @@ def test_missing_rank_fails_the_present_ones_in_time(ranks: Ranks, three: Daemon
         refusal = ranks.failure(rank)
         assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "1", refusal
         assert "all_reduce" in refusal.details["recorder"]
-        assert 0.9 < time.monotonic() - began < 1.0 + LATE
+        assert 4.9 < time.monotonic() - began < 5.0 + LATE
         assert ranks.data(rank, A) == [rank + 1.0] * FLOATS
     recorded = ranks.recorded((0, 1, 2), number)
     assert recorded.state == "failed" and recorded.error and set(recorded.presented) == {0, 2}
