@@ -129,9 +129,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for option, wanted in (("leave_out", False), ("only_listed", True)):
         if file := config.getoption(option):
             listed = set(file.read_text().splitlines())
-            chosen = [item for item in items if _is_listed(item, listed) is wanted]
-            config.hook.pytest_deselected(items=[item for item in items if _is_listed(item, listed) is not wanted])
-            items[:] = chosen
+            parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+            for item in items:
+                parts[_is_listed(item, listed)].append(item)
+            config.hook.pytest_deselected(items=parts[not wanted])
+            items[:] = parts[wanted]
 
 
 def _is_listed(item: pytest.Item, listed: set[str]) -> bool:

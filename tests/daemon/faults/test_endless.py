@@ -3,7 +3,6 @@ only after those have closed."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -82,8 +81,7 @@ def abandoned(node: DaemonProcess) -> int:
 
 
 def events(node: DaemonProcess, event: str, **fields: Any) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
-    return [each for each in lines if each["event"] == event and fields.items() <= each.items()]
+    return [entry for entry in node.log_entries() if entry["event"] == event and fields.items() <= entry.items()]
 
 
 def losses(node: DaemonProcess, session: str) -> list[dict[str, Any]]:

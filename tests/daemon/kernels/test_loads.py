@@ -4,7 +4,6 @@ are unaffected."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,8 +82,8 @@ def works(module: hearth.RawModule, gpu: hearth.Device) -> None:
 
 def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, Any]]:
     """Returns the log entries of the event that name the session."""
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
+    entries = [entry for entry in daemon.log_entries() if entry["event"] == event]
+    return [entry for entry in entries if session in entry.get("sessions", ())]
 
 
 def test_refused_load_names_blocking_kernel(daemon: DaemonProcess) -> None:

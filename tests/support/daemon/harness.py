@@ -247,6 +247,10 @@ class DaemonProcess:
         text = self.log_path.read_text(errors="replace")
         return text[: text.rfind("\n") + 1] if running else text
 
+    def log_entries(self) -> list[dict[str, Any]]:
+        """Returns the structured entries of the log."""
+        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+
     def get(self, path: str, token: str = "") -> Page:
         """Gets a page over HTTP, whatever its status."""
         token = token or self.token

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ class Reloaded:
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """Returns the log entries of these events."""
-        lines = [line for line in self.daemon.log().splitlines() if line.startswith("{")]
-        return [entry for entry in map(json.loads, lines) if entry["event"] in names]
+        return [entry for entry in self.daemon.log_entries() if entry["event"] in names]
 
     def hang_up(self) -> dict[str, Any]:
         """Makes the daemon reload its configuration by SIGHUP; returns the log entry of the outcome."""

@@ -10,6 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import EventEntry, LogicalStream
@@ -288,14 +289,7 @@ def _after_snapshots(
     snapshots = [snapshot for snapshot in session.snapshots if stream is None or snapshot.stream is stream]
     if not snapshots:
         return callback
-    remaining = len(snapshots) + 1
-
-    def count_down() -> None:
-        nonlocal remaining
-        remaining -= 1
-        if not remaining:
-            callback()
-
+    complete_one = countdown(len(snapshots) + 1, callback)
     for snapshot in snapshots:
-        snapshot.then(count_down)
-    return count_down
+        snapshot.then(complete_one)
+    return complete_one

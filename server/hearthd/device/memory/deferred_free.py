@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
@@ -126,18 +127,11 @@ class DeferredFree:
 
         Returns False, without calling it, if there are none.
         """
-        remaining = len(self._queues)
-        if not remaining:
+        if not self._queues:
             return False
-
-        def queue_done() -> None:
-            nonlocal remaining
-            remaining -= 1
-            if not remaining:
-                callback()
-
+        complete_one = countdown(len(self._queues), callback)
         for queues in tuple(self._queues.values()):
-            queues[-1].then(queue_done)
+            queues[-1].then(complete_one)
         return True
 
     @property

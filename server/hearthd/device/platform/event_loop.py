@@ -24,6 +24,18 @@ EXPECTED_S = 1e-4
 """Time, in seconds, for which the loop polls only for the next request of a client that has just been answered."""
 
 
+def countdown(count: int, callback: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function whose `count`-th call calls `callback`: it joins `count` completions, at least one."""
+
+    def complete_one() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            callback()
+
+    return complete_one
+
+
 class Loop:
     """Runs ready sockets, then posted tasks in order, then the `on_poll` hook, until `stop`."""
 

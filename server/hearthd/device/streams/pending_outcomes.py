@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable
 
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_errors import StreamFailure
 
@@ -105,14 +106,7 @@ def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
     Callbacks keep their order, so errors surface in the order of the stream.
     """
     unsettled = [outcome for outcome in outcomes if not outcome.settled]
-    remaining = len(unsettled) + 1
-
-    def count_down() -> None:
-        nonlocal remaining
-        remaining -= 1
-        if not remaining:
-            callback()
-
+    complete_one = countdown(len(unsettled) + 1, callback)
     for outcome in unsettled:
-        outcome.then(count_down)
-    return count_down
+        outcome.then(complete_one)
+    return complete_one

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import Event
 from hearthd.device.backend.server import ComputeServer, KeepsCrashRecord
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.streams import track_choice
 from hearthd.device.streams.completion_forecast import CompletionForecast
@@ -276,20 +277,12 @@ class StreamPool:
         """Starts the spin-wait, because a session waits from now on for work that is under way."""
         self.spin_policy.begin(time.perf_counter())
 
-    def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
+    def after_all(self, tracks: Collection[PooledStream], callback: Callback) -> None:
         """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""
-        remaining = 1
-
-        def count_down() -> None:
-            nonlocal remaining
-            remaining -= 1
-            if not remaining:
-                callback()
-
+        complete_one = countdown(len(tracks) + 1, callback)
         for track in tracks:
-            remaining += 1
-            self.on_complete(track, count_down)
-        count_down()
+            self.on_complete(track, complete_one)
+        complete_one()
 
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None

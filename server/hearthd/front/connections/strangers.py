@@ -132,7 +132,7 @@ def connections_to_close(
 def _excess_connections(
     by_peer: dict[str, list[UnauthenticatedConnection]], maximum: int
 ) -> list[UnauthenticatedConnection]:
-    """Returns the connections in excess of `max_connections` in total.
+    """Returns the connections in excess of `maximum` in total.
 
     The largest peers are reduced to a common size, oldest connections first.
     """

@@ -168,8 +168,7 @@ class PublicationRegistry:
                 fix="replace it (replace=True), unpublish it first, or use another name",
                 details={"name": name, "device": device},
             )
-        count = sum(other.tenant == tenant and other.device == device for other in self._names.values())
-        if limit and previous is None and count >= limit:
+        if limit and previous is None and self._count(tenant, device) >= limit:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
                 f"{limit} buffers of tenant {tenant} are published on device {device}, which is the maximum",
@@ -315,6 +314,10 @@ class PublicationRegistry:
                 self.end(publication)
         moved = (self.process_unmapped(publication.number, process) for publication in self)
         return [publication for publication in moved if publication is not None]
+
+    def _count(self, tenant: str, device: int) -> int:
+        """Returns the number of names of a tenant on a device."""
+        return sum(other.tenant == tenant and other.device == device for other in self._names.values())
 
     def _remove_if_unused(self, publication: Publication) -> None:
         if publication.unused:

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.event_loop import Loop, countdown
 from hearthd.device.platform.spin_policy import SpinPolicy
 
 
@@ -277,3 +277,13 @@ def test_an_idle_loop_uses_no_processor_time() -> None:
         began = time.clock_gettime(thread)
         time.sleep(0.4)  # the processor time of an idle loop is measured
         assert time.clock_gettime(thread) - began < 0.04
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_countdown_calls_once_with_the_last_completion(count: int) -> None:
+    calls: list[str] = []
+    complete_one = countdown(count, lambda: calls.append("done"))
+    for _ in range(count):
+        assert not calls
+        complete_one()
+    assert calls == ["done"]
