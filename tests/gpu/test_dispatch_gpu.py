@@ -76,11 +76,13 @@ def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
     same kernel."""
     import cupy
 
-    fresh = KERNELS + f"// {os.urandom(8).hex()}"
-    spin = gpu.RawModule(code=fresh).get_function("spin")
-    cold = timed(gpu, spin, CYCLES, Out(64, np.uint8))
+    cold = []
+    for _ in range(3):
+        fresh = KERNELS + f"// {os.urandom(8).hex()}"
+        spin = gpu.RawModule(code=fresh).get_function("spin")
+        cold.append(timed(gpu, spin, CYCLES, Out(64, np.uint8)))
     small = [timed(gpu, spin, CYCLES, Out(64, np.uint8)) for _ in range(5)]
-    large = [timed(gpu, spin, CYCLES, Out(256 << 20, np.uint8)) for _ in range(2)]
+    large = [timed(gpu, spin, CYCLES, Out(256 << 20, np.uint8)) for _ in range(3)]
     kernel = cupy.RawKernel(KERNELS, "spin")
     out = cupy.zeros(64, cupy.uint8)
     theirs = []
@@ -91,12 +93,15 @@ def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
         end.record()
         end.synchronize()
         theirs.append(cupy.cuda.get_elapsed_time(start, end) * 1e6)
-    reference = np.median(theirs[1:])
-    for timing in (cold, *small, *large):
+    reference = min(theirs)
+    for timing in (*cold, *small, *large):
         assert timing.kernel_ns is not None and timing.download_ns is not None and timing.upload_ns is not None
-        assert 0.7 * reference < timing.kernel_ns < 1.5 * reference  # clock rates vary
+        assert 0.7 * reference < timing.kernel_ns  # clock rates vary
         assert timing.upload_ns + timing.kernel_ns + timing.download_ns <= timing.wall_ns
         assert timing.enqueue_ns + timing.wait_ns <= timing.wall_ns
+    for timings in (cold, small, large):
+        # Single times also contain the time slices that the GPU gives to the processes of other tests.
+        assert np.min([each.kernel_ns for each in timings]) < 1.5 * reference
     for timing in large:
         assert timing.download_ns > 20 * np.median([each.download_ns for each in small])
         assert 256 * 2**20 / timing.download_ns < 70, "GB/s, no more than the bus has"
