@@ -28,7 +28,7 @@ part() { # NAME COMMAND ...: runs it, keeps its log, and shows the log's end
   local name=$1 began=$SECONDS
   shift
   timeout --signal=INT --kill-after=20 "${LIMIT:-600}" "$@" >"$out/$name.log" 2>&1 ||
-    { failed=1; echo "$name FAILED (status $?)"; }
+    { echo "$name FAILED (status $?)"; failed=1; }
   echo "== $name, $((SECONDS - began)) s"
   grep -E "^(FAILED|ERROR)|passed|failed|skipped" "$out/$name.log" | cut -c1-200 | tail -30
 }
