@@ -7,6 +7,7 @@ tracebacks show lines; Python prefers a compiled module to its source.
 A wheel is compiled if `HEARTH_COMPILED=1` is set, which needs a C compiler. An editable installation is always pure.
 
     python hatch_build.py FOLDER    # copies the packages into FOLDER, and adds the compiled modules: `make compiled`
+    python hatch_build.py --check   # exits with 1 and a message if there is no C compiler
 """
 
 from __future__ import annotations
@@ -138,8 +139,20 @@ def pure() -> bool:
     return False
 
 
+def check_compiler() -> None:
+    """Raises SystemExit, with a message, if extensions cannot be built here."""
+    if compiler() is None:
+        raise SystemExit("there is no C compiler, or no Python.h. Fix: install them (on Debian: gcc, python3-dev).")
+
+
 def main() -> None:
-    """Copies the packages and their compiled modules into the folder that the command line names."""
+    """Copies the packages and their compiled modules into the folder that the command line names.
+
+    `--check` instead of a folder only checks that there is a compiler.
+    """
+    check_compiler()
+    if sys.argv[1] == "--check":
+        return
     root, target = Path(__file__).resolve().parent, Path(sys.argv[1])
     hooks = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
     libraries = compile_modules(root, hooks["custom"]["compiled"])
