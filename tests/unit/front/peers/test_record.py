@@ -144,14 +144,14 @@ def test_record_is_bounded() -> None:
     for sequence in range(1, 10 * OPERATIONS):
         record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
         record.record_launch("c", (0, 1), 1, sequence, sequence)
-    ring = record.ring
-    assert ring is not None and len(ring.operations) == OPERATIONS
+    history = record.history
+    assert history is not None and len(history.operations) == OPERATIONS
     assert record.inspect().in_flight == {("c", (0, 1)): OPERATIONS}
     record.record_progress("c", (0, 1), 10 * OPERATIONS)
-    assert {entry.state for entry in ring.operations.values()} == {"done"} and not record.inspect().unfinished
+    assert {entry.state for entry in history.operations.values()} == {"done"} and not record.inspect().unfinished
     record.record_abort("c", (0, 1), "the end")
-    assert not record.inspect().in_flight and ring.aborts == 1
-    assert {entry.state for entry in ring.operations.values()} == {"done"}
+    assert not record.inspect().in_flight and history.aborts == 1
+    assert {entry.state for entry in history.operations.values()} == {"done"}
 
 
 def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:
