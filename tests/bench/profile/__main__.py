@@ -23,6 +23,8 @@ PATH = os.pathsep.join(
     [*(str(ROOT / folder) for folder in ("client", "server", "proto", ".")), os.environ.get("PYTHONPATH", "")]
 ).rstrip(os.pathsep)
 """Search path of all processes, on which the sources precede compiled packages."""
+FILES = 5
+"""Number of files that the table names for a step."""
 STREAMED = 5
 """Pipelined launches are repeated this number of times as often as operations with a wait."""
 
@@ -54,7 +56,7 @@ def table(budget: dict[str, Any]) -> str:
         f"{name}: {plain:.1f} us without probes, {total:.1f} us with them ({budget['event_us']:.2f} us each, which the "
         f"steps do not contain)",
         f"{budget['repetitions']} repetitions, {budget['left_out']} of them left out",
-        f"{'us':>8}{'share':>7}{'Python':>8}{'C':>7}  step (calls of Python and C functions), files",
+        f"{'us':>8}{'share':>7}{'Python':>8}{'C':>7}  step (calls of Python and C functions)",
     ]
     streamed = not any(row["part"] == TO_CLIENT for row in budget["steps"])
     awaited = [row for row in budget["steps"] if row["awaited"]]
@@ -70,9 +72,15 @@ def table(budget: dict[str, Any]) -> str:
             lines.append(_line(row, base, f"{row['part']}: {row['step']}"))
         elif row["step"] != "idle":
             lines.append(_line(row, 0.0, f"{row['part']}, not awaited: {row['step']}"))
-        if row["files"] and row["step"] != "idle":
-            lines.append(f"{'':32}{row['files']}")
+        if row["step"] != "idle":
+            lines += _files(row["calls_by_file"])
     return "\n".join(lines)
+
+
+def _files(calls_by_file: dict[str, float]) -> list[str]:
+    """Returns a line with the files that have most calls in a step; none if they have few."""
+    named = [f"{file} {calls:.0f}" for file, calls in list(calls_by_file.items())[:FILES] if calls >= 1]
+    return [f"{'':32}{', '.join(named)}"] if named else []
 
 
 def _sum(rows: list[dict[str, Any]]) -> dict[str, float]:

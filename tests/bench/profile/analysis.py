@@ -109,7 +109,7 @@ def analyse(
         events = statistics.median(each["events"].get(number, 0.0) for each in rounds)
         row = rows.setdefault(
             (step.part, step.name),
-            {"part": step.part, "step": step.name, "awaited": step.awaited, "files": step.files, "us": 0.0}
+            {"part": step.part, "step": step.name, "awaited": step.awaited, "us": 0.0}
             | {"python_calls": 0.0, "c_calls": 0.0, "calls_by_file": {}},
         )
         row["us"] += max(0.0, us - events * cost)
@@ -117,6 +117,8 @@ def analyse(
             row["python_calls" if kind == "call" else "c_calls"] += calls_of_file / count
             by_file = row["calls_by_file"]
             by_file[file] = by_file.get(file, 0.0) + calls_of_file / count
+    for row in rows.values():
+        row["calls_by_file"] = dict(sorted(row["calls_by_file"].items(), key=lambda item: -item[1]))
     budget["steps"] = list(rows.values())
     return budget
 

@@ -64,21 +64,24 @@ class Recorder:
             self.counts[self.events[-1][0], frame.f_code.co_filename, kind] += 1
 
     def install(self, probes: Iterable[tuple[int, Probe]], backend: str = "cpu") -> None:
-        """Replaces the functions of the probes by functions that record events. Raises TypeError if one is compiled."""
+        """Replaces the functions of the probes by functions that record events.
+
+        Raises LookupError if no function of a probe exists, and TypeError if one is compiled.
+        """
         edges: dict[str, dict[str, int]] = {}
         for number, probe in probes:
+            found = False
             for target in probe.targets:
                 for path in DRIVER[backend].get(target, (target,)):
-                    edges.setdefault(path, {})[probe.edge] = number
-        for function_path, numbers in edges.items():
-            module, _, qualified = function_path.partition(":")
-            owner: Any = importlib.import_module(module)
-            *names, name = qualified.removesuffix("()").split(".")
-            for each in names:
-                owner = getattr(owner, each)
-            function = getattr(owner, name)
-            replace = self._wrap_returned if function_path.endswith("()") else self.wrap
-            setattr(owner, name, replace(function, numbers))
+                    if _find(path) is not None:
+                        edges.setdefault(path, {})[probe.edge] = number
+                        found = True
+            if not found:
+                raise LookupError(f"there is none of {', '.join(probe.targets)}: change tests/bench/profile/steps.py")
+        for path, numbers in edges.items():
+            owner, name = _find(path) or (None, "")
+            replace = self._wrap_returned if path.endswith("()") else self.wrap
+            setattr(owner, name, replace(getattr(owner, name), numbers))
 
     def wrap(self, function: Callable[..., Any], numbers: dict[str, int]) -> Callable[..., Any]:
         """Returns a function that calls `function`, and records the events in `numbers`, by edge."""
@@ -133,6 +136,20 @@ class Recorder:
         self.end()
         self.events.clear()
         return (best[1] - best[0]) / _CALIBRATION / 1e3
+
+
+def _find(path: str) -> tuple[Any, str] | None:
+    """Returns the module or class that contains a function, and its name; None if it does not exist."""
+    module, _, qualified = path.partition(":")
+    try:
+        owner: Any = importlib.import_module(module)
+        *names, name = qualified.removesuffix("()").split(".")
+        for each in names:
+            owner = getattr(owner, each)
+        getattr(owner, name)
+    except (ModuleNotFoundError, AttributeError):
+        return None
+    return owner, name
 
 
 def _nothing() -> None:

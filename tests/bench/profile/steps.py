@@ -40,7 +40,7 @@ class Probe:
 
     targets: tuple[str, ...]
     """Functions, one of which is called: module and qualified name, "module:Class.function", or a key of
-    `DRIVER`."""
+    `DRIVER`. Functions that do not exist are skipped, if another one does."""
     edge: str
     """`ENTER` or `LEAVE`."""
 
@@ -51,8 +51,6 @@ class Step:
 
     part: str
     name: str
-    files: str
-    """Files of the code that runs, below `client/hearth` or `server/hearthd/device`."""
     begins: Probe | None
     """None: the start of the operation."""
     awaited: bool = True
@@ -98,11 +96,10 @@ _WRITE = ("hearthd.device.channels.lane:LaneConnection._write", "hearthd.device.
 _RECORDS = "hearthd.device.launch.commands:LaunchCommands.run_records"
 
 _ANSWER = (
-    Step(TO_CLIENT, "send, wake-up of the client", "channels/lane.py, transport/lane.py", _enter(*_WRITE)),
+    Step(TO_CLIENT, "send, wake-up of the client", _enter(*_WRITE)),
     Step(
         CLIENT,
         "receive: split the frames, match the reply",
-        "transport/lane.py, session/lane_channel.py, session/protocol.py",
         _leave("hearth.transport.lane:Lane.receive"),
     ),
 )
@@ -110,20 +107,18 @@ _AFTER = (
     Step(
         DEVICE,
         "after the answer: copy for the front, accounting, housekeeping",
-        "outbox.py, fast_path/inline_path.py, scheduler/*, process/device_process.py",
         _leave(*_WRITE),
         awaited=False,
     ),
-    Step(DEVICE, "idle", "platform/event_loop.py", _enter(_RUN), awaited=False),
+    Step(DEVICE, "idle", _enter(_RUN), awaited=False),
 )
 _ARRIVAL = (
-    Step(TO_DEVICE, "send, wake-up of the device process", "transport/lane.py, platform/event_loop.py", _enter(_SEND)),
-    Step(DEVICE, "read the socket", "channels/lane.py", _enter(_SERVE)),
+    Step(TO_DEVICE, "send, wake-up of the device process", _enter(_SEND)),
+    Step(DEVICE, "read the socket", _enter(_SERVE)),
 )
 _WAIT = Step(
     DEVICE,
     "accounting, and wait for the completion",
-    "fast_path/inline_path.py, streams/stream_pool.py, process/device_process.py",
     _leave("hearthd.device.streams.stream_pool:StreamPool.on_complete"),
 )
 _HANDLE = "hearthd.device.channels.lane:LaneConnection._handle_complete"
@@ -133,154 +128,144 @@ OPERATIONS = {
     "launch": Operation(
         "launch + synchronize",
         (
-            Step(CLIENT, "launch: call, packing of the arguments", "kernels/base_function.py", None),
+            Step(CLIENT, "launch: call, packing of the arguments", None),
             Step(
                 CLIENT,
                 "launch: queue the record, hold it back for the Sync",
-                "session/attachment.py, session/send_queue.py, session/lane_channel.py",
                 _enter("hearth.session.attachment:Attachment.launch"),
             ),
             Step(
                 CLIENT,
                 "synchronize: build the Sync and the batch",
-                "blocking/device.py, session/attachment.py, session/protocol.py, codec/batch.py",
                 _enter("hearth.blocking.device:Device.synchronize"),
             ),
             *_ARRIVAL,
             Step(
                 DEVICE,
                 "decode the batch, check that the session is alone",
-                "channels/lane.py, fast_path/inline_path.py, fast_path/plain_batch.py",
                 _enter(_HANDLE),
             ),
             Step(
                 DEVICE,
                 "order: replay cache, position on the stream",
-                "launch/commands.py, streams/stream_pool.py, streams/ordering.py",
-                _enter("hearthd.device.launch.commands:LaunchCommands.relaunch"),
+                _enter("hearthd.device.launch.commands:LaunchCommands.relaunch", _RECORDS),
             ),
-            Step(DEVICE, "launch call", "cuda/launch.py, cpu/launch.py", _enter("launch")),
+            Step(DEVICE, "launch call", _enter("launch")),
             Step(
                 DEVICE,
                 "record an event behind the launch",
-                "launch/commands.py, fast_path/inline_path.py, streams/stream_pool.py",
                 _leave("launch"),
             ),
             _WAIT,
             Step(
                 DEVICE,
                 "answer: encode",
-                "fast_path/completion.py, outbox.py",
-                _enter("hearthd.device.fast_path.completion:InlineSync.end"),
+                _enter(
+                    "hearthd.device.fast_path.completion:InlineSync.end",
+                    "hearthd.device.process.executor:Executor.done",
+                ),
             ),
             *_ANSWER,
-            Step(CLIENT, "return from synchronize", "session/waiters.py, session/reply.py", _WAITED),
+            Step(CLIENT, "return from synchronize", _WAITED),
             *_AFTER,
         ),
     ),
     "copy": Operation(
         "set + get of 4 KiB",
         (
-            Step(CLIENT, "set: checks, serialization", "arrays/base_array.py, arrays/host_copy.py", None),
+            Step(CLIENT, "set: checks, serialization", None),
             Step(
                 CLIENT,
                 "set: queue the Write, hold it back for the Read",
-                "session/attachment.py, session/send_queue.py, session/lane_channel.py",
                 _enter("hearth.session.attachment:Attachment.submit"),
             ),
             Step(
                 CLIENT,
                 "get: checks, serialization",
-                "blocking/array.py, arrays/host_copy.py, transfer/router.py",
                 _enter("hearth.blocking.array:DeviceArray.get"),
             ),
             Step(
                 CLIENT,
                 "get: build the batch",
-                "session/attachment.py, session/protocol.py, codec/batch.py",
                 _enter("hearth.session.attachment:Attachment.request_serialized"),
             ),
             *_ARRIVAL,
             Step(
                 DEVICE,
                 "decode the batch, check that the session is alone",
-                "channels/lane.py, fast_path/inline_path.py, fast_path/mixed_batch.py",
                 _enter(_HANDLE),
             ),
             Step(
                 DEVICE,
                 "write: checks, staging, position on the stream",
-                "fast_path/temporaries.py, resources/staging.py",
-                _enter("hearthd.device.fast_path.temporaries:Temporaries.write"),
+                _enter(
+                    "hearthd.device.fast_path.temporaries:Temporaries.write",
+                    "hearthd.device.scheduler.temporaries:Temporaries.write",
+                ),
             ),
-            Step(DEVICE, "write: copy call", "cuda/copies.py, cpu/server.py", _enter("upload")),
+            Step(DEVICE, "write: copy call", _enter("upload")),
             Step(
                 DEVICE,
                 "read: checks, staging, position on the stream",
-                "fast_path/temporaries.py, fast_path/inline_path.py, fast_path/reads.py",
                 _leave("upload"),
             ),
-            Step(DEVICE, "read: copy call", "cuda/copies.py, cpu/server.py", _enter("download")),
+            Step(DEVICE, "read: copy call", _enter("download")),
             Step(
                 DEVICE,
                 "read: record an event behind the copy",
-                "fast_path/reads.py, streams/stream_pool.py",
                 _leave("download"),
             ),
             _WAIT,
             Step(
                 DEVICE,
                 "answer: copy, encode",
-                "fast_path/reads.py, fast_path/plain_batch.py, outbox.py",
-                _enter("hearthd.device.fast_path.reads:InlineRead.end"),
+                _enter(
+                    "hearthd.device.fast_path.reads:InlineRead.end",
+                    "hearthd.device.transfers.copy_commands:CopyCommands._arrived",
+                ),
             ),
             *_ANSWER,
-            Step(CLIENT, "copy into the host array, return from get", "session/reply.py, transfer/router.py", _WAITED),
+            Step(CLIENT, "copy into the host array, return from get", _WAITED),
             *_AFTER,
         ),
     ),
     "pipelined": Operation(
         "pipelined launch",
         (
-            Step(CLIENT, "loop of the program", "", None),
-            Step(CLIENT, "call, packing of the arguments", "kernels/base_function.py", _enter(_CALL)),
+            Step(CLIENT, "loop of the program", None),
+            Step(CLIENT, "call, packing of the arguments", _enter(_CALL)),
             Step(
                 CLIENT,
                 "queue the record",
-                "session/attachment.py, session/send_queue.py, session/lane_channel.py",
                 _enter("hearth.session.attachment:Attachment.launch"),
             ),
-            Step(CLIENT, "send", "transport/lane.py", _enter(_SEND)),
-            Step(CLIENT, "queue the record", "", _leave(_SEND)),
+            Step(CLIENT, "send", _enter(_SEND)),
+            Step(CLIENT, "queue the record", _leave(_SEND)),
             Step(
                 CLIENT,
                 "wait for room in the queue",
-                "session/attachment.py",
                 _enter("hearth.session.attachment:Attachment._await_room"),
             ),
-            Step(CLIENT, "queue the record", "", _leave("hearth.session.attachment:Attachment._await_room")),
-            Step(CLIENT, "loop of the program", "", _leave(_CALL)),
+            Step(CLIENT, "queue the record", _leave("hearth.session.attachment:Attachment._await_room")),
+            Step(CLIENT, "loop of the program", _leave(_CALL)),
             Step(
                 DEVICE,
                 "read the socket, split frames, queue them",
-                "channels/lane.py, process/executor.py",
                 _enter(_SERVE),
             ),
             Step(
                 DEVICE,
                 "order: replay cache, position on the stream",
-                "launch/commands.py, streams/stream_pool.py, streams/ordering.py",
                 _enter(_RECORDS),
             ),
-            Step(DEVICE, "launch call", "cuda/launch.py, cpu/launch.py", _enter("launch")),
-            Step(DEVICE, "order: replay cache, position on the stream", "", _leave("launch")),
+            Step(DEVICE, "launch call", _enter("launch")),
+            Step(DEVICE, "order: replay cache, position on the stream", _leave("launch")),
             Step(
                 DEVICE,
                 "accounting, acknowledgements, completions",
-                "process/device_process.py, scheduler/*, outbox.py, streams/stream_pool.py",
                 _leave(_RECORDS),
             ),
-            Step(DEVICE, "idle: wait for frames and completions", "platform/event_loop.py", _enter(_RUN)),
+            Step(DEVICE, "idle: wait for frames and completions", _enter(_RUN)),
         ),
         waits=False,
     ),

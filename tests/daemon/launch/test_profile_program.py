@@ -15,12 +15,12 @@ from tests.bench.profile.steps import CLIENT, DEVICE, END, START, TO_CLIENT, TO_
 OPERATION = Operation(
     "an operation",
     (
-        Step(CLIENT, "call", "", None),
-        Step(TO_DEVICE, "send", "", Probe(("m:f",), "enter")),
-        Step(DEVICE, "work", "", Probe(("m:g",), "enter")),
-        Step(TO_CLIENT, "answer", "", Probe(("m:h",), "enter")),
-        Step(CLIENT, "return", "", Probe(("m:f",), "leave")),
-        Step(DEVICE, "rest", "", Probe(("m:h",), "leave"), awaited=False),
+        Step(CLIENT, "call", None),
+        Step(TO_DEVICE, "send", Probe(("m:f",), "enter")),
+        Step(DEVICE, "work", Probe(("m:g",), "enter")),
+        Step(TO_CLIENT, "answer", Probe(("m:h",), "enter")),
+        Step(CLIENT, "return", Probe(("m:f",), "leave")),
+        Step(DEVICE, "rest", Probe(("m:h",), "leave"), awaited=False),
     ),
 )
 
