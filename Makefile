@@ -1,7 +1,7 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests, but for the long ones; make test-long: the long ones, more than half of the time
-#   make test-quick   most unit tests, and a smoke test of the daemon: a minute and a half on two cores
+#   make test-quick   most unit tests, and a smoke test of the daemon: less than a minute and a half on two cores
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
 #                part of it
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
