@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -47,6 +48,14 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
     Returns the folder with the extension modules, in which each has its path in the wheel.
     """
     build = Path("build", f"mypyc-{sysconfig.get_config_var('SOABI')}")
+    complete = root / build / "complete"
+    sources = [file for folder in SOURCES.values() for file in (root / folder).rglob("*.py")]
+    if not outdated(complete, [str(file) for file in (*sources, root / "pyproject.toml", Path(__file__))]):
+        return root / build / "lib"
+    complete.unlink(missing_ok=True)
+    began = time.time()
+    # All modules are translated again: of a module in its cache, mypyc does not know which of its C files it needs.
+    shutil.rmtree(root / build / "types", ignore_errors=True)
     # Both variables are read when mypy and setuptools are imported.
     os.environ["MYPYPATH"] = os.pathsep.join(str(root / folder) for folder in SOURCES.values())
     os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "local")
@@ -80,6 +89,8 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
     for file in (root / build / "lib").rglob("*.*"):
         if file not in outputs:  # of a module that is no longer in the list
             file.unlink()
+    complete.touch()
+    os.utime(complete, (began, began))  # files that were changed meanwhile are newer
     return root / build / "lib"
 
 
