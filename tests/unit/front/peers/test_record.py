@@ -12,7 +12,7 @@ from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
 from hearthd.front.peers.record import PeerRecord
 from hearthd.front.peers.tickets import GroupMember
 from hearthd.front.rpc.group_info import GroupInfo
-from tests.support.front.fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair, fronts, pair, run
+from tests.support.front.fake_peers import SIGNATURE, TIMEOUT, FakeFront, Pair, fronts, pair, run
 
 
 async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
@@ -29,7 +29,7 @@ async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
 
 
 async def becomes(front: FakeFront, session: Any, sequence: int, state: str) -> node_pb2.GroupOperation:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             for operation in (await described(front, session)).operations:
                 if operation.sequence == sequence and operation.state == state:
