@@ -1,7 +1,7 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
 #   make test    lint and tests, but for the long ones; make test-long: the long ones, more than half of the time
-#   make test-quick   most unit tests, and a smoke test of the daemon: a minute and a half on two cores
+#   make test-quick   most unit tests, and a smoke test of the daemon: less than a minute and a half on two cores
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
 #                part of it
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
@@ -12,7 +12,8 @@
 #   make compiled   compiles the hot path with mypyc, in a copy of the packages in build/compiled; make test-compiled
 #                   runs the unit tests of the compiled modules, and the smoke, with it; make pure removes it
 #   make wheels  a wheel for each of the interpreters PYTHONS that exists, into dist
-#   make bench   measures, with its baselines, into tests/bench/results/
+#   make bench   measures, with its baselines, into tests/bench/results/; make profile: the time of each step of a launch
+#                and of a small copy
 
 PYTHON ?= python3
 VENV := .venv
@@ -60,7 +61,7 @@ COMPILED := $(patsubst %,tests/unit/%,proto shared device/fast_path device/sched
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .PHONY: demo test test-long test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean
-.PHONY: serve compiled test-compiled pure wheels
+.PHONY: serve compiled test-compiled pure wheels profile
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -149,6 +150,10 @@ wheels:
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
+
+# Half a minute. PROFILE_ARGS="--json" prints all calls, by file.
+profile: $(VENV)/.dev
+	$(BIN)/python -m tests.bench.profile $(PROFILE_ARGS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -f docs/site/mkdocs.yml

@@ -7,6 +7,7 @@ tracebacks show lines; Python prefers a compiled module to its source.
 A wheel is compiled if `HEARTH_COMPILED=1` is set, which needs a C compiler. An editable installation is always pure.
 
     python hatch_build.py FOLDER    # copies the packages into FOLDER, and adds the compiled modules: `make compiled`
+    python hatch_build.py --check   # exits with 1 and a message if there is no C compiler
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,6 +48,14 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
     Returns the folder with the extension modules, in which each has its path in the wheel.
     """
     build = Path("build", f"mypyc-{sysconfig.get_config_var('SOABI')}")
+    complete = root / build / "complete"
+    sources = [file for folder in SOURCES.values() for file in (root / folder).rglob("*.py")]
+    if not outdated(complete, [str(file) for file in (*sources, root / "pyproject.toml", Path(__file__))]):
+        return root / build / "lib"
+    complete.unlink(missing_ok=True)
+    began = time.time()
+    # All modules are translated again: of a module in its cache, mypyc does not know which of its C files it needs.
+    shutil.rmtree(root / build / "types", ignore_errors=True)
     # Both variables are read when mypy and setuptools are imported.
     os.environ["MYPYPATH"] = os.pathsep.join(str(root / folder) for folder in SOURCES.values())
     os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "local")
@@ -79,6 +89,8 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
     for file in (root / build / "lib").rglob("*.*"):
         if file not in outputs:  # of a module that is no longer in the list
             file.unlink()
+    complete.touch()
+    os.utime(complete, (began, began))  # files that were changed meanwhile are newer
     return root / build / "lib"
 
 
@@ -138,8 +150,20 @@ def pure() -> bool:
     return False
 
 
+def check_compiler() -> None:
+    """Raises SystemExit, with a message, if extensions cannot be built here."""
+    if compiler() is None:
+        raise SystemExit("there is no C compiler, or no Python.h. Fix: install them (on Debian: gcc, python3-dev).")
+
+
 def main() -> None:
-    """Copies the packages and their compiled modules into the folder that the command line names."""
+    """Copies the packages and their compiled modules into the folder that the command line names.
+
+    `--check` instead of a folder only checks that there is a compiler.
+    """
+    check_compiler()
+    if sys.argv[1] == "--check":
+        return
     root, target = Path(__file__).resolve().parent, Path(sys.argv[1])
     hooks = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
     libraries = compile_modules(root, hooks["custom"]["compiled"])

@@ -11,6 +11,7 @@ are sent one way. Does not cover calls that wait; each of the two clients has it
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hearth.codec.decode import DONE
@@ -331,14 +332,45 @@ class BaseStream(CupyNames):
         """Marks the stream as not captured, because the capture has ended."""
         self._recorder = self._capture = self._graph = self._event_before_capture = self._probe = None
 
-    def _check_callback(self) -> None:
-        """Raises `LaunchError` if the work of the stream is recorded: a recording contains no callbacks."""
+    def launch_host_func(self, fn: Callable[..., object], *args: Any) -> None:
+        """Has a function called when the work submitted to the stream so far is done. Does not block.
+
+        With `hearth`, a thread of the client calls it, one function of a device after another, and an exception is
+        logged, as by `concurrent.futures.Future.add_done_callback`. With `hearth.aio`, the event loop calls it, as by
+        `asyncio.Future.add_done_callback`, and an exception goes to the loop's exception handler.
+
+        Later work of the stream does not wait for the function: to order work behind it, submit that work in the
+        function. The function is not called if the device is lost or the node is closed before the work is done; a
+        failure of the work does not prevent the call.
+
+        Args:
+            fn: The function, which may use the device.
+            *args: Arguments of the function.
+
+        Raises:
+            LaunchError: The stream's work is being recorded.
+        """
         if self._recorder is not None:
             raise LaunchError(
                 "a function of the client cannot be recorded in a graph or in prepared launches.",
                 reason="CAPTURE_INVALID",
                 fix="call it after the launch of the graph: stream.launch_host_func(f).",
             )
+        event = BaseEvent(self._connection)
+        self._record(event)
+        event._call_when_done(partial(fn, *args))
+
+    def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any) -> None:
+        """Has ``callback(stream, 0, arg)`` called, by CuPy's name. See `launch_host_func`.
+
+        Args:
+            callback: The function; its second argument, the error status of CuPy, is always 0.
+            arg: Third argument of the function.
+
+        Raises:
+            LaunchError: The stream's work is being recorded.
+        """
+        self.launch_host_func(callback, self, 0, arg)
 
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()
@@ -486,10 +518,30 @@ class BaseEvent(CupyNames):
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
         return self._connection.request(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
 
-    def _call_when_done(self, deliver: Callable[[Callable[[], None]], object], call: Callable[[], object]) -> None:
-        """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
+    def add_done_callback(self, fn: Callable[[Self], object]) -> None:
+        """Has ``fn(event)`` called when the work before the last record is done. Does not block.
+
+        With `hearth`, a thread of the client calls it, one function of a device after another, and an exception is
+        logged, as by `concurrent.futures.Future.add_done_callback`. With `hearth.aio`, the event loop calls it, as by
+        `asyncio.Future.add_done_callback`, and an exception goes to the loop's exception handler.
+
+        The function is not called if the device is lost or the node is closed before that. Several functions are called
+        in the order in which they were added.
+
+        Args:
+            fn: The function, which may use the device.
+
+        Raises:
+            ArgumentError: The event was never recorded.
+            InvalidHandleError: The event was lost with its connection or device process.
+        """
+        self._call_when_done(partial(fn, self))
+
+    def _call_when_done(self, call: Callable[[], object]) -> None:
+        """Has `call` called when the work before the record is done; see `DoneCallback`."""
         from hearth.session.reply import DoneCallback
 
+        deliver = self._connection.callback_queue()
         DoneCallback(self._request_query(True).reply, deliver, call, self)
 
     def _request_query(self, wait: bool) -> PendingResult[bool]:

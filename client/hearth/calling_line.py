@@ -1,13 +1,28 @@
-"""The line of the user's program that called `hearth`, for warnings about that program.
-
-`hearth.session.callers` finds the same line for late errors, on the way of every launch.
-"""
+"""The line of the user's program that called `hearth`: for warnings about that program, and for late errors."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
 from typing import Any, NamedTuple
+
+PACKAGES = frozenset({"hearth", "hearth_proto", "contextlib"})
+"""Packages whose frames are skipped: the caller is the frame outside them."""
+
+
+def calling_frame(depth: int) -> tuple[FrameType, str]:
+    """Returns the innermost frame outside `PACKAGES` that the current thread executes, and its top-level package.
+
+    If there is none, returns the outermost frame.
+
+    Args:
+        depth: Number of frames to skip; 1: the caller of this function is the first candidate.
+    """
+    frame = sys._getframe(depth)
+    while (package := frame.f_globals.get("__name__", "").partition(".")[0]) in PACKAGES and frame.f_back is not None:
+        frame = frame.f_back
+    return frame, package
 
 
 class CallingLine(NamedTuple):
@@ -25,9 +40,7 @@ class CallingLine(NamedTuple):
     @classmethod
     def current(cls) -> CallingLine:
         """Returns the innermost line outside `hearth` that the current thread executes."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hearth":
-            frame = frame.f_back
+        frame, _ = calling_frame(2)
         registry = frame.f_globals.setdefault("__warningregistry__", {})
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""), registry)
 

@@ -20,7 +20,7 @@ _END_STREAM, _END_HEADERS = 1, 4
 _DESCRIBE = "/hearth.v1.NodeService/Describe"
 _CALLS = 300
 """Number of calls that are written at once."""
-_IMPATIENCE = 0.2
+_CONNECT_TIMEOUT = 0.2
 """Timeout in seconds for establishing a connection."""
 
 Make = Callable[[int], bytes]
@@ -104,7 +104,7 @@ def _flood(target: Target, seconds: float, make: Make, begin: bytes = b"") -> di
                 del open_[number]
                 closed += 1
         for number, one in list(open_.items()):
-            if not one.taken and time.monotonic() - one.since > _IMPATIENCE:
+            if not one.taken and time.monotonic() - one.since > _CONNECT_TIMEOUT:
                 number.close()
                 del open_[number]
                 ignored += 1

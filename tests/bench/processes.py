@@ -176,14 +176,20 @@ def run_together(
 
 @contextlib.contextmanager
 def daemon(
-    folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None, *, http: str = ""
+    folder: Path,
+    backend: str,
+    cpu_count: int,
+    settings: Mapping[str, str] | None = None,
+    *,
+    http: str = "",
+    module: str = "hearthd",
 ) -> Iterator[Daemon]:
     """Runs a daemon on separate sockets. `settings` are variables of its environment; `http` is the address at which it
-    serves HTTP, if any."""
+    serves HTTP, if any; `module` is the main module, which takes the arguments of `hearthd`."""
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})
-        command = ["-m", "hearthd", "serve", "--grpc", "127.0.0.1:0", "--http", http, "--unix", socket]
+        command = ["-m", module, "serve", "--grpc", "127.0.0.1:0", "--http", http, "--unix", socket]
         command += ["--lanes", "127.0.0.1:0", "--backend", backend, "--cpu-count", str(cpu_count)]
         command += ["--log-level", "warning"]
         child = Child(command, env)

@@ -238,11 +238,11 @@ def framed(maker: Maker, metadata: Any) -> bytes:
     return maker.junk(3000) if dice < 0.1 else maker.broken(whole) if dice < 0.5 else whole
 
 
-def exchange(connect: Callable[[], socket.socket], data: bytes, patience: float = 0.2) -> bytes:
-    """Sends bytes to a socket, and returns what arrives within `patience` seconds."""
+def exchange(connect: Callable[[], socket.socket], data: bytes, timeout: float = 0.2) -> bytes:
+    """Sends bytes to a socket, and returns what arrives within `timeout` seconds."""
     answer = b""
     with contextlib.suppress(OSError), connect() as connection:
-        connection.settimeout(patience)
+        connection.settimeout(timeout)
         connection.sendall(data)
         if len(data) % 3 == 0:
             connection.shutdown(socket.SHUT_WR)

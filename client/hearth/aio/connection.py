@@ -171,6 +171,10 @@ class LoopConnection(Connection):
         self._last_attachment: LoopAttachment | None = None
         """The attachment that is being opened, or was opened last."""
 
+    def callback_queue(self) -> Callable[[Callable[[], None]], object]:
+        """Returns the function that passes a callback on to the event loop."""
+        return self.home.call_soon
+
     # ---- attachments ----
 
     def attachment(self) -> Attachment:

@@ -5,15 +5,12 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
 from hearth.base_stream import BaseEvent, BaseStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hearth.aio.connection import LoopConnection
     from hearth.aio.graph import Graph
 
@@ -113,36 +110,6 @@ class Stream(BaseStream):
         await graph._finish()
         return graph
 
-    def launch_host_func(self, fn: Callable[..., object], *args: Any) -> None:
-        """Has a function called when the work submitted to the stream so far is done. Does not wait.
-
-        The event loop calls it, as by `asyncio.Future.add_done_callback`; an exception goes to the loop's exception
-        handler. Later work of the stream does not wait for the function: to order work
-        behind it, submit that work in the function. The function is not called if the device is lost or the node is
-        closed before the work is done; a failure of the work does not prevent the call.
-
-        Args:
-            fn: The function, which may use the device.
-            *args: Arguments of the function.
-
-        Raises:
-            LaunchError: The stream's work is being recorded.
-        """
-        self._check_callback()
-        self.record()._when_done(partial(fn, *args))
-
-    def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any) -> None:
-        """Has ``callback(stream, 0, arg)`` called, by CuPy's name. See `launch_host_func`.
-
-        Args:
-            callback: The function; its second argument, the error status of CuPy, is always 0.
-            arg: Third argument of the function.
-
-        Raises:
-            LaunchError: The stream's work is being recorded.
-        """
-        self.launch_host_func(callback, self, 0, arg)
-
     async def done(self) -> bool:
         """Returns True if everything submitted to the stream so far is done. Reports no errors.
 
@@ -186,25 +153,6 @@ class Event(BaseEvent):
         """
         await self._connection.opened()
         await self._connection.home.result_of(self._request_query(True), timeout)
-
-    def add_done_callback(self, fn: Callable[[Event], object]) -> None:
-        """Has ``fn(event)`` called when the work before the last record is done. Does not wait.
-
-        The event loop calls it, as by `asyncio.Future.add_done_callback`; an exception goes to the loop's exception
-        handler. The function is not called if the device is lost or the node is
-        closed before that. Several functions are called in the order in which they were added.
-
-        Args:
-            fn: The function, which may use the device.
-
-        Raises:
-            ArgumentError: The event was never recorded.
-            InvalidHandleError: The event was lost with its connection or device process.
-        """
-        self._when_done(partial(fn, self))
-
-    def _when_done(self, call: Callable[[], object]) -> None:
-        self._call_when_done(self._connection.home.call_soon, call)
 
     async def elapsed(self, start: Event) -> float:
         """Measures the device time between two events. Returns when both are done.

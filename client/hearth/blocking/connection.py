@@ -17,6 +17,8 @@ from hearth.session.watchdog import Watchdog
 from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.transport.base import Transport
 
 
@@ -70,6 +72,16 @@ def _attachment_type() -> type[BlockingAttachment]:
 
 class BlockingConnection(Connection):
     """A connection whose first use, and whose first use after a loss, blocks until the device is attached."""
+
+    def callback_queue(self) -> Callable[[Callable[[], None]], object]:
+        """Returns the function that passes a callback on to the connection's thread for callbacks.
+
+        Raises:
+            ClosedError: The connection is closed.
+        """
+        from hearth.blocking.callback_thread import CallbackThread
+
+        return self.part(CallbackThread).deliver
 
     def _attach(self) -> Attachment:
         if self.refusal is not None:

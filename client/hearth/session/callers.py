@@ -1,18 +1,18 @@
 """Callers of commands: the lines of the user's program that submitted them, kept until a late error needs one.
 
-Covers the search for the calling line and the bounded log of an attachment, which exists only with
-``HEARTH_DEBUG=1``, because the search takes several percent of a launch.
+Covers the bounded log of an attachment, which exists only with ``HEARTH_DEBUG=1``, because the search for the calling
+line (`hearth.calling_line`) takes several percent of a launch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import deque
 from collections.abc import Iterable
 from types import CodeType
 from typing import TYPE_CHECKING
 
+from hearth.calling_line import PACKAGES, calling_frame
 from hearth.codec import batch
 from hearth_proto import launches
 from hearth_proto.later import commands_pb2
@@ -25,9 +25,7 @@ MAX_SENT = 1 << 16
 """Number of sent commands whose callers are kept."""
 _MAX_NAMED = 4
 """Number of lines that the error of a lost device names."""
-_PACKAGES = frozenset({"hearth", "hearth_proto", "contextlib"})
-"""Packages whose frames are skipped: the caller is the frame outside them."""
-_NO_CALLER = frozenset({"asyncio", "concurrent", "threading"})
+_NO_CALLER = PACKAGES | frozenset({"asyncio", "concurrent", "threading"})
 """Packages that start threads and tasks: a command that such a thread or task of `hearth` submits has no known
 caller."""
 _FUNCTION = 3
@@ -181,11 +179,7 @@ class CallerLog:
 
 def _caller() -> tuple[CodeType | None, int]:
     """Returns the code object of the innermost frame outside `hearth`, and the offset of its call in bytes."""
-    frame = sys._getframe(2)
-    while (package := frame.f_globals.get("__name__", "").partition(".")[0]) in _PACKAGES:
-        if frame.f_back is None:
-            return None, 0
-        frame = frame.f_back
+    frame, package = calling_frame(3)
     return (None, 0) if package in _NO_CALLER else (frame.f_code, frame.f_lasti)
 
 

@@ -166,6 +166,14 @@ class Connection(ABC):
         return self._attachment is not None or bool(self._deferred)
 
     @abstractmethod
+    def callback_queue(self) -> Callable[[Callable[[], None]], object]:
+        """Returns the function that passes a callback on to the thread or event loop that calls it. Does not block.
+
+        Raises:
+            ClosedError: The connection is closed.
+        """
+
+    @abstractmethod
     def _attach(self) -> Attachment:
         """Attaches to the device. Raises like `attachment`."""
 

@@ -26,7 +26,7 @@ def measure(context: Context) -> list[Row]:
     note = "from the launch that faults to the end of the next launch + synchronize that succeeds"
     return [
         Row("faults", what, "s", whole, "lower", at_least=1.0, aim=0.4, note=note),
-        Row("faults", "of it, until the client is told", "s", noticed, "lower"),
+        Row("faults", "of it, until the client has the error", "s", noticed, "lower"),
     ]
 
 

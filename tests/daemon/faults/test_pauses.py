@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "1"))
 SHORT = (0.1, 0.3, 1.1)
 """Durations of pauses in seconds. The client waits one second for its lane, the front a quarter of a second for a
 stream to become idle."""
-PATIENCE = "60s"
+TIMEOUT = "60s"
 """Timeout for a device process that does not answer a ping: a busy machine lengthens pauses."""
 LONG = (*SHORT, 0.6, 2.0, 5.0)
 WITHIN = {"open": 0.06, "dedicated": 0.3, "launch": 0.1, "copy": 0.05, "read": 0.08, "close": 0.003}
@@ -66,7 +66,7 @@ def forkserver_of(daemon: DaemonProcess) -> int:
 @pytest.fixture(scope="module")
 def paused(cache: Path) -> Iterator[DaemonProcess]:
     """The module's daemon, which must survive all pauses without losing a device."""
-    daemon = DaemonProcess(cache, {"devices": {"ping_timeout": PATIENCE}})
+    daemon = DaemonProcess(cache, {"devices": {"ping_timeout": TIMEOUT}})
     yield daemon
     generations = [device["generation"] for device in daemon.status()["devices"]]
     faults = daemon.status()["faults"]

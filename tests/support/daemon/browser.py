@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.support.programs import program
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Timeout in seconds, long because the machine may be busy with other tests."""
 
 _FLAGS = (
@@ -74,7 +74,7 @@ class Browser:
             while data:
                 data = data[os.write(self._out, data) :]
         try:
-            got = answer.get(timeout=PATIENCE)
+            got = answer.get(timeout=TIMEOUT)
         except queue.Empty:
             raise AssertionError(f"the browser did not answer {method}") from None
         finally:
@@ -178,7 +178,7 @@ class Tab:
         assert "exceptionDetails" not in got, got["exceptionDetails"]
         return got["result"].get("value")
 
-    def until(self, condition: str, seconds: float = PATIENCE) -> Any:
+    def until(self, condition: str, seconds: float = TIMEOUT) -> Any:
         """Polls an expression until it is true in the page; returns its value."""
         deadline = time.monotonic() + seconds
         while True:

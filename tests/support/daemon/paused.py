@@ -30,7 +30,7 @@ extern "C" __global__ void step(unsigned int* x, unsigned int* launches, unsigne
 }
 """
 WIDTH = 64
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """Time limit of a phase in seconds: pauses take seconds, and the machine may be busy."""
 
 
@@ -42,7 +42,7 @@ class Session:
         self.node: hearth.Node | None = None
 
     def open(self, **options: Any) -> None:
-        self.node = hearth.connect(self.target, timeout=PATIENCE_S, **options)
+        self.node = hearth.connect(self.target, timeout=TIMEOUT_S, **options)
         self.gpu = self.node.devices[-1]
         self.kernel = self.gpu.RawModule(code=SOURCE).get_function("step")
         self.x, self.launches = self.gpu.zeros(WIDTH, np.uint32), self.gpu.zeros(1, np.uint32)
@@ -120,7 +120,7 @@ class Walker:
         """Waits until the process has finished a phase; if it does not, fails with the stack traces of its threads."""
         stdout = self.process.stdout
         assert stdout is not None
-        if not select.select([stdout], [], [], 2 * PATIENCE_S)[0]:
+        if not select.select([stdout], [], [], 2 * TIMEOUT_S)[0]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
             self.process.stdin.close()  # type: ignore[union-attr]

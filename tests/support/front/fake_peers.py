@@ -24,7 +24,7 @@ from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.peers.tickets import GroupMember, Members
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds after which a wait is considered to hang."""
 WINDOW = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
@@ -87,7 +87,7 @@ class FakeLink:
 
     async def wait_for(self, op: str, **fields: Any) -> dict[str, Any]:
         """Waits for a matching frame, removes it from `heard` and returns it."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 for body in self.received:
                     if body["op"] == op and all(body.get(name) == value for name, value in fields.items()):

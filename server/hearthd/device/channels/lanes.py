@@ -25,7 +25,7 @@ from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session.session import DeviceSession
 
-PATIENCE_S = 5.0
+OPEN_TIMEOUT_S = 5.0
 """Seconds for which a socket is kept while its channel is not open yet, because the link and the descriptors socket are
 not ordered."""
 
@@ -60,14 +60,14 @@ class LaneConnections:
         executor: LaneExecutor,
         journal: ProcessLog,
         descriptors: DescriptorSocket | None,
-        patience: float = PATIENCE_S,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
         self._loop = loop
         self._outbox = outbox
         self._executor = executor
         self._journal = journal
         self._descriptors = descriptors
-        self.patience = patience
+        self.open_timeout_s = open_timeout_s
         self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
         """Lanes whose channel has not been opened yet, each with its socket, its limits, and the monotonic time until
         which it is kept."""
@@ -121,7 +121,7 @@ class LaneConnections:
             self._journal.warning("lane", channel=channel, error="the channel has one already")
             end.close()
         elif self._executor.session(channel) is None:
-            self._waiting[channel] = (end, limits, time.monotonic() + self.patience)
+            self._waiting[channel] = (end, limits, time.monotonic() + self.open_timeout_s)
         else:
             self._adopt(channel, end, limits)
 

@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 4
 noticed."""
 
 WAITING = 64
-PATIENCE_S = 5.0
+OPEN_TIMEOUT_S = 5.0
 """Number of sockets kept while their channel is not open yet, and for how many seconds: the link and the descriptors
 socket are not ordered."""
 
@@ -91,7 +91,7 @@ class SegmentConnections:
         if self._session_of(channel) is not None:
             self._adopt(end, channel, max_bytes)
         elif channel > self._latest and len(self._waiting) < WAITING:
-            self._waiting.append((end, channel, max_bytes, time.monotonic() + PATIENCE_S))
+            self._waiting.append((end, channel, max_bytes, time.monotonic() + OPEN_TIMEOUT_S))
         else:
             end.close()  # the session has ended
 

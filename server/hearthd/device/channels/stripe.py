@@ -23,7 +23,7 @@ from hearth_proto.tls_pipe import TlsPipe
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe_tls import Guard
 
-PATIENCE_S = 5.0
+OPEN_TIMEOUT_S = 5.0
 """Seconds that the handshake may take, and that a stripe waits for its channel to be opened."""
 
 MAX_UNHANDLED = 64
@@ -213,7 +213,7 @@ class Stripe:
     def _open(self) -> None:
         tune(self._end)
         if self._guard is not None:
-            self._end = inside = self._guard.open(self._end, time.monotonic() + PATIENCE_S)
+            self._end = inside = self._guard.open(self._end, time.monotonic() + OPEN_TIMEOUT_S)
             pipe: Pipe = TlsPipe(inside, self._stall)
         else:
             pipe = Pipe(self._end, self._stall)

@@ -13,7 +13,7 @@ from hearth_proto.pipes import STALL_S
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.channels.stripe import PATIENCE_S, OutgoingChunk, Stripe
+from hearthd.device.channels.stripe import OPEN_TIMEOUT_S, OutgoingChunk, Stripe
 from hearthd.device.channels.stripe_tls import Guards
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
@@ -119,11 +119,11 @@ class Stripes:
     # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 
     def ready(self, stripe: Stripe) -> None:
-        """Begins the stripe, or keeps it waiting for at most `PATIENCE_S` if its channel is not open yet."""
+        """Begins the stripe, or keeps it waiting for at most `OPEN_TIMEOUT_S` if its channel is not open yet."""
         if self._sessions(stripe.channel) is not None:
             stripe.begin()
         else:
-            self._waiting[stripe] = time.monotonic() + PATIENCE_S
+            self._waiting[stripe] = time.monotonic() + OPEN_TIMEOUT_S
 
     def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None:
         """Assigns the stripe to the transfer. If that is refused, sends the client ABORT with the reason.

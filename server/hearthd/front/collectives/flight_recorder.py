@@ -84,30 +84,30 @@ class FlightRecorder:
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
-        self._rings: dict[str, OrderedDict[tuple[int, ...], GroupHistory]] = {}
+        self._histories: dict[str, OrderedDict[tuple[int, ...], GroupHistory]] = {}
 
     def __len__(self) -> int:
         """Number of owners with a history."""
-        return len(self._rings)
+        return len(self._histories)
 
     # ---- events ----
 
     def record_presentation(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
         """Notes that a rank has presented an operation. The first call for a group begins its history."""
-        rings = self._rings.get(key.owner)
-        if rings is None:
-            rings = self._rings[key.owner] = OrderedDict()
-        ring = rings.get(key.members)
-        if ring is None:
-            ring = rings[key.members] = GroupHistory()
-            if len(rings) > GROUPS:
-                rings.popitem(last=False)
-        rings.move_to_end(key.members)
-        entry = ring.operations.get(key.sequence)
+        histories = self._histories.get(key.owner)
+        if histories is None:
+            histories = self._histories[key.owner] = OrderedDict()
+        history = histories.get(key.members)
+        if history is None:
+            history = histories[key.members] = GroupHistory()
+            if len(histories) > GROUPS:
+                histories.popitem(last=False)
+        histories.move_to_end(key.members)
+        entry = history.operations.get(key.sequence)
         if entry is None:
-            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.describe(operations))
-            if len(ring.operations) > OPERATIONS:
-                ring.operations.popitem(last=False)
+            entry = history.operations[key.sequence] = RecordedOperation(key.sequence, history.describe(operations))
+            if len(history.operations) > OPERATIONS:
+                history.operations.popitem(last=False)
         elif not entry.description:  # the first rank presented no operation
             entry.description = describe_operations(operations)
         entry.presented[rank] = self._clock()
@@ -132,40 +132,40 @@ class FlightRecorder:
 
     def record_ready(self, owner: str, members: tuple[int, ...]) -> None:
         """Notes that the group has a communicator."""
-        ring = self.ring(owner, members)
-        if ring is not None:
-            ring.state, ring.detail = "ready", ""
+        history = self.history(owner, members)
+        if history is not None:
+            history.state, history.detail = "ready", ""
 
     def record_abort(self, owner: str, members: tuple[int, ...], reason: str) -> None:
         """Notes that the group's communicator failed."""
-        ring = self.ring(owner, members)
-        if ring is not None:
-            ring.state, ring.detail = "failed", reason[:_ERROR]
-            ring.aborts += 1
+        history = self.history(owner, members)
+        if history is not None:
+            history.state, history.detail = "failed", reason[:_ERROR]
+            history.aborts += 1
 
     def forget(self, owner: str) -> None:
         """Drops the histories of an owner that has ended."""
-        self._rings.pop(owner, None)
+        self._histories.pop(owner, None)
 
     # ---- queries ----
 
-    def ring(self, owner: str, members: tuple[int, ...]) -> GroupHistory | None:
+    def history(self, owner: str, members: tuple[int, ...]) -> GroupHistory | None:
         """Returns the history of a group; None: it has presented nothing, or its history was evicted."""
-        rings = self._rings.get(owner)
-        return rings.get(members) if rings is not None else None
+        histories = self._histories.get(owner)
+        return histories.get(members) if histories is not None else None
 
-    def rings(self, owner: str) -> Iterator[tuple[tuple[int, ...], GroupHistory]]:
+    def histories(self, owner: str) -> Iterator[tuple[tuple[int, ...], GroupHistory]]:
         """Yields an owner's groups as pairs of members and history, the most recently used last."""
-        yield from self._rings.get(owner, OrderedDict()).items()
+        yield from self._histories.get(owner, OrderedDict()).items()
 
     def lines(self, owner: str, members: tuple[int, ...]) -> list[str]:
         """Returns the last operations of a group as text, for an error. Empty: there is no history."""
-        ring = self.ring(owner, members)
-        return ring.lines() if ring is not None else []
+        history = self.history(owner, members)
+        return history.lines() if history is not None else []
 
     def _entry(self, key: MatchKey) -> RecordedOperation | None:
-        ring = self.ring(key.owner, key.members)
-        return None if ring is None else ring.operations.get(key.sequence)
+        history = self.history(key.owner, key.members)
+        return None if history is None else history.operations.get(key.sequence)
 
 
 def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:

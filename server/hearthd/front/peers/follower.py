@@ -155,9 +155,9 @@ class Follower(GroupMembership):
         if self.end_reason is None and link.ordinal in self.ranks and (took_part or (channel and channel.link is link)):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": cause[:1000]})
 
-    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
+    def history(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Returns the history of this node's ranks. Only the coordinator's recorder has all ranks."""
-        return self._record.ring
+        return self._record.history
 
     def _send_rank_message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         self._peer.send({"t": "rank", "device": link.ordinal, "process": link.generation, "body": body})

@@ -97,15 +97,15 @@ class GroupMembership(ABC):
     def leave(self, cause: str) -> None:
         """Ends the group, on this daemon and all others."""
 
-    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
+    def history(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Returns the history of the group's last operations.
 
         `recorder` has the groups that this daemon coordinates.
         """
-        return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
+        return next((history for _, history in recorder.histories(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:
-        """Returns the group's description for DescribeGroups, without the operations, which `ring` has."""
+        """Returns the group's description for DescribeGroups, without the operations, which `history` has."""
         return node_pb2.GroupInfo(
             group=bytes.fromhex(self.id),
             members=[node_pb2.GroupMember(node=member.node, device=member.device) for member in self.members],

@@ -3,7 +3,7 @@
 Covers the times at which its own ranks presented them, and their outcome on those ranks.
 
 The coordinator's flight recorder has all ranks. This record has the ranks of this node, so that an operator of any node
-can see what its ranks did last. It is bounded, like every ring of a flight recorder.
+can see what its ranks did last. It is bounded, like every history of a flight recorder.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class PeerRecord:
         """Local ranks that have finished an operation which other local ranks have not, by sequence number."""
 
     @property
-    def ring(self) -> GroupHistory | None:
+    def history(self) -> GroupHistory | None:
         """The history of the group. None: nothing was presented yet."""
-        return self._recorder.ring(self._owner, self._members)
+        return self._recorder.history(self._owner, self._members)
 
     def inspect(self) -> PeerRecordView:
         """Returns how many operations are remembered that have not finished on all local ranks."""
@@ -65,8 +65,8 @@ class PeerRecord:
     def record_launch(self, comm: str, process: ProcessKey, rank: int, sequence: int, index: int) -> None:
         """Notes that a rank may run an operation, which has the number `index` on the communicator."""
         key = self._key(sequence)
-        ring = self.ring
-        if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
+        history = self.history
+        if history is not None and sequence in history.operations and not history.operations[sequence].launched:
             self._recorder.record_launch(key)
         self._recorder.record_ready(self._owner, self._members)
         self._in_flight.setdefault((comm, process), InFlightOperations(rank)).operations.append((index, sequence))

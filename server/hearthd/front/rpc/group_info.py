@@ -22,7 +22,7 @@ class CrossNodeGroup(Protocol):
         """Describes the group, without its operations."""
         ...
 
-    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
+    def history(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Returns the group's operations, as far as this daemon knows them.
 
         `recorder` has the groups that this daemon coordinates.
@@ -63,30 +63,30 @@ class GroupInfo:
         groups = [
             node_pb2.GroupInfo(
                 members=[node_pb2.GroupMember(device=device) for device in members],
-                state=ring.state,
-                detail=ring.detail,
-                aborts=ring.aborts,
-                operations=_operations(ring),
+                state=history.state,
+                detail=history.detail,
+                aborts=history.aborts,
+                operations=_operations(history),
             )
-            for members, ring in self._recorder.rings(session.id)
+            for members, history in self._recorder.histories(session.id)
         ]
         groups += [self._describe_cross_node(group) for group in self._cross_node_groups(session)]
         return node_pb2.DescribeGroupsResponse(groups=groups)
 
     def _describe_cross_node(self, group: CrossNodeGroup) -> node_pb2.GroupInfo:
         info = group.info()
-        ring = group.ring(self._recorder)
-        if ring is not None:
-            info.aborts = ring.aborts
-            info.operations.extend(_operations(ring))
+        history = group.history(self._recorder)
+        if history is not None:
+            info.aborts = history.aborts
+            info.operations.extend(_operations(history))
             # If the communicator failed, the next operation creates a new one.
-            if info.state == "ready" and ring.state == "failed":
-                info.state, info.detail = ring.state, ring.detail
+            if info.state == "ready" and history.state == "failed":
+                info.state, info.detail = history.state, history.detail
         return info
 
 
-def _operations(ring: GroupHistory) -> list[node_pb2.GroupOperation]:
-    return [_operation(entry) for entry in ring.operations.values()]
+def _operations(history: GroupHistory) -> list[node_pb2.GroupOperation]:
+    return [_operation(entry) for entry in history.operations.values()]
 
 
 def _operation(entry: RecordedOperation) -> node_pb2.GroupOperation:

@@ -17,7 +17,8 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 
-ANYBODY = "*"
+ALL_TENANTS = "*"
+"""Grant to all tenants, in place of the name of one."""
 MAX_NAME = 200
 MAX_GRANTS = 256
 MAX_DESCRIPTION = 4096
@@ -109,7 +110,7 @@ class Publication:
 
     def is_open_to(self, tenant: str) -> bool:
         """Returns True if sessions of this tenant may attach the buffer: the publisher's tenant always may."""
-        return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
+        return tenant == self.tenant or tenant in self.grants or ALL_TENANTS in self.grants
 
 
 class PublicationRegistry:
@@ -150,7 +151,7 @@ class PublicationRegistry:
         if len(grants) > MAX_GRANTS:
             raise _invalid(
                 f"{len(grants)} tenants are granted a buffer; the maximum is {MAX_GRANTS}",
-                f'grant it to "{ANYBODY}"',
+                f'grant it to "{ALL_TENANTS}"',
                 "tenants",
             )
         if len(description) > MAX_DESCRIPTION:

@@ -12,7 +12,7 @@ from hearthd.front.rates import Rates
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.client_process import ClientProcess
 from hearthd.front.sessions.command_queue import CommandQueue
-from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
+from hearthd.front.tenancy.tenants import ANONYMOUS, EVERYONE, Caller, Tenant
 
 
 class SessionEnd(enum.StrEnum):
@@ -37,7 +37,7 @@ class Session:
     last_used: float
     key: bytes
     tenant: Tenant = EVERYONE
-    caller: Caller = ANYBODY
+    caller: Caller = ANONYMOUS
     """The caller that opened the session."""
     credential_deadline: float = float("inf")
     """Monotonic time at which the credential that opened the session expires. The session expires with it."""

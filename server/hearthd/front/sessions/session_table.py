@@ -21,7 +21,7 @@ from hearthd.front.audit.recorder import Audit
 from hearthd.front.sessions.client_process import ClientProcess, calling_process
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
-from hearthd.front.tenancy.tenants import ANYBODY, Caller
+from hearthd.front.tenancy.tenants import ANONYMOUS, Caller
 
 log = structlog.get_logger("hearthd.sessions")
 
@@ -81,7 +81,7 @@ class SessionTable:
         self,
         client_name: str,
         client_version: str,
-        caller: Caller = ANYBODY,
+        caller: Caller = ANONYMOUS,
         *,
         dedicated: bool = False,
         launch_timeout: float = 0.0,

@@ -27,7 +27,7 @@ from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause
 from hearthd.front.supervisor.fault_log import RecentFaults
 from hearthd.front.supervisor.fault_policy import culprit, named_sessions
 from hearthd.front.supervisor.isolation import (
-    EVERYBODY,
+    ALL_SESSIONS,
     FENCED,
     LOST,
     SERVING,
@@ -116,7 +116,7 @@ class Device(DeviceStatus):
         """Returns the key of the worker that serves a session."""
         if session.dedicated:
             return WorkerKey(session.tenant.name, session.id)
-        return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
+        return WorkerKey(session.tenant.name) if self.policy.by_tenant else ALL_SESSIONS
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
         """Returns the session's channel to the process that serves it now.
@@ -411,7 +411,7 @@ class Device(DeviceStatus):
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)
         else:
-            self.workers.serving[EVERYBODY] = Worker(self, EVERYBODY)
+            self.workers.serving[ALL_SESSIONS] = Worker(self, ALL_SESSIONS)
             self._refill()
 
     def fence(self, why: str) -> None:

@@ -8,7 +8,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.memory_ledger import MemoryLedger
-from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Tenant
@@ -44,7 +44,7 @@ class DeviceStatus:
     @property
     def _primary(self) -> Worker | None:
         """The worker that represents the device: the shared one or, until a process has been ready, the vacant one."""
-        return self.workers.serving.get(EVERYBODY) or (None if self.has_been_ready else self.workers.vacant)
+        return self.workers.serving.get(ALL_SESSIONS) or (None if self.has_been_ready else self.workers.vacant)
 
     @property
     def state(self) -> node_pb2.DeviceState:
@@ -108,7 +108,7 @@ class DeviceStatus:
             pid=worker.pid if worker is not None else 0 if is_restricted else self.pid,
             detail=self.detail,
             processes=[
-                self._describe_process(other, other.key or EVERYBODY)
+                self._describe_process(other, other.key or ALL_SESSIONS)
                 for other in self.workers
                 if other.pid and (viewer is None or _may_see(viewer, other.key))
             ],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearthd.front.supervisor.exit_cause import ExitCause
-from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MAX_FAULTS = 32
@@ -86,7 +86,7 @@ class RecentFaults:
                 cause.label,
                 cause.text.removeprefix(f"device {self._device} was lost: ")[:_MAX_DETAIL],
                 tuple(name[:_MAX_NAME] for name in cause.kernels[:_MAX_KERNELS]),
-                (key or EVERYBODY).tenant,
+                (key or ALL_SESSIONS).tenant,
                 tuple(involved.items())[:_MAX_KERNELS],
             )
         )

@@ -64,7 +64,8 @@ class WorkerKey(NamedTuple):
         return bool(self.session)
 
 
-EVERYBODY = WorkerKey()
+ALL_SESSIONS = WorkerKey()
+"""Key of the worker that all sessions share, where no tenant and no session has a separate one."""
 
 IMMEDIATE_RESTARTS = 2
 """Number of lost processes that are replaced without a pause."""

@@ -19,7 +19,7 @@ from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, ExitCause
 from hearthd.front.supervisor.isolation import (
-    EVERYBODY,
+    ALL_SESSIONS,
     FENCED,
     LOST,
     SERVING,
@@ -349,7 +349,7 @@ class Worker:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        exempt = self.key == EVERYBODY or (self.key is None and self._owner.policy.spare)
+        exempt = self.key == ALL_SESSIONS or (self.key is None and self._owner.policy.spare)
         if timeout and not exempt:
             self._idle_timer = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
 

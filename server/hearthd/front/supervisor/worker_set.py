@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 
 
@@ -35,7 +35,7 @@ class WorkerSet:
     def idle(self) -> Worker | None:
         """A worker that could be ended to make room for another. None: there is none."""
         for key, worker in self.serving.items():
-            if worker.is_idle and key != EVERYBODY:
+            if worker.is_idle and key != ALL_SESSIONS:
                 return worker
         return None
 

@@ -13,7 +13,7 @@ from hearthd.front.tenancy import shares, tokens
 from hearthd.front.tenancy.revocations import CertificateIdentity
 
 __all__ = [
-    "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
+    "ALL", "ANONYMOUS", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
     "User", "sees_tenant", "token_key",
 ]  # fmt: skip
 
@@ -144,7 +144,8 @@ class Caller:
     """The certificate that identified the caller."""
 
 
-ANYBODY = Caller(EVERYONE)
+ANONYMOUS = Caller(EVERYONE)
+"""The caller of a daemon without authentication."""
 
 
 class Directory:

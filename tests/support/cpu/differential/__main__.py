@@ -64,12 +64,12 @@ def compiled(drawn: Program) -> list[Failure]:
     if nvrtc.library() is None:
         raise SystemExit(f"the package {nvrtc.PACKAGE} is not installed")
 
-    def complaint(kernels: list[Kernel]) -> str:
-        return nvrtc.complaint(drawn, kernels, "compute_80")
+    def compile_error(kernels: list[Kernel]) -> str:
+        return nvrtc.compile_error(drawn, kernels, "compute_80")
 
-    if not complaint(drawn.kernels):
+    if not compile_error(drawn.kernels):
         return []
-    each = [(kernel, complaint([kernel])) for kernel in drawn.kernels]
+    each = [(kernel, compile_error([kernel])) for kernel in drawn.kernels]
     return [Failure(kernel, drawn.seed, text) for kernel, text in each if text]
 
 

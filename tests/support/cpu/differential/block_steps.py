@@ -48,11 +48,11 @@ def exchange(
     written: Callable[[Machine, np.ndarray], None] | None = None,
     bits: int = 32,
 ) -> Step:
-    """Each thread writes its slot of `array` and reads another thread's slot.
+    """Returns the step in which each thread writes its slot of `array` and reads the slot of another thread.
 
     `written` receives the slots, for global memory; `bits` is the number of bits of a word that a slot keeps.
     """
-    value, at, name = g.mixed(scope), other_rank(g, scope), g.name("y")
+    value, at, name = g.varying(scope), other_rank(g, scope), g.name("y")
     kept, filled = np.uint32((1 << bits) - 1), ""
     if scope.returned:
         filled = f"if (rank() == 0u) for (unsigned i = 0; i < threads(); ++i) {array}[i] = {GONE}u;\n{SYNC}\n"
@@ -125,7 +125,7 @@ def global_exchange(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=2, after_return=False)
 def instantiations(g: Generator, scope: Scope) -> Step:
     """A shared array in a template function: each instantiation has a separate array."""
-    name, value, at = g.name("slots"), g.mixed(scope), other_rank(g, scope)
+    name, value, at = g.name("slots"), g.varying(scope), other_rank(g, scope)
     array = f"__shared__ unsigned held[{MAX_THREADS}];"
     if g.flip():
         g.declare(f"template <int N> __device__ unsigned* {name}() {{ {array} return held; }}")
@@ -196,7 +196,7 @@ def shared_atomic(g: Generator, scope: Scope) -> Step:
     """Atomics on shared memory: a histogram, or another operation that does not depend on the order."""
     kind = g.pick("shared atomic", tuple(name for name in ATOMICS if name != "CAS"))
     call, update = ATOMICS[kind]
-    at, value, first, name = modulo(g.expr(scope), 8), g.mixed(scope), g.rng.getrandbits(9), g.name("bins")
+    at, value, first, name = modulo(g.expr(scope), 8), g.varying(scope), g.rng.getrandbits(9), g.name("bins")
     text = (
         f"{{ __shared__ unsigned {name}[8];\nif (rank() == 0u) for (int i = 0; i < 8; ++i) {name}[i] = {first}u;\n{SYNC} "
         f"{call.format(f'{name}[{at.text}]', unsigned(value))}; {SYNC}\n"
@@ -218,7 +218,7 @@ def shared_atomic(g: Generator, scope: Scope) -> Step:
 @step(BLOCK)
 def float_atomic(g: Generator, scope: Scope) -> Step:
     """Floating-point atomics whose sums are exact in any order."""
-    value, name, kind = g.mixed(scope), g.name("sum"), g.rng.choice(("float", "double"))
+    value, name, kind = g.varying(scope), g.name("sum"), g.rng.choice(("float", "double"))
     text = (
         f"{{ __shared__ {kind} {name}; if (rank() == 0u) {name} = 0; {SYNC}\n"
         f"atomicAdd(&{name}, ({kind})({value.text} & 1023u) * ({kind})0.5); {SYNC}\n"
@@ -255,7 +255,7 @@ def operation(g: Generator) -> tuple[str, Callable[[int, int], int]]:
 @step(BLOCK, shared=1, after_return=False)
 def tree_reduction(g: Generator, scope: Scope) -> Step:
     """The reduction over a block through shared memory, with the operator as a template argument."""
-    name, value = g.name("reduce"), g.mixed(scope)
+    name, value = g.name("reduce"), g.varying(scope)
     op, meaning = operation(g)
     g.declare(
         f"template <class T, class Op, int N> __device__ T {name}(T mine, Op op = Op()) {{\n"
@@ -274,7 +274,7 @@ def tree_reduction(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, after_return=False)
 def warp_reduction(g: Generator, scope: Scope) -> Step:
     """The reduction over a block by shuffles within warps, then over the warps' results."""
-    name, value = g.name("reduce"), g.mixed(scope)
+    name, value = g.name("reduce"), g.varying(scope)
     op, meaning = operation(g)
     g.declare(
         f"template <class Op> __device__ unsigned {name}_warp(unsigned mine, Op op) {{\n"
@@ -298,7 +298,7 @@ def warp_reduction(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=1, after_return=False)
 def block_scan(g: Generator, scope: Scope) -> Step:
     """The inclusive sum over a block, by the Hillis-Steele scan."""
-    value, name = g.mixed(scope), g.name("sums")
+    value, name = g.varying(scope), g.name("sums")
     text = (
         f"{{ __shared__ unsigned {name}[{MAX_THREADS}]; {name}[rank()] = {value.text}; {SYNC}\n"
         f"for (unsigned o = 1; o < threads(); o <<= 1) {{ const unsigned y = rank() >= o ? {name}[rank() - o] : 0u; {SYNC} "
@@ -314,7 +314,7 @@ def block_scan(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=1, after_return=False)
 def bitonic_sort(g: Generator, scope: Scope) -> Step:
     """The sorting network over a block, padded to a power of two."""
-    value, name = g.mixed(scope), g.name("keys")
+    value, name = g.varying(scope), g.name("keys")
     text = (
         f"{{ __shared__ unsigned {name}[{MAX_THREADS}]; const unsigned r = rank(), n = threads();\n"
         f"for (unsigned i = r; i < {MAX_THREADS}u; i += n) {name}[i] = ~0u;\n{SYNC} {name}[r] = {value.text}; {SYNC}\n"
@@ -334,7 +334,7 @@ def bitonic_sort(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=2, after_return=False)
 def stencil(g: Generator, scope: Scope) -> Step:
     """A stencil of three points with a halo that the first and the last thread fetch."""
-    value, name = g.mixed(scope), g.name("line")
+    value, name = g.varying(scope), g.name("line")
     text = (
         f"{{ __shared__ unsigned {name}[{MAX_THREADS} + 2]; const unsigned r = rank(), n = threads();\n"
         f"{name}[r + 1u] = {value.text};\nif (r == 0u) {name}[0] = e.in[block_rank()];\n"
@@ -353,7 +353,7 @@ def stencil(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=1, after_return=False)
 def transposition(g: Generator, scope: Scope) -> Step:
     """The transposition of each plane of the block through a shared tile."""
-    value, name = g.mixed(scope), g.name("tile")
+    value, name = g.varying(scope), g.name("tile")
     text = (
         f"{{ __shared__ unsigned {name}[{MAX_THREADS}]; unsigned* plane = {name} + threadIdx.z * blockDim.x * blockDim.y;\n"
         f"plane[threadIdx.y * blockDim.x + threadIdx.x] = {value.text}; {SYNC}\n"
@@ -372,7 +372,7 @@ def transposition(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, shared=2, after_return=False)
 def double_buffer(g: Generator, scope: Scope) -> Step:
     """Rounds that read what a neighbour wrote in the round before, with one barrier for each round."""
-    value, rounds, name = g.mixed(scope), g.rng.randint(2, 4), g.name("pages")
+    value, rounds, name = g.varying(scope), g.rng.randint(2, 4), g.name("pages")
     text = (
         f"{{ __shared__ unsigned {name}[2][{MAX_THREADS}]; {name}[0][rank()] = {value.text}; {SYNC}\n"
         f"for (int i = 0; i < {rounds}; ++i) {{ {name}[(i + 1) & 1][rank()] = "
@@ -390,9 +390,9 @@ def double_buffer(g: Generator, scope: Scope) -> Step:
 
 
 @step(BLOCK)
-def one_writes(g: Generator, scope: Scope) -> Step:
+def single_writer(g: Generator, scope: Scope) -> Step:
     """A shared variable that one thread writes and all threads read."""
-    value, name = g.mixed(scope), g.name("flag")
+    value, name = g.varying(scope), g.name("flag")
     kind = g.rng.choice(("struct { unsigned a, b; }", "union { unsigned a; unsigned b[2]; }"))
     text = (
         f"{{ __shared__ {kind} {name}; if ({RANK.text} == 0u) {name}.a = {value.text}; {SYNC}\nx ^= {name}.a; {SYNC} }}"

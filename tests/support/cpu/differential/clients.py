@@ -20,7 +20,7 @@ def check(device: hearth.Device, program: Program) -> list[Failure]:
     failures: list[Failure] = []
     for kernel in program.kernels:
         function, found = module.get_function(kernel.name), []
-        for launch in program.of(kernel):
+        for launch in program.launches_of(kernel):
             try:
                 difference = launch.compare(*run(device, function, launch))
             except hearth.HearthError as error:

@@ -53,12 +53,12 @@ X = variable("x")
 
 
 def read_input(at: Expr) -> Expr:
-    """A read of `e.in` at any index, which is reduced modulo its length."""
+    """Returns a read of `e.in`; the index is reduced modulo its length."""
     return Expr(f"e.in[{at.text} % 256u]", lambda m, v: m.data[at.value(m, v) % np.uint32(256)])
 
 
 def table(name: str, entries: Sequence[int], at: Expr) -> Expr:
-    """A constant table of 8 words."""
+    """Returns a read of a constant table of 8 words; the index is reduced modulo 8."""
     words = np.array(entries, np.uint32)
     return Expr(f"{name}[{at.text} & 7u]", lambda m, v: words[at.value(m, v) & np.uint32(7)])
 
@@ -76,7 +76,7 @@ def clz(v: U32) -> U32:
 
 
 def ffs(v: U32) -> U32:
-    """Position of the lowest set bit, counted from 1; 0 if no bit is set."""
+    """Returns the position of the lowest set bit, counted from 1; 0 if no bit is set."""
     lowest = v & (~v + np.uint32(1))
     return np.where(v == 0, np.uint32(0), np.uint32(32) - clz(lowest)).astype(np.uint32)
 
@@ -133,7 +133,7 @@ class Expressions:
         self.rng = rng
 
     def draw(self, atoms: Sequence[Expr], depth: int = 2) -> Expr:
-        """A random expression whose leaves are `atoms` and constants."""
+        """Draws an expression whose leaves are `atoms` and constants."""
         rng = self.rng
         if depth == 0 or rng.random() < 0.15:
             if atoms and rng.random() < 0.8:
@@ -175,7 +175,7 @@ def modulo(a: Expr, divisor: int) -> Expr:
 
 
 def choose(a: Expr, b: Expr, c: Expr, d: Expr) -> Expr:
-    """`a < b ? c : d`."""
+    """Returns the expression `a < b ? c : d`."""
     return Expr(
         f"({a.text} < {b.text} ? {unsigned(c)} : {unsigned(d)})",
         lambda m, v: np.where(a.value(m, v) < b.value(m, v), c.value(m, v), d.value(m, v)),

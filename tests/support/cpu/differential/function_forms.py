@@ -46,8 +46,8 @@ def function(g: Generator, scope: Scope, steps: int | None = None, qualifier: st
 
 def choice(g: Generator, scope: Scope) -> Expr:
     """Draws 0 or 1, equal in all threads that execute the statement, so that they make the same call."""
-    even = scope.level == BLOCK
-    if even:
+    is_uniform = scope.level == BLOCK
+    if is_uniform:
         return expressions.modulo(g.uniform(scope), 2)
     if scope.level:  # a warp, or some of its lanes
         return Expr("(rank() / 32u & 1u)", lambda m, v: m.rank // 32 % 2)
@@ -106,7 +106,7 @@ def in_namespace(g: Generator, scope: Scope) -> Step:
 
 
 @form()
-def by_tag(g: Generator, scope: Scope) -> Step:
+def tag_dispatch(g: Generator, scope: Scope) -> Step:
     """Overloads that differ in the type of a tag, found by argument-dependent lookup."""
     body, space = g.body(g.inside(scope)), g.name("tags")
     g.declare(
@@ -118,7 +118,7 @@ def by_tag(g: Generator, scope: Scope) -> Step:
 
 
 @form()
-def by_macro(g: Generator, scope: Scope) -> Step:
+def macro_call(g: Generator, scope: Scope) -> Step:
     name, body = function(g, scope)
     macro = g.name("CALL").upper()
     g.declare(f"#define {macro}(f, ...) f(__VA_ARGS__)")
@@ -358,7 +358,7 @@ def lambda_argument(g: Generator, scope: Scope) -> Step:
 
 
 @form()
-def erased(g: Generator, scope: Scope) -> Step:
+def type_erased_callable(g: Generator, scope: Scope) -> Step:
     """A callable passed as `const void*`, with a function template that knows its type."""
     captures, name = g.captures(scope), g.name("erased")
     body = g.body(g.inside(scope, captures), 1)

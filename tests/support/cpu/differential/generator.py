@@ -3,8 +3,8 @@
 A step is CUDA text that changes the variable `x` of each thread, together with the function that does the same to the
 reference machine. Every body that a form of call defines has the signature `unsigned (unsigned x, Env e)`.
 
-A scope says which threads are known to execute a statement together. A step is drawn only if its scope keeps the
-threads together that the step synchronises:
+A scope has the level at which threads are known to execute a statement together. A step is drawn only in a scope of at
+least the level at which it synchronises threads:
 
 - BLOCK: all threads of the block that have not returned from the kernel; barriers are allowed.
 - WARP: all such threads of a warp, or those of the mask `Scope.mask`; collectives of a warp are allowed.
@@ -32,7 +32,7 @@ REGION = 8
 
 
 class Step(NamedTuple):
-    """Statements and their meaning."""
+    """Statements: their text, and the function that has the same effect on the reference machine."""
 
     text: str
     run: Callable[[Machine, Values], None]
@@ -63,10 +63,11 @@ class Scope:
     depth: int = 0
     """Number of calls around this place."""
     loops: int = 0
+    """Number of loops around this place."""
 
 
 class Bag:
-    """Draws without replacement, and refills when it is empty: each item is drawn once before any is drawn again."""
+    """Shuffle bag: draws each item once, in random order, before it draws any item again."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -131,10 +132,12 @@ class Generator:
     """Index of the kernel in its program."""
     whole_warps: bool = False
     """True if its blocks consist of whole warps."""
-    fuel: int = 12
+    steps_left: int = 12
     """Number of steps that may still be drawn."""
     shared_left: int = 32
+    """Number of shared arrays of MAX_THREADS words that may still be declared."""
     allow_groups: bool = True
+    """True if cooperative groups may be used."""
     declarations: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     """Definitions that are placed after the kernel."""
@@ -142,7 +145,7 @@ class Generator:
     includes: set[str] = field(default_factory=set)
     """Headers of the toolkit that the kernel includes."""
     zeroed: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of global memory that must be 0 before the launch."""
+    """Ranges of global memory (first word, number of words) that must be 0 before the launch."""
     tags: list[str] = field(default_factory=list)
     """Names of the kinds of steps and calls that were drawn."""
     dynamic_shared: bool = False
@@ -194,7 +197,7 @@ class Generator:
             atoms.append(self.table(self.expressions.draw(fixed, 1)))
         return self.expressions.draw(atoms, depth)
 
-    def mixed(self, scope: Scope) -> Expr:
+    def varying(self, scope: Scope) -> Expr:
         """Draws an expression whose value differs between threads, for values that threads exchange."""
         return expressions.binary(
             self.rng.choice(("xor", "add")), expressions.X, self.expr(scope, self.rng.randint(1, 2), with_x=False)
@@ -240,14 +243,14 @@ class Generator:
         """Draws several steps. The first one reads the indices, so that a wrongly executed body changes the result."""
         drawn = [self.assign(scope)]
         for _ in range(self.rng.randint(1, 3) if steps is None else steps):
-            made = self.one(scope)
+            made = self.any_step(scope)
             drawn.append(made)
         return sequence(drawn)
 
-    def one(self, scope: Scope) -> Step:
+    def any_step(self, scope: Scope) -> Step:
         """Draws a step, call or control structure that the scope allows."""
-        self.fuel -= 1
-        if self.fuel <= 0:
+        self.steps_left -= 1
+        if self.steps_left <= 0:
             return self.assign(scope)
         if scope.depth < 4 and self.flip(0.55):
             return self.call(scope)
@@ -274,15 +277,15 @@ class Generator:
             and (kind.after_return or not scope.returned)
             and (not kind.whole_warps or self.whole_warps)
             and (not kind.header or self.allow_groups)
-            and kind.bodies <= max(1, self.fuel)
+            and kind.bodies <= max(1, self.steps_left)
         )
 
     # ---- bodies of calls ----
 
     def capture(self, scope: Scope, uniform: bool | None = None) -> Capture:
         """Draws a value for a body that is called from the scope."""
-        even = self.flip() if uniform is None else uniform
-        return Capture(self.name("k"), self.uniform(scope) if even else self.expr(scope), even)
+        is_uniform = self.flip() if uniform is None else uniform
+        return Capture(self.name("k"), self.uniform(scope) if is_uniform else self.expr(scope), is_uniform)
 
     def captures(self, scope: Scope, at_most: int = 2) -> list[Capture]:
         """Draws values for a body. They may include the mask of the scope, so that the body can synchronise the active

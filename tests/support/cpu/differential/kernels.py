@@ -1,5 +1,4 @@
-"""Random kernels: the ways in which a kernel receives the code that it calls, early returns, and steps at the end of a
-grid."""
+"""Random kernels: the forms in which a kernel receives the body that it calls, early returns, and steps of a whole grid."""
 
 from __future__ import annotations
 
@@ -63,10 +62,11 @@ class Kernel:
     """Headers of the toolkit that it includes."""
     arguments: list[Argument]
     shapes: list[tuple[Shape, Shape]]
-    """(grid, block) of each launch."""
+    """Grid and block of each launch."""
     dynamic_shared: bool
     cooperative: bool
     zeroed: list[tuple[int, int]]
+    """Ranges of global memory (first word, number of words) that are 0 before the launch."""
     tags: tuple[str, ...]
     """Names of the kinds of kernel, steps and calls in it."""
     run: Callable[[Machine, Values], None]
@@ -88,10 +88,10 @@ class Kernel:
 
 @dataclass
 class Call:
-    """The way in which a kernel calls its body: parts of the kernel's text, and the body."""
+    """The call of the body in a kernel: the statement, and the parts of the kernel's declaration that it needs."""
 
     step: Step
-    """The statement in the kernel."""
+    """The statement, with the meaning of the body."""
     template: str = ""
     """Template parameters."""
     given: str | None = None
@@ -105,7 +105,8 @@ def _word(value: int) -> Argument:
     return Argument(struct.pack("<I", value), 4)
 
 
-Shell = Callable[[Generator, Scope], Call]
+KernelForm = Callable[[Generator, Scope], Call]
+"""Draws a body, and the way in which a kernel calls it."""
 
 
 def inline(g: Generator, scope: Scope) -> Call:
@@ -246,9 +247,9 @@ def traits_argument(g: Generator, scope: Scope) -> Call:
     return Call(called(f"x = {name}<T>::Kernel::run(x, e);", body), "template <class T>", "double")
 
 
-SHELLS: dict[str, Shell] = {
-    shell.__name__: shell
-    for shell in (
+KERNEL_FORMS: dict[str, KernelForm] = {
+    form.__name__: form
+    for form in (
         inline, type_argument, default_type_argument, alias_argument, wrapped_argument, functor_parameter,
         empty_functor_parameter, function_argument, template_template_argument, pack_argument, number_argument,
         parameters_of_operation, traits_argument,
@@ -315,19 +316,19 @@ def grid_barrier(g: Generator) -> Step:
     return Step(text, run)
 
 
-def draw(g: Generator, shells: Bag) -> Kernel:
-    """A random kernel."""
+def draw(g: Generator, kernel_forms: Bag) -> Kernel:
+    """Draws a kernel; `kernel_forms` draws its form."""
     scope, steps = Scope(BLOCK), []
     returned = replace(scope, returned=True)
-    shell = shells.draw(tuple(SHELLS))
-    g.tags.append(shell)
+    form = kernel_forms.draw(tuple(KERNEL_FORMS))
+    g.tags.append(form)
     if g.flip(0.4):
         steps.append(g.body(scope, 1))
     when = g.rng.choice(("never", "never", "before", "after"))
     if when == "before":
         steps.append(early_return(g, scope))
         scope = returned
-    call = SHELLS[shell](g, scope)
+    call = KERNEL_FORMS[form](g, scope)
     steps.append(call.step)
     if when == "after":
         steps.append(early_return(g, scope))
@@ -386,4 +387,4 @@ def _finished(g: Generator, call: Call, body: Step) -> Kernel:
     )
 
 
-__all__ = ["SHELLS", "Kernel", "draw"]
+__all__ = ["KERNEL_FORMS", "Kernel", "draw"]

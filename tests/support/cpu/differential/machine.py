@@ -81,7 +81,7 @@ class Machine:
         return lanes.reshape(self.blocks, -1)[:, : self.threads].copy()
 
     def each_warp(self) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Yields the active threads of each warp that has any: (block, ranks, warp) as index arrays, and the mask."""
+        """Yields, for each warp with active threads, their blocks and ranks as index arrays, and the mask of their lanes."""
         for block in range(self.blocks):
             for first in range(0, self.threads, 32):
                 ranks = first + np.flatnonzero(self.active[block, first : first + 32])

@@ -19,7 +19,7 @@ GENERIC_LAMBDAS = "-default-device"
 """The option without which NVRTC 12 treats each generic lambda of a device function as a host function."""
 
 
-def _places() -> list[Path]:
+def _package_folders() -> list[Path]:
     """Returns the folders of the packages in the namespace `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
@@ -28,7 +28,7 @@ def _places() -> list[Path]:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Loads the newest NVRTC of the installed packages; returns None if no package contains one."""
-    found = [path for place in _places() for path in place.glob("*/lib/libnvrtc.so.*")]
+    found = [path for place in _package_folders() for path in place.glob("*/lib/libnvrtc.so.*")]
     for path in sorted(found, key=lambda path: int(path.name.rpartition(".")[2]), reverse=True):
         for part in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
             ctypes.CDLL(str(part), ctypes.RTLD_GLOBAL)
@@ -52,7 +52,7 @@ def toolkit() -> tuple[str, ...]:
     The headers must have NVRTC's major version: headers of another version need not compile.
     """
     major, _ = version()
-    folders = [place / part / "include" for place in _places() for part in (f"cu{major}", "cuda_runtime")]
+    folders = [place / part / "include" for place in _package_folders() for part in (f"cu{major}", "cuda_runtime")]
     folders += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     folders += sorted(Path("/usr/local").glob(f"cuda-{major}*/include"), reverse=True)
     for folder in folders:
@@ -63,7 +63,7 @@ def toolkit() -> tuple[str, ...]:
 
 
 def _cccl() -> list[Path]:
-    return [place / part / "include" for place in _places() for part in ("cuda_cccl", "cu13/include/cccl")]
+    return [place / part / "include" for place in _package_folders() for part in ("cuda_cccl", "cu13/include/cccl")]
 
 
 def _is_of(folder: Path, major: int) -> bool:
@@ -71,8 +71,8 @@ def _is_of(folder: Path, major: int) -> bool:
     return header.is_file() and f"#define CUDA_VERSION {major}" in header.read_text(errors="replace")
 
 
-def complaint(program: Program, kernels: Collection[Kernel], architecture: str) -> str:
-    """Returns the compiler's error message for these kernels of a program; empty if they compile."""
+def compile_error(program: Program, kernels: Collection[Kernel], architecture: str) -> str:
+    """Returns the error message of NVRTC for these kernels of a program; empty if they compile."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-I{folder}" for folder in toolkit())]
     if version() < (13, 0):
         options.append(GENERIC_LAMBDAS)
@@ -82,7 +82,7 @@ def complaint(program: Program, kernels: Collection[Kernel], architecture: str) 
 def compile_source(
     source: str, options: Sequence[str], names: Sequence[str] = (), headers: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the compiler's error message for a source; empty if it compiles and defines all the names."""
+    """Returns the error message of NVRTC for a source; empty if it compiles and defines all the names."""
     nvrtc, given = library(), dict(headers or {})
     assert nvrtc is not None
     program, count = ctypes.c_void_p(), len(given)

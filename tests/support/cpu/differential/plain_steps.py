@@ -37,7 +37,7 @@ def declare(g: Generator, scope: Scope) -> Step:
 
 
 @step(LANE)
-def wide(g: Generator, scope: Scope) -> Step:
+def wide_integers(g: Generator, scope: Scope) -> Step:
     """64-bit integers."""
     value, factor, shift = g.expr(scope), g.rng.getrandbits(60) | 1, g.rng.randint(1, 40)
     name = g.name("w")
@@ -54,7 +54,7 @@ def wide(g: Generator, scope: Scope) -> Step:
 
 
 @step(LANE)
-def floats(g: Generator, scope: Scope) -> Step:
+def exact_floats(g: Generator, scope: Scope) -> Step:
     """float and double arithmetic on values that both types represent exactly, so that rounding and contraction have no
     effect."""
     value, kind, name = g.expr(scope), g.rng.choice(("float", "double")), g.name("f")
@@ -194,14 +194,16 @@ def branches(text: str, condition: Callable[[Machine, Values], np.ndarray], yes:
     return Step(whole, run)
 
 
-def loop(g: Generator, scope: Scope, count: str, rounds: Callable[[Machine, Values], np.ndarray], even: bool) -> Step:
-    """Returns `for` around a body; `count` is evaluated once, before the loop. `even`: the loop variable has the same
+def loop(
+    g: Generator, scope: Scope, count: str, rounds: Callable[[Machine, Values], np.ndarray], uniform: bool
+) -> Step:
+    """Returns `for` around a body; `count` is evaluated once, before the loop. `uniform`: the loop variable has the same
     value in all threads of the block."""
     name = g.name("i")
     inner = replace(
         scope,
         names=(*scope.names, name),
-        uniform=scope.uniform | {name} if even else scope.uniform,
+        uniform=scope.uniform | {name} if uniform else scope.uniform,
         loops=scope.loops + 1,
     )
     body = g.body(inner, 1)
@@ -228,7 +230,7 @@ def divergent_loop(g: Generator, scope: Scope) -> Step:
 
 
 @step(LANE)
-def switched(g: Generator, scope: Scope) -> Step:
+def switch_fallthrough(g: Generator, scope: Scope) -> Step:
     """`switch` with a case that falls through."""
     selector, alone = modulo(g.expr(scope), 4), replace(scope, level=LANE, mask="")
     first, second, third = (g.assign(alone, 1) for _ in range(3))

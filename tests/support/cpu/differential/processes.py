@@ -54,7 +54,7 @@ def _one_by_one(program: Program, refusal: Refusal) -> list[Failure]:
 
 
 def _checked(program: Program, kernel: Kernel, image: bytes) -> Iterator[Failure]:
-    launches = program.of(kernel)
+    launches = program.launches_of(kernel)
     sizes = [launch.threads + len(launch.cells) for launch in launches]
     memory = shared_memory.SharedMemory(create=True, size=4 * sum(sizes))
     try:

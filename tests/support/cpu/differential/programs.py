@@ -106,7 +106,7 @@ class Program:
     def headers(self) -> dict[str, str]:
         return {name: text for kernel in self.kernels for name, text in kernel.headers.items()}
 
-    def of(self, kernel: Kernel) -> list[Launch]:
+    def launches_of(self, kernel: Kernel) -> list[Launch]:
         """Returns the launches of a kernel."""
         return [launch for launch in self.launches if launch.kernel is kernel]
 
@@ -114,11 +114,13 @@ class Program:
 def program(seed: int, count: int = 24, choose: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
     """Returns the program of a seed. `choose` selects kernels; leaving out a kernel does not change the others."""
     rng = random.Random(f"program {seed}")
-    kinds, shells = Bag(rng), Bag(rng)
+    kinds, kernel_forms = Bag(rng), Bag(rng)
     kernels, launches = [], []
     for number in range(count):
         own = random.Random(rng.getrandbits(64))
-        kernel = draw(Generator(own, kinds, number, whole_warps=own.random() < 0.35, fuel=own.randint(10, 26)), shells)
+        kernel = draw(
+            Generator(own, kinds, number, whole_warps=own.random() < 0.35, steps_left=own.randint(10, 26)), kernel_forms
+        )
         state = np.random.default_rng(own.getrandbits(32))
         made = []
         for grid, block in kernel.shapes:

@@ -21,8 +21,8 @@ REDUCE = "cooperative_groups/reduce.h"
 SCAN = "cooperative_groups/scan.h"
 
 Groups = Callable[[Machine, Values], Iterator[tuple[int, np.ndarray]]]
-"""The groups at a place: the block and the ranks in it of the members of each group, in the order of their ranks within
-the group."""
+"""The groups that execute a statement: the block of each, and the ranks in the block of its members, in the order of their
+ranks in the group."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ def operations(g: Generator, scope: Scope, group: Group) -> Step:
 
 
 def _shuffle(g: Generator, scope: Scope, group: Group) -> Step:
-    value, kind = g.mixed(scope), g.pick("tile shuffle", ("shfl", "shfl_up", "shfl_down", "shfl_xor"))
+    value, kind = g.varying(scope), g.pick("tile shuffle", ("shfl", "shfl_up", "shfl_down", "shfl_xor"))
     delta = g.rng.randrange(group.size)
     wide = g.flip(0.3)
     sent = f"(unsigned long long){unsigned(value)} << 9" if wide else unsigned(value)
@@ -166,7 +166,7 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 
 def _reduce(g: Generator, scope: Scope, group: Group) -> Step:
     g.includes.add(REDUCE)
-    value, kind = g.mixed(scope), g.rng.choice(tuple(_FUNCTIONS))
+    value, kind = g.varying(scope), g.rng.choice(tuple(_FUNCTIONS))
     text = f"x ^= cg::reduce({group.name}, {unsigned(value)}, cg::{kind}<unsigned>());"
     reduced = group.each(
         lambda values, ranks: np.full(len(values), functools.reduce(_FUNCTIONS[kind], values.tolist()), np.uint32)
@@ -180,7 +180,7 @@ def _reduce(g: Generator, scope: Scope, group: Group) -> Step:
 
 def _scan(g: Generator, scope: Scope, group: Group) -> Step:
     g.includes.add(SCAN)
-    value, exclusive = g.mixed(scope), g.flip()
+    value, exclusive = g.varying(scope), g.flip()
     kind = "exclusive" if exclusive else "inclusive"
     text = f"x += cg::{kind}_scan({group.name}, {unsigned(value)}, cg::plus<unsigned>());"
 
@@ -198,7 +198,7 @@ def _scan(g: Generator, scope: Scope, group: Group) -> Step:
 
 def _sync(g: Generator, scope: Scope, group: Group) -> Step:
     """Exchange through shared memory between the members of a tile."""
-    value, array = g.mixed(scope), g.name("line")
+    value, array = g.varying(scope), g.name("line")
     text = (
         f"{{ __shared__ unsigned {array}[{MAX_THREADS}]; {array}[rank()] = {value.text}; {group.name}.sync();\n"
         f"const unsigned y = {array}[rank() / {group.size}u * {group.size}u + {group.size - 1}u - "
@@ -219,7 +219,7 @@ _OPERATIONS: tuple[Callable[[Generator, Scope, Group], Step], ...] = (_shuffle, 
 def partition(g: Generator, scope: Scope) -> Step:
     """`binary_partition` and `labeled_partition` of a tile, and the results that the parts compute."""
     size, labels = g.rng.choice((4, 8, 16, 32)), g.rng.choice((2, 2, 3, 4))
-    label, value, name = modulo(g.expr(scope), labels), g.mixed(scope), g.name("part")
+    label, value, name = modulo(g.expr(scope), labels), g.varying(scope), g.name("part")
     tag = Expr(f"{name}_l", label.value)
     binary = labels == 2 and g.flip()
     call = (
@@ -276,7 +276,7 @@ def partition(g: Generator, scope: Scope) -> Step:
 @step(BLOCK, after_return=False, whole_warps=True, header=HEADER, shared=1)
 def block_group(g: Generator, scope: Scope) -> Step:
     """The block as a group, passed to a function that accepts any group."""
-    name, value = g.name("meet"), g.mixed(scope)
+    name, value = g.name("meet"), g.varying(scope)
     g.declare(
         f"template <class G> __device__ unsigned {name}(const G& group, unsigned mine) {{\n"
         f"__shared__ unsigned held[{MAX_THREADS}]; const unsigned r = (unsigned)group.thread_rank(), "

@@ -59,7 +59,7 @@ def _shuffle(g: Generator, scope: Scope) -> Step:
     dropped."""
     declared, mask = exact_mask(g, scope)
     width = g.pick("width", (2, 4, 8, 16, 32, 32))
-    value, name = g.mixed(scope), g.name("y")
+    value, name = g.varying(scope), g.name("y")
     kind = g.pick("shuffled type", tuple(_TYPES))
     there, back = _TYPES[kind]
     arguments, source_text, source = _source(g, scope, width)
@@ -211,7 +211,7 @@ def _reduce_sync(g: Generator, scope: Scope) -> Step:
     declared, mask = exact_mask(g, scope)
     kind = g.pick("reduction", tuple(_REDUCTIONS))
     _, combine = _REDUCTIONS[kind]
-    value, signed = g.mixed(scope), kind in ("add", "min", "max") and g.flip()
+    value, signed = g.varying(scope), kind in ("add", "min", "max") and g.flip()
     argument = f"(int){unsigned(value)}" if signed else unsigned(value)
     text = f"{{ {declared}x ^= (unsigned)__reduce_{kind}_sync({mask}, {argument}); }}"
 
@@ -228,7 +228,7 @@ def _reduce_sync(g: Generator, scope: Scope) -> Step:
 def butterfly(g: Generator, scope: Scope) -> Step:
     """The usual loop over `__shfl_xor_sync` or `__shfl_down_sync`, in which inactive lanes are left out."""
     declared, mask = exact_mask(g, scope)
-    value, name = g.mixed(scope), g.name("s")
+    value, name = g.varying(scope), g.name("s")
     text = (
         f"{{ {declared}unsigned {name} = {value.text};\n"
         f"for (int o = 16; o > 0; o >>= 1) {{ const unsigned y = __shfl_xor_sync({mask}, {name}, o); "
@@ -250,7 +250,7 @@ def butterfly(g: Generator, scope: Scope) -> Step:
 def warp_scan(g: Generator, scope: Scope) -> Step:
     """An inclusive sum over the active lanes with `__shfl_up_sync`."""
     declared, mask = exact_mask(g, scope)
-    value, name = g.mixed(scope), g.name("s")
+    value, name = g.varying(scope), g.name("s")
     text = (
         f"{{ {declared}unsigned {name} = {value.text};\n"
         f"#pragma unroll\nfor (unsigned o = 1; o < 32; o *= 2) {{ const unsigned y = __shfl_up_sync({mask}, {name}, o); "
@@ -274,7 +274,7 @@ def warp_scan(g: Generator, scope: Scope) -> Step:
 def warp_exchange(g: Generator, scope: Scope) -> Step:
     """Exchange through shared memory between lanes that synchronise at `__syncwarp`."""
     declared, mask = exact_mask(g, scope)
-    value, other, name = g.mixed(scope), modulo(g.expr(scope, 1), 32), g.name("line")
+    value, other, name = g.varying(scope), modulo(g.expr(scope, 1), 32), g.name("line")
     meeting = f"__syncwarp({loose_mask(g, scope, mask)});"
     text = (
         f"{{ {declared}__shared__ unsigned {name}[{MAX_THREADS}]; {name}[rank()] = {value.text}; {meeting}\n"
@@ -325,7 +325,7 @@ def first_lane(mask: str) -> str:
 def broadcast(g: Generator, scope: Scope) -> Step:
     """The value of the first active lane, as after an election."""
     declared, mask = exact_mask(g, scope)
-    value: Expr = g.mixed(scope)
+    value: Expr = g.varying(scope)
     text = f"{{ {declared}x ^= __shfl_sync({mask}, {unsigned(value)}, (int){first_lane(mask)}); }}"
 
     def run(m: Machine, v: Values) -> None:

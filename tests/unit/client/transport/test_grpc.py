@@ -62,9 +62,9 @@ def test_refusals_are_not_broken_connections(reason: reasons.Reason) -> None:
 
 def test_pauses_grow_and_end() -> None:
     now = [0.0]
-    patience = Backoff(10, lambda: now[0])
+    backoff = Backoff(10, lambda: now[0])
     pauses = []
-    while (pause := patience.pause()) is not None:
+    while (pause := backoff.pause()) is not None:
         pauses.append(pause)
         now[0] += pause
     assert pauses[0] == 0 and 0 < pauses[1] < 0.01

@@ -322,11 +322,11 @@ def test_channel_may_be_opened_after_its_lane(rig: Laned) -> None:
 
 
 def test_a_lane_whose_channel_is_never_opened_is_closed(rig: Laned) -> None:
-    rig.process.lanes.patience = 0.05
+    rig.process.lanes.open_timeout_s = 0.05
     assert rig.hand_over(7).rest() == []
     rig.send(Kind.OPEN, b"{}", channel=7)
     assert rig.end_lane(7) == 0
-    assert lanes.PATIENCE_S > 1  # long enough for a busy front
+    assert lanes.OPEN_TIMEOUT_S > 1  # long enough for a busy front
 
 
 def test_lane_ends_with_its_session(rig: Laned) -> None:

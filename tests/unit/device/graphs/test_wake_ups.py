@@ -22,7 +22,7 @@ from tests.support.device.rig import Rig
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
 RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))
 ROUNDS = 4
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 class Gated(CpuServer):
@@ -84,7 +84,7 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
     while (before := rig.server.launched) < ROUNDS * MAX_PER_ITERATION:
         rig.server.let_through()
         flush_beside(rig, number := number + 1)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while rig.server.launched == before:
             assert time.monotonic() < deadline, f"{before} launches, and there is room for more"
             time.sleep(1e-3)
@@ -97,7 +97,7 @@ def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
     prepare(rig)
     rig.server.shut()
     rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * MAX_PER_ITERATION)))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while rig.server.launched <= 2 * MAX_PER_ITERATION:
         assert time.monotonic() < deadline, f"{rig.server.launched} launches, and there is room for more"
         time.sleep(1e-3)

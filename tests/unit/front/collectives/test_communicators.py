@@ -191,9 +191,9 @@ def test_reported_failure_aborts_every_rank_with_the_reason() -> None:
         assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == "1"
         assert "device 1 reports: unhandled system error" in refusal.message
         assert refusal.details["recorder"].startswith("1 all_reduce 8 float32 sum: launched, presented by ranks 0, 1")
-    ring = recorder.ring("s", (0, 1))
-    assert ring is not None and ring.aborts == 1 and ring.state == "failed"
-    assert ring.operations[1].state == "failed"
+    history = recorder.history("s", (0, 1))
+    assert history is not None and history.aborts == 1 and history.state == "failed"
+    assert history.operations[1].state == "failed"
 
 
 def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> None:
@@ -226,12 +226,12 @@ def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
 def test_progress_is_recorded_when_all_ranks_are_through() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
-    ring = recorder.ring("s", (0, 1))
-    assert ring is not None and ring.state == "ready"
+    history = recorder.history("s", (0, 1))
+    assert history is not None and history.state == "ready"
     communicators.on_message(location(0), message("progress", done=1))
-    assert ring.operations[1].state == "launched"
+    assert history.operations[1].state == "launched"
     communicators.on_message(location(1), message("progress", done=10**9))
-    assert ring.operations[1].state == "done"
+    assert history.operations[1].state == "done"
     communicators.submit(complete(sequence=2))
     (comm,) = communicators
     assert not comm.is_idle, "what a rank says of operations that there are not does not count for later ones"

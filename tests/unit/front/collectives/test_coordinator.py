@@ -248,7 +248,7 @@ class Ranks(RuleBasedStateMachine):
         coordinator = self.coordinator
         matcher = coordinator.matcher.inspect()
         assert not [key for key in matcher.pending if key.owner == owner]
-        assert owner not in matcher.failures and not list(coordinator.recorder.rings(owner))
+        assert owner not in matcher.failures and not list(coordinator.recorder.histories(owner))
         for comm in coordinator.communicators:
             assert comm.key.scope != owner
             assert owner not in {user for user, _ in comm.users} | {key.owner for _, key in comm.in_flight}

@@ -38,8 +38,8 @@ def test_the_life_of_an_operation() -> None:
         "1 all_reduce 8 float32 sum: done, presented by ranks 0, 1, launched after 2.0 ms, finished after 3.0 ms"
     ]
     recorder.record_failure(one, "too late to fail")
-    ring = recorder.ring("s", (4, 2))
-    assert ring is not None and ring.operations[1].state == "done"
+    history = recorder.history("s", (4, 2))
+    assert history is not None and history.operations[1].state == "done"
     assert recorder.lines("s", (2, 4)) == [] == recorder.lines("t", (4, 2))
 
 
@@ -93,14 +93,14 @@ def test_everything_is_bounded() -> None:
     recorder = FlightRecorder()
     for sequence in range(OPERATIONS + 10):
         recorder.record_presentation(key(0, 1, sequence=sequence), 0, [SIGNATURE])
-    ring = recorder.ring("s", (0, 1))
-    assert ring is not None and list(ring.operations) == list(range(10, OPERATIONS + 10))
+    history = recorder.history("s", (0, 1))
+    assert history is not None and list(history.operations) == list(range(10, OPERATIONS + 10))
     assert len(recorder.lines("s", (0, 1))) == LINES
     for device in range(GROUPS - 1):
         recorder.record_presentation(key(5, device), 0, [SIGNATURE])
     recorder.record_presentation(key(0, 1, sequence=99), 0, [SIGNATURE])  # most recently used now
     recorder.record_presentation(key(7, 8), 0, [SIGNATURE])
-    groups = [members for members, _ in recorder.rings("s")]
+    groups = [members for members, _ in recorder.histories("s")]
     assert len(groups) == GROUPS and groups[-1] == (7, 8) and (0, 1) in groups and (5, 0) not in groups
 
 

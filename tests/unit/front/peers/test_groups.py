@@ -15,7 +15,7 @@ from hearthd.front.peers.groups import MAX_GROUPS
 from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import CLOSE_TIMEOUT
 from hearthd.front.peers.tickets import GroupMember, hello
-from tests.support.front.fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, refusal_in, run
+from tests.support.front.fake_peers import TIMEOUT, FakeFront, Pair, fronts, pair, quick, refusal_in, run
 from tests.support.timing import LATE
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -155,7 +155,7 @@ async def wait_until_presented(both: Pair) -> None:
     """Waits until the first front has received an operation of the second front."""
     (leader,) = both.first.groups
     assert isinstance(leader, Leader)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not len(both.first.router.coordinator.matcher):  # noqa: ASYNC110 - there is no notification
             await asyncio.sleep(0.001)
 
@@ -337,7 +337,7 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
                 assert await reader.read() == b""
             assert asyncio.get_running_loop().time() - begin < CLOSE_TIMEOUT + LATE
             writer.close()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while port.unauthenticated:  # noqa: ASYNC110 - there is no notification
                     await asyncio.sleep(0.001)
 

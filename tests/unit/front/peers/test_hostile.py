@@ -18,7 +18,7 @@ from hearthd.front.peers.follower import MAX_COMMUNICATORS
 from hearthd.front.peers.leader import MAX_PRESENTED
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.tickets import GroupMember
-from tests.support.front.fake_peers import PATIENCE, STATUS, FakeFront, Pair, fronts, pair, run
+from tests.support.front.fake_peers import STATUS, TIMEOUT, FakeFront, Pair, fronts, pair, run
 
 
 class Insider:
@@ -43,7 +43,7 @@ class Insider:
         }
         self.received.clear()
         self.send_message(presentation)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not self.received and not self.lost.done():  # noqa: ASYNC110 - there is no other notification
                 await asyncio.sleep(0.001)
 
@@ -59,7 +59,7 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     members = (GroupMember(0, 1), GroupMember(1, 0))
     group, secret = await both.first.groups.create(session, members, 5.0)
     assert both.first.groups.port is not None
-    link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
+    link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", TIMEOUT)
     link.send(tickets.hello(group, 1, secret, members))
     assert (await link.receive_first())["t"] == "welcome"
     member = Insider(both.first, link, group, session)
@@ -97,7 +97,7 @@ def test_other_groups_are_out_of_reach() -> None:
                 assert (await link.wait_for("go", sequence=2))["index"] == 2
             await unharmed(both, 3, comm)
             peer.link.send({"t": "leave", "why": "!"})
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while both.first.groups.of(peer.session)[0].state != "failed":  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             await unharmed(both, 4, comm)
@@ -147,7 +147,7 @@ def test_operations_without_end_are_not_kept() -> None:
             for sequence in range(1, MAX_PRESENTED + 10):
                 # The timeout is long, so that no operation is answered before the last one is sent.
                 peer.send_message({**GOOD, "sequence": sequence, "timeout": 60.0})
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await peer.lost
             assert "without waiting for an answer" in both.first.groups.of(peer.session)[0].info().detail
             assert len(both.first.router.coordinator.matcher) == 0
@@ -203,7 +203,7 @@ def test_peer_that_sends_garbage_is_disconnected(nonsense: Any) -> None:
         async with pair() as both, insider(both) as peer:
             comm = (await both.run(1))[0]["comm"]
             peer.link.send(nonsense)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await peer.lost
             await unharmed(both, 2, comm)
             assert both.first.groups.of(peer.session)[0].state == "failed"

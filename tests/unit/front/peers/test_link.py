@@ -21,7 +21,7 @@ from hearthd.front.peers import port as peer_port
 from hearthd.front.peers.frames import Body, encode
 from hearthd.front.peers.link import MAX_UNSENT, PeerLink, PeerLost
 from hearthd.front.peers.port import MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_OF_HOST, PeerPort
-from tests.support.front.fake_peers import PATIENCE, quick, run
+from tests.support.front.fake_peers import TIMEOUT, quick, run
 from tests.support.timing import LATE
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -61,7 +61,7 @@ class Echo:
         return parse_address(self.port.addresses[0])
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -81,7 +81,7 @@ async def echo(**port: Any) -> AsyncIterator[Echo]:
 
 
 async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    link = await peer_port.connect(server.address, pin, PATIENCE, link_factory)
+    link = await peer_port.connect(server.address, pin, TIMEOUT, link_factory)
     link.send({"name": "me"})
     assert await link.receive_first() == {"welcome": "me"}
     return link
@@ -94,7 +94,7 @@ async def connect_from(server: Echo, host: int) -> tuple[asyncio.StreamReader, a
 
 
 async def wait_for_unauthenticated(server: Echo, count: int) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while server.port.unauthenticated != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
 
@@ -205,7 +205,7 @@ def test_connection_without_a_hello_is_closed(loop: str) -> None:
         async with echo(handshake_timeout=0.2) as server:
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(encode({"name": "x"})[:3])
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
@@ -342,15 +342,15 @@ def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certifi
     async def work() -> None:
         async with echo(context=certificates.peers, handshake_timeout=0.5) as server:
             with pytest.raises(PeerLost, match="certificate is not the one"):
-                await peer_port.connect(server.address, b"x" * 32, PATIENCE)
-            plain = await peer_port.connect(server.address, b"", PATIENCE)
+                await peer_port.connect(server.address, b"x" * 32, TIMEOUT)
+            plain = await peer_port.connect(server.address, b"", TIMEOUT)
             plain.send({"name": "me", "secret": "in clear"})
             with pytest.raises(PeerLost):
                 await plain.receive_first()
             assert not server.links
         async with echo() as server:
             with pytest.raises(PeerLost, match=r"TLS|closed|reset"):
-                await peer_port.connect(server.address, certificates.fingerprint(), PATIENCE)
+                await peer_port.connect(server.address, certificates.fingerprint(), TIMEOUT)
             assert not server.links
 
     run(work(), loop)
@@ -368,7 +368,7 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
         async with echo(context=certificates.peers, handshake_timeout=0.2) as server:
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(b"\x16\x03\x01")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
@@ -415,8 +415,8 @@ def test_absent_peer() -> None:
         async with echo() as server:
             address = server.address
         with pytest.raises(PeerLost, match="nothing listens there"):
-            await peer_port.connect(address, b"", PATIENCE)
+            await peer_port.connect(address, b"", TIMEOUT)
         with pytest.raises(PeerLost):
-            await peer_port.connect(Address("no-such-host.invalid", 5), b"", PATIENCE)
+            await peer_port.connect(Address("no-such-host.invalid", 5), b"", TIMEOUT)
 
     run(work())

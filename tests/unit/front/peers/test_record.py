@@ -12,7 +12,7 @@ from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
 from hearthd.front.peers.record import PeerRecord
 from hearthd.front.peers.tickets import GroupMember
 from hearthd.front.rpc.group_info import GroupInfo
-from tests.support.front.fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair, fronts, pair, run
+from tests.support.front.fake_peers import SIGNATURE, TIMEOUT, FakeFront, Pair, fronts, pair, run
 
 
 async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
@@ -29,7 +29,7 @@ async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
 
 
 async def becomes(front: FakeFront, session: Any, sequence: int, state: str) -> node_pb2.GroupOperation:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             for operation in (await described(front, session)).operations:
                 if operation.sequence == sequence and operation.state == state:
@@ -144,14 +144,14 @@ def test_record_is_bounded() -> None:
     for sequence in range(1, 10 * OPERATIONS):
         record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
         record.record_launch("c", (0, 1), 1, sequence, sequence)
-    ring = record.ring
-    assert ring is not None and len(ring.operations) == OPERATIONS
+    history = record.history
+    assert history is not None and len(history.operations) == OPERATIONS
     assert record.inspect().in_flight == {("c", (0, 1)): OPERATIONS}
     record.record_progress("c", (0, 1), 10 * OPERATIONS)
-    assert {entry.state for entry in ring.operations.values()} == {"done"} and not record.inspect().unfinished
+    assert {entry.state for entry in history.operations.values()} == {"done"} and not record.inspect().unfinished
     record.record_abort("c", (0, 1), "the end")
-    assert not record.inspect().in_flight and ring.aborts == 1
-    assert {entry.state for entry in ring.operations.values()} == {"done"}
+    assert not record.inspect().in_flight and history.aborts == 1
+    assert {entry.state for entry in history.operations.values()} == {"done"}
 
 
 def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:

@@ -61,7 +61,7 @@ def test_flight_recorder_is_shown_to_its_session_only(tmp_path: Path) -> None:
                 assert (await heard(device, "go"))["index"] == 1
                 say(device, {"op": "progress", "comm": comm, "done": 1})
             recorder = hearth.daemon.collectives.coordinator.recorder
-            await until(lambda: recorder.ring(hearth.session, (0, 1)).operations[1].finished)  # type: ignore[union-attr]
+            await until(lambda: recorder.history(hearth.session, (0, 1)).operations[1].finished)  # type: ignore[union-attr]
             (group,) = await describe(hearth)
             assert group.group == b"" and [(each.node, each.device) for each in group.members] == [(0, 0), (0, 1)]
             assert group.state == "ready" and group.aborts == 0

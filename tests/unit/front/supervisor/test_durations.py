@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hearthd.front.counters import HistogramCounts
 from hearthd.front.supervisor.durations import ProcessDurations
-from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 
 MINE, YOURS = WorkerKey("me"), WorkerKey("you")
 
@@ -12,14 +12,14 @@ MINE, YOURS = WorkerKey("me"), WorkerKey("you")
 def test_from_the_loss_to_the_first_process_that_serves() -> None:
     times = ProcessDurations()
     assert not times.is_measuring
-    times.lost(EVERYBODY, 10.0)
-    times.lost(EVERYBODY, 10.2)  # the replacement was lost as well
-    times.served([], [EVERYBODY], 10.3)
+    times.lost(ALL_SESSIONS, 10.0)
+    times.lost(ALL_SESSIONS, 10.2)  # the replacement was lost as well
+    times.served([], [ALL_SESSIONS], 10.3)
     assert times.is_measuring
-    times.served([EVERYBODY], [EVERYBODY], 10.4)
+    times.served([ALL_SESSIONS], [ALL_SESSIONS], 10.4)
     assert not times.is_measuring
     assert sum(times.recoveries.counts) == 1 and times.recoveries.sum_ns == 400_000_000
-    times.served([EVERYBODY], [EVERYBODY], 99.0)
+    times.served([ALL_SESSIONS], [ALL_SESSIONS], 99.0)
     assert sum(times.recoveries.counts) == 1
 
 

@@ -25,7 +25,7 @@ from hearthd.front.sessions.recent_traces import (
 )
 from hearthd.front.supervisor.exit_cause import ExitCause
 from hearthd.front.supervisor.fault_log import MAX_FAULTS, RecentFaults, visible_to
-from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.tenancy.tenants import Right, Tenant
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
@@ -99,7 +99,7 @@ def test_faults_of_own_and_shared_processes_are_visible() -> None:
                                                 ({"bob", ""}, False), (set(), False)])  # fmt: skip
 def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], readable: bool) -> None:
     faults = RecentFaults(0)
-    faults.add(lost(), 3, EVERYBODY, {f"of {tenant}": tenant for tenant in involved})
+    faults.add(lost(), 3, ALL_SESSIONS, {f"of {tenant}": tenant for tenant in involved})
     [seen] = visible_to(BOB, [faults])
     assert seen["sessions"] == [{"id": "of bob", "tenant": "bob"}][: "bob" in involved]
     assert len(visible_to(OPERATOR, [faults])[0]["sessions"]) == len(involved)
@@ -112,7 +112,7 @@ def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[st
 def test_faults_are_bounded_and_the_newest_comes_first() -> None:
     one, other = RecentFaults(0), RecentFaults(1)
     for number in range(100):
-        (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, {})
+        (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, ALL_SESSIONS, {})
     seen = visible_to(OPERATOR, [one, other])
     assert len(seen) == MAX_FAULTS and len(list(one)) == MAX_FAULTS
     assert seen[0]["generation"] in (98, 99)

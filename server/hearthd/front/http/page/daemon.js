@@ -2,7 +2,7 @@
 
 const EVERY = 1000;
 const SLOWEST = 5000;
-const PATIENCE = 10000;
+const TIMEOUT = 10000;
 const KEY = "hearth-token";
 
 /** What the daemon said instead of what was asked for: `message`, `fix`, `status`. */
@@ -37,9 +37,9 @@ export const token = {
 };
 
 /** An answer of the daemon. Throws `Refused`, or TypeError where it does not answer. */
-export async function get(path, patience = PATIENCE) {
+export async function get(path, timeout = TIMEOUT) {
   const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
-  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(patience) });
+  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(timeout) });
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => null);
   throw new Refused(answer.status, body, 1000 * Number(answer.headers.get("Retry-After") ?? 0));

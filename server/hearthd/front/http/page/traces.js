@@ -6,7 +6,7 @@ import { el } from "./dom.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
 const LONG = 120000; // a long trace takes a while to convert
-const PATIENCE = 30000;
+const TIMEOUT = 30000;
 
 const fileOf = (trace) => `hearth-device${trace.device}-${trace.id.slice(0, 8)}.json`;
 const load = async (trace) => (await get(`traces/${encodeURIComponent(trace.id)}.json`, LONG)).blob();
@@ -14,7 +14,7 @@ const load = async (trace) => (await get(`traces/${encodeURIComponent(trace.id)}
 export async function download(trace) {
   const url = URL.createObjectURL(await load(trace));
   el("a", { href: url, download: fileOf(trace) }).click();
-  setTimeout(() => URL.revokeObjectURL(url), PATIENCE);
+  setTimeout(() => URL.revokeObjectURL(url), TIMEOUT);
 }
 
 /** To be called in a click: a browser opens no window otherwise. */
@@ -43,7 +43,7 @@ function answers(there) {
     const late = setTimeout(() => {
       end();
       reject(new Error("ui.perfetto.dev did not answer. Download the trace and open it there later."));
-    }, PATIENCE);
+    }, TIMEOUT);
     window.addEventListener("message", hear);
   });
 }

@@ -18,7 +18,7 @@ import pytest
 from tests.support.cpu.differential import nvrtc
 from tests.support.cpu.differential.failures import Failure
 from tests.support.cpu.differential.generator import FORMS, STEPS
-from tests.support.cpu.differential.kernels import SHELLS, Kernel
+from tests.support.cpu.differential.kernels import KERNEL_FORMS, Kernel
 from tests.support.cpu.differential.programs import Program, program
 from tests.support.folders import ROOT
 
@@ -42,7 +42,7 @@ def test_random_kernels_equal_the_reference(seed: int) -> None:
 
 def test_every_kind_of_kernel_step_and_call_is_drawn() -> None:
     found = {tag for seed in SEEDS for kernel in drawn(seed).kernels for tag in kernel.tags}
-    missing = {*STEPS, *FORMS, *SHELLS, *SPECIAL} - found
+    missing = {*STEPS, *FORMS, *KERNEL_FORMS, *SPECIAL} - found
     assert not missing
 
 
@@ -71,10 +71,10 @@ def test_differences_are_reported_with_the_source_and_both_results() -> None:
 
 def accepted(of: Program, kernels: list[Kernel], architecture: str) -> None:
     """Fails with the message and the source of each kernel that NVRTC does not compile."""
-    if not nvrtc.complaint(of, kernels, architecture):
+    if not nvrtc.compile_error(of, kernels, architecture):
         return
-    complaints = [(kernel, nvrtc.complaint(of, [kernel], architecture)) for kernel in kernels]
-    failures = [Failure(kernel, of.seed, text) for kernel, text in complaints if text]
+    errors = [(kernel, nvrtc.compile_error(of, [kernel], architecture)) for kernel in kernels]
+    failures = [Failure(kernel, of.seed, text) for kernel, text in errors if text]
     raise AssertionError("\n\n".join(failure.report() for failure in failures) or "only the whole source is refused")
 
 

@@ -36,5 +36,5 @@ def test_programs_run_as_written(file: Path) -> None:
 @pytest.mark.skipif(nvrtc.library() is None, reason="nvidia-cuda-nvrtc is not installed")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_programs_compile_with_nvrtc(file: Path) -> None:
-    complaint = nvrtc.compile_source(file.read_text(), ["-arch=sm_90", "-device-int128", *options(file)])
-    assert not complaint
+    compile_error = nvrtc.compile_source(file.read_text(), ["-arch=sm_90", "-device-int128", *options(file)])
+    assert not compile_error
