@@ -48,7 +48,9 @@ def uses(draw: st.DrawFn) -> Uses:
 def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
     memory, modules = Keeper(), Keeper()
     stream: Any = object()
-    holdings = Holdings(DeviceSession(1, {}, lambda priority: PooledStream(0, stream, 0)), Keepers(memory, modules))
+    holdings = Holdings(
+        DeviceSession(1, {}, lambda priority: PooledStream(0, stream, 0)), Keepers(memory, modules, Keeper())
+    )
     now = list(first)
     for each in first:
         holdings.add(each)
