@@ -416,8 +416,9 @@ class BaseGraph(CupyNames, Program):
 
 def _condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
     """Returns the buffer and the offset of a condition. Raises ArgumentError if the array is none."""
+    is_operand = isinstance(array, DeviceOperand)
     if (
-        not isinstance(array, DeviceOperand)
+        not is_operand
         or array._connection is not connection
         or math.prod(array._shape) != 1
         or array.dtype.kind not in "iu"
