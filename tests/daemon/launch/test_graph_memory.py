@@ -148,7 +148,7 @@ def test_the_graph_keeps_the_memory_of_dropped_arrays(daemon: DaemonProcess) -> 
 
 @pinned_memory
 def test_a_session_that_ends_leaves_no_registered_memory(daemon: DaemonProcess) -> None:
-    before = daemon.gauge("segments")
+    wait_until(lambda: not daemon.gauge("segments"), "the end of earlier sessions")
     with daemon.connect() as node:
         gpu = node.device(0)
         source = hearth.zeros_pinned(PINNED, np.int32)
@@ -156,7 +156,8 @@ def test_a_session_that_ends_leaves_no_registered_memory(daemon: DaemonProcess) 
         with gpu.graph() as graph:
             x.set(source)
         graph.launch(20)
-    wait_until(lambda: daemon.gauge("segments") == before, "the end of the registrations")
+        assert daemon.gauge("segments")
+    wait_until(lambda: not daemon.gauge("segments"), "the end of the registrations")
 
 
 def test_copies_of_other_host_memory_are_refused_with_the_fix(gpu: hearth.Device) -> None:
