@@ -1,10 +1,12 @@
 """`cudaGraphSetConditional` for kernels: the handle of a condition is the address of its value in device memory.
 
 NVRTC knows the type of a handle, but not the function. A program may declare the function itself, as CUDA's samples do.
+Code that another compiler has made calls the driver's function, which takes a handle of the driver. Pure.
 """
 
 from __future__ import annotations
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
 
 _NAME = "cudaGraphSetConditional"
@@ -21,3 +23,13 @@ def declared(source: Source) -> str:
     """
     texts = (source.code, *(text for _, text in source.headers))
     return _DEFINITION + source.code if any(_NAME in text for text in texts) else source.code
+
+
+def check_binary(code: bytes) -> None:
+    """Raises Refusal(MODULE_INVALID) for PTX, CUBIN or fatbin that calls the driver's function."""
+    if _NAME.encode() in code:
+        raise Refusal(
+            Reason.MODULE_INVALID,
+            f"the code calls the driver's {_NAME}, whose handles a client does not have",
+            fix="send the CUDA C++ source, or set the value of the condition by a pointer to it",
+        )

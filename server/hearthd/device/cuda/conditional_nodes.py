@@ -81,7 +81,7 @@ class ConditionalNodes:
     def load(self) -> None:
         """Loads the kernel that sets handles. A second call has no effect."""
         if self._setter is None:
-            self._setter = self._server.load(Image(_PTX.encode() + b"\0")).function(_SETTER)
+            self._setter = self._server.load(Image(_PTX.encode())).function(_SETTER)
 
     def add(self, node: ConditionalNode, stream: Stream, depth: int, add_body: Callable[[Stream], None]) -> None:
         """Adds a node behind the nodes of a stream that is being captured.
@@ -107,16 +107,16 @@ class ConditionalNodes:
             raise
         runtime.streamEndCapture(recorder.pointer)  # the body's graph, which belongs to the node
 
-    def _new_handle(self, stream: Stream) -> int:
+    def _new_handle(self, stream: Stream) -> Any:
         if self._setter is None:
             raise Refusal(Reason.INTERNAL, "the kernel of conditional nodes is not loaded", fix="report it")
         graph, _dependencies, _count = _capture(stream)
         (context,) = checked(driver.cuCtxGetCurrent())
         (handle,) = checked(driver.cuGraphConditionalHandleCreate(graph, context, 0, 0))
-        return int(cast(Any, handle))
+        return handle
 
-    def _set(self, handle: int, address: int, stream: Stream) -> None:
-        params = bytearray(struct.pack("<QQ", handle, address))
+    def _set(self, handle: Any, address: int, stream: Stream) -> None:
+        params = bytearray(struct.pack("<QQ", int(handle), address))
         self._server.launch(self._setter, (1, 1, 1), (1, 1, 1), 0, stream, params)
 
 
@@ -133,13 +133,13 @@ def _capture(stream: Stream) -> tuple[Any, Sequence[Any], int]:
     return graph, dependencies, int(cast(Any, count))
 
 
-def _add_node(handle: int, loop: bool, stream: Stream) -> Any:
+def _add_node(handle: Any, loop: bool, stream: Stream) -> Any:
     """Adds a conditional node behind the nodes of a stream that is being captured. Returns the graph of its body."""
     kinds = driver.CUgraphConditionalNodeType
     (context,) = checked(driver.cuCtxGetCurrent())
     params = driver.CUgraphNodeParams()
     params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-    params.conditional.handle = driver.CUgraphConditionalHandle(handle)
+    params.conditional.handle = handle
     params.conditional.type = kinds.CU_GRAPH_COND_TYPE_WHILE if loop else kinds.CU_GRAPH_COND_TYPE_IF
     params.conditional.size = 1
     params.conditional.ctx = context
