@@ -1,7 +1,8 @@
 """Abstract graphs: work that is recorded and checked once, and then run any number of times with one small command.
 
 Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
-run; other work on it is refused. `begin_capture` and `end_capture` of a stream record that stream instead, and events
+run, and so are copies from and to pinned host memory; other work on it is refused. ``with g.if_(condition):`` and
+``with g.while_(condition):`` record the body of a conditional node. `begin_capture` and `end_capture` of a stream record that stream instead, and events
 let further streams join. The memory and modules that a graph uses exist as long as the graph, even if the program has
 dropped the arrays and modules.
 
