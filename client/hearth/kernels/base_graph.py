@@ -2,9 +2,9 @@
 
 Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
 run, and so are copies from and to pinned host memory; other work on it is refused. ``with g.if_(condition):`` and
-``with g.while_(condition):`` record the body of a conditional node. `begin_capture` and `end_capture` of a stream record
-that stream instead, and events let further streams join. The memory and modules that a graph uses exist as long as the
-graph, even if the program has dropped the arrays and modules.
+``with g.while_(condition):`` record the body of a conditional node. `begin_capture` and `end_capture` of a stream
+record that stream instead, and events let further streams join. The memory and modules that a graph uses exist as long
+as the graph, even if the program has dropped the arrays and modules.
 
 `BaseGraph` has everything that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """

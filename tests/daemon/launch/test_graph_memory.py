@@ -237,6 +237,16 @@ def test_arrays_made_in_a_capture_live_as_long_as_the_graph(gpu: hearth.Device) 
     wait_until(lambda: gpu.memory_usage().bytes_in_use == before, "the end of the graph's memory")
 
 
+def test_a_copy_through_new_memory_is_repeated(gpu: hearth.Device) -> None:
+    """An overlapping copy, and a copy of strided elements to the host."""
+    x = gpu.arange(8, dtype=np.int32)
+    with gpu.graph() as graph:
+        x[1:].copy_from(x[:-1])
+    assert [node.kind for node in graph.nodes] == ["copy", "copy"]
+    graph.launch(3)
+    assert x.get().tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
 def test_memory_of_a_capture_is_counted_and_may_be_missing(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"memory_limit": "16MiB"})
     with daemon.connect() as node:
