@@ -158,6 +158,7 @@ class DeviceArray(BaseArray):
         if not blocking and callers_memory and host_copy.is_recorded(self, stream) and registered.shareable(data):
             from hearth.transfer import captured_copy
 
+            await connection.wait_attached()  # memory is shared with a device process that is known
             record = partial(captured_copy.record, DOWN, connection, attachment, part, data)
             if await connection.home.call(record):
                 return
@@ -275,6 +276,8 @@ class DeviceArray(BaseArray):
         recorded: bool,
     ) -> None:
         if not in_loop():  # a plain call from another thread, which may block
+            if recorded:
+                self._connection.block_until_attached()  # memory is shared with a device process that is known
             router.write(self._connection, attachment, part, data, report, blocking=blocking, recorded=recorded)
             return
         if blocking:

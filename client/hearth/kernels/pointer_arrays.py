@@ -44,6 +44,7 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
     Raises:
         ArgumentError: There are too many pointers for one command, or an offset is beyond the end of its array.
         LaunchTypeError: A target is not a device array.
+        LaunchError: The stream's work is being recorded.
         UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
     """
     connection = device._connection
