@@ -140,15 +140,16 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
 
     Raises:
         ArgumentError: The stream belongs to another device or session.
-        LaunchError: The stream's work is being recorded.
+        LaunchError: Launches are being prepared on the stream; or it is being captured, and the daemon is too old to
+            allocate memory meanwhile.
     """
     handle = resolve(stream, connection, attachment)
     target = stream if stream is not None else current(connection)
-    if target is not None and target._recorder is not None:
+    if target is not None and target._recorder is not None and not connection.limits.graph_memory:
         raise LaunchError(
-            "memory cannot be allocated while a graph is being recorded.",
+            "the daemon is of an older version, which allocates no memory while a graph is being recorded.",
             reason="CAPTURE_INVALID",
-            fix="allocate the arrays before the block, or on another stream.",
+            fix="allocate the arrays before the block, or on another stream, or update the daemon.",
         )
     return handle
 

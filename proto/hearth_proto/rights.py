@@ -79,6 +79,8 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "dispatch": (Right.LAUNCH, Right.WRITE, Right.READ),  # uploads, launches and downloads
     "begin_capture": _LAUNCH,
     "end_capture": _LAUNCH,
+    "begin_conditional": _LAUNCH,
+    "end_conditional": _LAUNCH,
     "launch_graph": _LAUNCH,
     "update_graph": _LAUNCH,
     "destroy_graph": _LAUNCH,

@@ -76,6 +76,7 @@ TEMPLATES: dict[str, Message] = {
         c.RecordEvent(event=6),
         c.WaitEvent(event=SMALL),
         c.BeginCapture(graph=6),
+        c.BeginConditional(buffer=SMALL),
         c.EndProfile(profile=SMALL),
         c.SetDurable(buffers=[SMALL, LARGE], durable=True),
         c.Checkpoint(buffers=[SMALL]),

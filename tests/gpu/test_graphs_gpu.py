@@ -15,9 +15,11 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
 from hearthd.device.backend.graph_nodes import (
+    ConditionalNode,
     CopyNode,
     FillNode,
     GraphNode,
+    HostCopyNode,
     KernelNode,
     LaunchAttributes,
     NodeOrder,
@@ -39,6 +41,11 @@ SOURCE = r"""
 extern "C" __global__ void mix(const unsigned* x, unsigned* y, unsigned factor, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = factor * y[i] + x[i];
+}
+extern "C" __global__ void count_down(int* left, cudaGraphConditionalHandle handle, int* rounds) {
+    *left -= 1;
+    *rounds += 1;
+    cudaGraphSetConditional(handle, *left > 0);
 }
 extern "C" __global__ void spin(long long cycles) {
     long long start = clock64();
@@ -73,9 +80,10 @@ class Bench:
         self.stream: Stream = server.create_stream()
         module = server.load(server.compiler.compile(Source(SOURCE)))
         self.kernels: dict[str, CudaFunction] = {
-            name: module.function(name) for name in ("mix", "spin", "shared", "together", "clustered")
+            name: module.function(name) for name in ("mix", "spin", "shared", "together", "clustered", "count_down")
         }
         self.memory: list[CudaMemory] = []
+        server.load_conditionals()
 
     def array(self, values: Any) -> int:
         data = np.ascontiguousarray(values, np.uint32)
@@ -405,4 +413,97 @@ def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int
     finish(bench.server, bench.stream, 60.0)  # other tests may use the same GPU
     assert took < 0.5, f"{count} launches of {nodes} nodes took {took:.3f} s behind a kernel of 1 s"
     assert (bench.get(y, 256) == (count + 1) * nodes).all()
+    bench.server.destroy_graph(graph)
+
+
+# ---- host memory and conditional nodes ----
+
+
+def test_copies_from_and_to_page_locked_memory(bench: Bench) -> None:
+    """Each launch copies again, ranges and rows."""
+    x, y = bench.array(np.zeros(N)), bench.array(np.ones(N))
+    host = bench.server.allocate_host(4 * BYTES)
+    values = np.frombuffer(host.view, np.uint32)
+    values[:] = 0
+    nodes: list[GraphNode] = [
+        HostCopyNode(True, x, host, 0, BYTES),
+        bench.mix(x, y, 2),
+        HostCopyNode(False, y, host, BYTES, BYTES),
+        HostCopyNode(True, x, host, 2 * BYTES, 64, rows=8, pitch=256),
+        HostCopyNode(False, x + 4, host, 3 * BYTES, 32, rows=16, pitch=128),
+    ]
+    graph = bench.server.create_graph(nodes)
+    expected_y = np.ones(N, np.uint32)
+    for factor in (1, 7):
+        values[:N] = np.arange(N) * factor
+        values[2 * N : 2 * N + 128] = np.arange(128) + factor
+        bench.launch(graph)
+        finish(bench.server, bench.stream)
+        expected_y = 2 * expected_y + values[:N]
+        np.testing.assert_array_equal(values[N : 2 * N], expected_y)
+        expected_x = values[:N].copy()
+        for row in range(8):
+            expected_x[64 * row : 64 * row + 16] = values[2 * N + 16 * row : 2 * N + 16 * (row + 1)]
+        rows = np.concatenate([expected_x[32 * row + 1 : 32 * row + 9] for row in range(16)])
+        np.testing.assert_array_equal(values[3 * N : 3 * N + 128], rows)
+    bench.server.destroy_graph(graph)
+    del values
+    bench.server.free_host(host)
+
+
+def loop(bench: Bench, start: int, left: int, condition: int, rounds: int) -> list[GraphNode]:
+    """Returns a loop of as many rounds as the value at `start`, which counts them at `rounds`."""
+    return [
+        CopyNode(left, start, 4),
+        CopyNode(condition, start, 4),
+        ConditionalNode(condition, loop=True, body=1),
+        bench.node("count_down", struct.pack("<QQQ", left, condition, rounds)),
+    ]
+
+
+@pytest.mark.parametrize("lanes", [False, True], ids=["chain", "lanes"])
+def test_loops_and_conditions(bench: Bench, lanes: bool) -> None:
+    """A loop in the body of a condition, and a node behind; also as part of a graph of several lanes."""
+    start, left, condition, rounds, flag, x, y = (bench.array(np.zeros(256)) for _ in range(7))
+    inner = loop(bench, start, left, condition, rounds)
+    nodes: list[GraphNode] = [
+        FillNode(x, b"\5\0\0\0", 1024),
+        ConditionalNode(flag, loop=False, body=len(inner)),
+        *inner,
+        CopyNode(y, rounds, 4),
+    ]
+    orders = [NodeOrder(0, (index - 1,) if index else ()) for index in range(len(nodes))]
+    if lanes:  # the last node is on another lane, behind the last node of the body
+        orders[-1] = NodeOrder(1, (len(nodes) - 2,))
+    graph = bench.server.create_graph(nodes, orders if lanes else None)
+    total = 0
+    for value, rounds_wanted in ((0, 3), (1, 0), (1, 1), (7, 200), (1, 12)):
+        bench.put(flag, np.array([value], np.uint32))
+        bench.put(start, np.array([rounds_wanted], np.uint32))
+        bench.launch(graph, 2)
+        total += 2 * rounds_wanted if value else 0
+        assert bench.get(y, 1)[0] == total and bench.get(rounds, 1)[0] == total
+    assert (bench.get(x, 256) == 5).all()
+    bench.server.destroy_graph(graph)
+
+
+def test_loops_in_loops_and_empty_bodies(bench: Bench) -> None:
+    start, left, condition, rounds, outer, again = (bench.array(np.zeros(256)) for _ in range(6))
+    turns = bench.array(np.zeros(256))
+    inner = loop(bench, start, left, condition, rounds)
+    nodes: list[GraphNode] = [
+        ConditionalNode(again, loop=False),
+        ConditionalNode(again, loop=True, body=len(inner) + 1),
+        *inner,
+        bench.node("count_down", struct.pack("<QQQ", outer, again, turns)),
+        ConditionalNode(again, loop=False),
+    ]
+    graph = bench.server.create_graph(nodes)
+    bench.put(start, np.array([5], np.uint32))
+    bench.put(outer, np.array([3], np.uint32))
+    bench.put(again, np.array([1], np.uint32))
+    bench.launch(graph)
+    assert (bench.get(rounds, 1)[0], bench.get(turns, 1)[0]) == (15, 3)
+    bench.launch(graph)  # the condition is 0
+    assert (bench.get(rounds, 1)[0], bench.get(turns, 1)[0]) == (15, 3)
     bench.server.destroy_graph(graph)

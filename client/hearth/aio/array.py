@@ -11,9 +11,10 @@ from hearth.aio import transfers
 from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
-from hearth.errors import ArgumentError
+from hearth.errors import ArgumentError, LaunchError
 from hearth.kernels.base_module import as_bytes
 from hearth.transfer import plan, registered, router
+from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,6 +155,13 @@ class DeviceArray(BaseArray):
         connection, source = self._connection, host_copy.contiguous(self, stream)
         part = host_copy.part_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
+        if not blocking and callers_memory and host_copy.is_recorded(self, stream) and registered.shareable(data):
+            from hearth.transfer import captured_copy
+
+            await connection.wait_attached()  # memory is shared with a device process that is known
+            record = partial(captured_copy.record, DOWN, connection, attachment, part, data)
+            if await connection.home.call(record):
+                return
         if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
             connection, attachment, len(data)
         ):
@@ -265,10 +273,12 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        shared: bool,
+        recorded: bool,
     ) -> None:
         if not in_loop():  # a plain call from another thread, which may block
-            router.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
+            if recorded:
+                self._connection.block_until_attached()  # memory is shared with a device process that is known
+            router.write(self._connection, attachment, part, data, report, blocking=blocking, recorded=recorded)
             return
         if blocking:
             raise ArgumentError(
@@ -276,6 +286,17 @@ class DeviceArray(BaseArray):
                 reason="INVALID_ARGUMENT",
                 fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
                 "which must not change until await gpu.synchronize().",
+            )
+        if recorded and registered.shareable(data):
+            from hearth.transfer import captured_copy
+
+            if captured_copy.record(UP, self._connection, attachment, part, data, register=False):
+                return
+            raise LaunchError(
+                "a copy from pinned memory cannot be recorded in the event loop before the memory is shared with the "
+                "device, which blocks.",
+                reason="CAPTURE_INVALID",
+                fix="record it in a thread: await asyncio.to_thread(x.set, a, stream).",
             )
         if plan.inline(len(data), attachment.session.limits):
             router.write(self._connection, attachment, part, data, report, shared=False)

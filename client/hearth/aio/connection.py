@@ -255,6 +255,13 @@ class LoopConnection(Connection):
             await self.home.wait_done(opening)
             opening.result()
 
+    def block_until_attached(self) -> None:
+        """Blocks a thread without an event loop until the generation of the device is known.
+
+        Raises the error for which it cannot be attached.
+        """
+        self._begin().result()
+
     async def wait_attached(self) -> None:
         """Returns when the device is attached and its generation is known.
 

@@ -517,7 +517,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         return Event(self._connection)
 
     def graph(self, mode: str | int | None = None) -> Graph:
-        """Makes a graph, which records launches, copies and fills: ``async with gpu.graph() as g:``.
+        """Makes a graph, which records launches, copies, fills and conditions: ``async with gpu.graph() as g:``.
 
         After the block, ``g.launch(n)`` runs them.
 

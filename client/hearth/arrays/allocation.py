@@ -47,7 +47,8 @@ def allocate(
 
     Raises:
         ArgumentError: The array is too large to be addressed.
-        LaunchError: The stream's work is being recorded in a graph.
+        LaunchError: Launches are being prepared on the stream; or it is being captured, and the daemon is too old to
+            allocate memory meanwhile.
     """
     size = shapes.bytes_of(shape, dtype)
     strides = None
@@ -76,7 +77,8 @@ def allocate_many(
 
     Raises:
         ArgumentError: An array is too large to be addressed.
-        LaunchError: The stream's work is being recorded in a graph.
+        LaunchError: Launches are being prepared on the stream; or it is being captured, and the daemon is too old to
+            allocate memory meanwhile.
     """
     if not specs:
         return []

@@ -579,9 +579,9 @@ class BaseArray(DeviceOperand):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        shared: bool,
+        recorded: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory, which the device may read itself if `shared`; returns the copy if it can be repeated."""
+        """Writes host memory, or records that if `recorded`; returns the copy if it can be repeated."""
 
     # ---- refused ----
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
             data: memoryview,
             report: Progress | None,
             blocking: bool,
-            shared: bool,
+            recorded: bool,
         ) -> PinnedCopy | None: ...
 
 
@@ -219,8 +219,8 @@ def write(
     attachment = array._usable()
     source, host = host, np.ascontiguousarray(host, array.dtype)
     part = part_of(array, attachment, stream)
-    report = progresses.reporter(show, "upload")
-    copy = array._send(attachment, part, plan.host_bytes(host), report, blocking, not _recorded(array, stream))
+    report, recorded = progresses.reporter(show, "upload"), is_recorded(array, stream)
+    copy = array._send(attachment, part, plan.host_bytes(host), report, blocking, recorded)
     if copy is not None and host is source:
         _remember(array, host, UP, stream, copy)
 
@@ -246,7 +246,7 @@ def write_bytes(
     attachment = array._usable()
     part = part_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
-    array._send(attachment, part, data, report, blocking, not _recorded(array, stream))
+    array._send(attachment, part, data, report, blocking, is_recorded(array, stream))
 
 
 # ---- reads ----
@@ -310,8 +310,8 @@ def fetch(
     """
     source = contiguous(array, on)
     connection, part = array._connection, part_of(source, attachment, on)
-    report, shared = progresses.reporter(show, "download"), not _recorded(array, on)
-    copy = router.read(connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
+    report, recorded = progresses.reporter(show, "download"), is_recorded(array, on)
+    copy = router.read(connection, attachment, part, data, timeout, report, blocking=blocking, recorded=recorded)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(part.stream, array._memory.handle)
     return copy if source is array else None
@@ -378,10 +378,12 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return out
 
 
-def _recorded(array: ArrayLike, stream: BaseStream | None) -> bool:
+def is_recorded(array: ArrayLike, stream: BaseStream | None) -> bool:
     """Returns True if the stream is being recorded.
 
-    Such a stream accepts no copy from or to the host; the daemon refuses one at once if no memory is shared.
+    Args:
+        array: The array to copy.
+        stream: The stream; None: the current one.
     """
     on = stream if stream is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None

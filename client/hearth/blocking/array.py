@@ -293,6 +293,6 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        shared: bool,
+        recorded: bool,
     ) -> PinnedCopy | None:
-        return router.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
+        return router.write(self._connection, attachment, part, data, report, blocking=blocking, recorded=recorded)

@@ -151,9 +151,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         return Stream(self._connection, priority or 0)
 
     def graph(self, mode: str | int | None = None) -> Graph:
-        """Makes a graph, which records launches, copies and fills: ``with gpu.graph() as g:``.
+        """Makes a graph, which records launches, copies, fills and conditions: ``with gpu.graph() as g:``.
 
-        After the block, ``g.launch(n)`` runs them.
+        After the block, ``g.launch(n)`` runs them. Copies from and to host memory are recorded if it is pinned:
+        ``x.set(a)`` and ``x.get(out=a, blocking=False)``. Arrays that are made in the block live as long as the graph.
 
         Args:
             mode: ``"thread_local"`` (None) or ``"relaxed"``; see `hearth.Stream.begin_capture`.

@@ -1,9 +1,10 @@
 """Abstract graphs: work that is recorded and checked once, and then run any number of times with one small command.
 
 Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
-run; other work on it is refused. `begin_capture` and `end_capture` of a stream record that stream instead, and events
-let further streams join. The memory and modules that a graph uses exist as long as the graph, even if the program has
-dropped the arrays and modules.
+run, and so are copies from and to pinned host memory; other work on it is refused. ``with g.if_(condition):`` and
+``with g.while_(condition):`` record the body of a conditional node. `begin_capture` and `end_capture` of a stream
+record that stream instead, and events let further streams join. The memory and modules that a graph uses exist as long
+as the graph, even if the program has dropped the arrays and modules.
 
 `BaseGraph` has everything that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """
@@ -11,41 +12,60 @@ dropped the arrays and modules.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.cupy_names import CupyNames
-from hearth.errors import ArgumentError, HearthError, LaunchError
-from hearth.kernels import launch_config
+from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
+from hearth.kernels import graph_dot, launch_config
 from hearth.kernels.graph_program import Program, count
 from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
+from hearth.session.memory import DeviceOperand
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from hearth.base_stream import BaseStream, LaunchCall
+    from hearth.interfaces import ArrayLike
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
     from hearth.session.reply import PendingResult
 
 
+_OTHER_MEMORY = "change the contents of the pinned array, or record the graph again with another one."
+_OTHER_CONDITION = "change the value of the condition, or record the graph again."
+_FIXES = {"write": _OTHER_MEMORY, "read": _OTHER_MEMORY, "if": _OTHER_CONDITION, "while": _OTHER_CONDITION}
+"""Fixes of `GraphNode.set_args` by the kinds of nodes that have no arguments."""
+
+
 class GraphNode:
-    """A launch, copy or fill in a graph."""
+    """A launch, copy, fill or condition in a graph."""
 
     def __init__(
-        self, graph: BaseGraph, index: int, kind: str, kernel: str, after: Sequence[int], call: LaunchCall | None
+        self,
+        graph: BaseGraph,
+        index: int,
+        kind: str,
+        kernel: str,
+        after: Sequence[int],
+        call: LaunchCall | None,
+        body: int = 0,
     ) -> None:
         self._graph = graph
         self._call = call
         self.index = index
         """Position in the graph, from 0."""
         self.kind = kind
-        """``"kernel"``, ``"copy"`` or ``"fill"``."""
+        """``"kernel"``, ``"copy"``, ``"fill"``; ``"write"`` or ``"read"``: a copy from or to pinned memory; ``"if"`` or
+        ``"while"``: a conditional node."""
         self.kernel = kernel
-        """The kernel's name; empty for copies and fills."""
+        """The kernel's name; empty for other kinds of nodes."""
+        self.body = range(index + 1, index + 1 + body)
+        """Indices of the nodes that a conditional node runs; empty for other kinds of nodes."""
         self.after = tuple(after)
         """Indices of the nodes that complete before this node starts; nodes before those are not listed."""
 
@@ -65,8 +85,9 @@ class GraphNode:
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
-            LaunchError: The client has found the new launch invalid, or the arguments are not those of a copy or fill.
-                Other failures are reported by the next sync, read or flush of the current stream.
+            LaunchError: The client has found the new launch invalid, or the arguments are not those of a copy or fill;
+                or the node is a copy from or to pinned memory, or a conditional node, which have no arguments to
+                replace. Other failures are reported by the next sync, read or flush of the current stream.
             ArgumentError: The arrays of a copy or fill do not fit, or need more than one node.
             InvalidHandleError: The graph is closed, or was lost with its device process.
             UnsupportedError: The daemon is too old to change copies and fills.
@@ -98,6 +119,13 @@ class GraphNode:
         from hearth.kernels import node_operands
 
         connection = self._graph._connection
+        if self.kind in _FIXES:
+            raise LaunchError(
+                f"{self!r} has no arguments that can be replaced.",
+                reason="INVALID_ARGUMENT",
+                fix=_FIXES[self.kind],
+                details={"node": str(self.index)},
+            )
         if not plain:
             raise LaunchError(
                 f"{self!r} is no launch, and has neither a grid, nor a block, nor shared memory.",
@@ -140,6 +168,7 @@ class BaseGraph(CupyNames, Program):
         super().__init__(connection)
         self._relaxed = _relaxed(mode)
         self._nodes: tuple[GraphNode, ...] = ()
+        self._children: tuple[range, ...] = ()
         self._captured: BaseStream | None = None
         """The stream from which the work is recorded."""
         self._recorder: CaptureRecorder | None = None
@@ -175,6 +204,68 @@ class BaseGraph(CupyNames, Program):
             raise
         self._handle, self._recording_attachment, self._captured, self._recorder = handle, attachment, stream, recorder
 
+    @contextlib.contextmanager
+    def if_(self, condition: ArrayLike) -> Iterator[None]:
+        """Records the work in the block as the body of a conditional node: ``with g.if_(condition):``.
+
+        Each launch of the graph runs the body if the value of the condition is not 0 when the device reaches the node.
+        A kernel of the graph sets the value by a pointer to the array, or by CUDA's ``cudaGraphSetConditional(handle,
+        value)``, if the array is passed for a parameter of type ``cudaGraphConditionalHandle``.
+
+        Args:
+            condition: An array of one element of a 4-byte integer type.
+
+        Raises:
+            LaunchError: The graph is not being recorded.
+            ArgumentError: `condition` is not such an array of this device.
+            UnsupportedError: The daemon is too old for conditional nodes.
+        """
+        yield from self._conditional(condition, loop=False)
+
+    @contextlib.contextmanager
+    def while_(self, condition: ArrayLike) -> Iterator[None]:
+        """Records the work in the block as the body of a loop: ``with g.while_(condition):``.
+
+        Each launch of the graph runs the body again and again, for as long as the value of the condition is not 0
+        before it. The time limit of the launch applies to all rounds together.
+
+        Args:
+            condition: An array of one element of a 4-byte integer type; see `if_`.
+
+        Raises:
+            HearthError: An error that `if_` raises.
+        """
+        yield from self._conditional(condition, loop=True)
+
+    def _conditional(self, condition: ArrayLike, *, loop: bool) -> Iterator[None]:
+        attachment = self._recording_attachment
+        if attachment is None or self._recorder is None or self._captured is None:
+            raise LaunchError(
+                f"{self!r} is not being recorded, and has no further conditional nodes.",
+                reason="CAPTURE_INVALID",
+                fix="use the block inside that of the recording: with gpu.graph() as g.",
+            )
+        if not self._connection.limits.graph_conditionals:
+            raise UnsupportedError(
+                "the daemon is of an older version, which has no conditional nodes.",
+                reason="UNSUPPORTED",
+                fix="read the condition, and launch one graph or another, or update the daemon.",
+            )
+        current = streams.current(self._connection)
+        stream = current if current is not None and current._capture is self._recorder else self._captured
+        command = commands_pb2.Command(stream=stream._handle)
+        buffer, offset = _condition_operand(condition, self._connection)
+        command.begin_conditional.buffer, command.begin_conditional.offset = buffer, offset
+        command.begin_conditional.loop = loop
+        attachment.submit(command)
+        try:
+            yield
+        finally:
+            if self._recording_attachment is attachment:  # the recording has not ended in the block
+                command = commands_pb2.Command(stream=stream._handle)
+                command.end_conditional.SetInParent()
+                attachment.submit(command)
+
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
@@ -209,8 +300,12 @@ class BaseGraph(CupyNames, Program):
                     node.kernel,
                     node.after if graph.forked else range(max(index - 1, 0), index),
                     next(calls, None) if node.kind == "kernel" else None,
+                    node.body,
                 )
                 for index, node in enumerate(graph.nodes)
+            )
+            self._children = tuple(
+                range(child.first, child.first + child.nodes) for child in graph.children if child.nodes
             )
 
         with self._or_closed():
@@ -263,12 +358,10 @@ class BaseGraph(CupyNames, Program):
 
         Returns:
             The text of a ``digraph``, with one box for each node: its index, kind and kernel, and for a launch its
-            grid, block and dynamic shared memory in bytes.
+            grid, block and dynamic shared memory in bytes. Child graphs and the bodies of conditional nodes are
+            clusters.
         """
-        lines = ["digraph hearth_graph {", '    node [shape="box"];']
-        lines += [f"    n{node.index} [label={_quoted(node._describe())}];" for node in self._nodes]
-        lines += [f"    n{predecessor} -> n{node.index};" for node in self._nodes for predecessor in node.after]
-        return "\n".join([*lines, "}", ""])
+        return graph_dot.digraph(self._nodes, self._children)
 
     def update(
         self,
@@ -296,11 +389,20 @@ class BaseGraph(CupyNames, Program):
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """The recorded launches, copies and fills, in order.
+        """The recorded launches, copies, fills and conditional nodes, in order.
 
-        A launch with `iterations` makes one node for each iteration.
+        A launch with `iterations` makes one node for each iteration. The nodes of a child graph, and of the body of a
+        conditional node, are among them.
         """
         return self._nodes
+
+    @property
+    def children(self) -> tuple[range, ...]:
+        """Indices of the nodes of each child graph: of each launch of a graph that was recorded in this one.
+
+        A child graph that contains others comes before them.
+        """
+        return self._children
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -313,10 +415,23 @@ class BaseGraph(CupyNames, Program):
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
 
 
-def _quoted(text: str) -> str:
-    """Returns a text as a quoted string of the DOT language."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def _condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
+    """Returns the buffer and the offset of a condition. Raises ArgumentError if the array is none."""
+    is_operand = isinstance(array, DeviceOperand)
+    if (
+        not is_operand
+        or array._connection is not connection
+        or math.prod(array._shape) != 1
+        or array.dtype.kind not in "iu"
+        or array.dtype.itemsize != 4
+    ):
+        raise ArgumentError(
+            f"{array!r} is not the condition of a graph on device {connection.ordinal}.",
+            reason="INVALID_ARGUMENT",
+            fix="pass an array of one element of type int32 or uint32 on that device: gpu.zeros((), np.uint32).",
+        )
+    array._usable()
+    return array._memory.handle, array._offset
 
 
 MODES = {None: False, "global": False, "thread_local": False, "relaxed": True, 0: False, 1: False, 2: True}

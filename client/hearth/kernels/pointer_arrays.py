@@ -10,7 +10,7 @@ from hearth import lazy_numpy as np
 from hearth import shapes
 from hearth.arrays.allocation import allocate
 from hearth.arrays.read_only import ReadOnly
-from hearth.errors import ArgumentError, LaunchTypeError, UnsupportedError
+from hearth.errors import ArgumentError, LaunchError, LaunchTypeError, UnsupportedError
 from hearth.kernels import pointers
 from hearth.kernels.pointers import POINTER_BYTES, pointer
 from hearth_proto.v1 import commands_pb2
@@ -44,6 +44,7 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
     Raises:
         ArgumentError: There are too many pointers for one command, or an offset is beyond the end of its array.
         LaunchTypeError: A target is not a device array.
+        LaunchError: The stream's work is being recorded.
         UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
     """
     connection = device._connection
@@ -69,6 +70,13 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
         message.at.append(at)
         message.target.append(indexes[key])
         message.offset.append(target._offset)
+    on = stream if stream is not None else streams.current(connection)
+    if on is not None and on._recorder is not None:
+        raise LaunchError(
+            "an array of pointers cannot be made while a graph is being recorded.",
+            reason="CAPTURE_INVALID",
+            fix="make it before the block, or on another stream.",
+        )
     array: Any = allocate(device, shape, dtype, stream)
     if data:
         attachment = array._usable()

@@ -36,6 +36,10 @@ _STRUCT_POINTERS = "struct_pointers"
 """Feature of a daemon that takes device pointers in structs."""
 _GRAPH_COMPOSITION = "graph_composition"
 """Feature of a daemon that captures events and launches of graphs."""
+_GRAPH_MEMORY = "graph_memory"
+"""Feature of a daemon that captures copies from and to pinned memory, and allocates memory during a capture."""
+_GRAPH_CONDITIONALS = "graph_conditionals"
+"""Feature of a daemon that captures conditional nodes."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -62,6 +66,8 @@ class NodeSession:
             premultiplies=_PREMUL_SUM in opened.features,
             struct_pointers=_STRUCT_POINTERS in opened.features,
             composes_graphs=_GRAPH_COMPOSITION in opened.features,
+            graph_memory=_GRAPH_MEMORY in opened.features,
+            graph_conditionals=_GRAPH_CONDITIONALS in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

@@ -41,6 +41,10 @@ class Limits(NamedTuple):
     """True if the daemon takes device pointers in structs, and arrays of pointers."""
     composes_graphs: bool = False
     """True if the daemon captures events and launches of graphs: a graph may consist of several streams and graphs."""
+    graph_memory: bool = False
+    """True if the daemon captures copies from and to pinned memory, and allocates memory during a capture."""
+    graph_conditionals: bool = False
+    """True if the daemon captures conditional nodes, provided that the device has them."""
 
 
 class _Counted(NamedTuple):

@@ -23,7 +23,8 @@ def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
     C-contiguous part of it, and a device of this host (reached over the daemon's Unix socket) is one copy by the
     device: ``gpu.asarray(a)``, ``x.set(a)``, ``x.get(out=a)``, and the large inputs and outputs (`out=`) of a dispatch.
     The device page-locks the memory at its first use. Such uploads are asynchronous: see `Device.asarray`. Arrays below
-    64 KiB, and all arrays on systems without memfd (macOS), lie in ordinary memory.
+    64 KiB, and all arrays on systems without memfd (macOS), lie in ordinary memory. In a graph, ``x.set(a)`` and
+    ``x.get(out=a, blocking=False)`` with such an array, or a C-contiguous part of it, are repeated by each launch.
 
     The memory is reused for other pinned arrays when the array and all views of it are gone. It stays registered with
     every daemon that it was used with. A forked child process shares the memory, like any shared mapping: writes of

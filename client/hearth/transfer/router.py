@@ -12,6 +12,7 @@ from hearth.codec import encode
 from hearth.errors import HearthError, TransferError
 from hearth.session.reply import PendingResult, Reply
 from hearth.transfer import plan
+from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -34,6 +35,7 @@ def write(
     *,
     blocking: bool = False,
     shared: bool = True,
+    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Writes `data` to `part` of a buffer.
 
@@ -49,6 +51,8 @@ def write(
         progress: Receives the number of bytes sent, and the total; None: not reported.
         blocking: True to wait until shared memory has been read.
         shared: True if shared memory may be used.
+        recorded: True if the stream is being recorded: its graph accepts a copy of shared memory, unless `blocking`;
+            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same write; None: there is none.
@@ -61,7 +65,9 @@ def write(
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
-    if shared and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if recorded and not blocking and _captured(UP, connection, attachment, part, data):
+        return None
+    if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.write(
@@ -91,6 +97,17 @@ def _may_share(connection: Connection, inline: bool, size: int) -> bool:
     lie in shared memory, which requires the imported module.
     """
     return not inline or plan.should_use_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
+
+
+def _captured(
+    direction: int, connection: Connection, attachment: Attachment, part: BufferPart, data: memoryview
+) -> bool:
+    """Records a copy of shared memory in a graph. Returns False if the memory is not shared."""
+    if "hearth.transport.memory_segments" not in sys.modules:
+        return False
+    from hearth.transfer import captured_copy
+
+    return captured_copy.record(direction, connection, attachment, part, data)
 
 
 def _upload(
@@ -168,7 +185,7 @@ def read(
     progress: Progress | None = None,
     *,
     blocking: bool = True,
-    shared: bool = True,
+    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Reads bytes of `part` of a buffer into `into`, after the earlier work on its stream.
 
@@ -183,7 +200,8 @@ def read(
         timeout: Longest wait in seconds; None: without a limit.
         progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         blocking: True to wait until shared memory has been filled.
-        shared: True if shared memory may be used.
+        recorded: True if the stream is being recorded: its graph accepts a copy to shared memory, unless `blocking`;
+            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same read; None: there is none.
@@ -198,7 +216,9 @@ def read(
     connection.raise_deferred(part.stream, part.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if shared and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if recorded and not blocking and _captured(DOWN, connection, attachment, part, into):
+        return None
+    if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.read(

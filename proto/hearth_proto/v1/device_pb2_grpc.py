@@ -225,6 +225,16 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.GraphResult.FromString,
                 _registered_method=True)
+        self.BeginConditional = channel.unary_unary(
+                '/hearth.v1.DeviceService/BeginConditional',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.BeginConditionalRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
+        self.EndConditional = channel.unary_unary(
+                '/hearth.v1.DeviceService/EndConditional',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
         self.LaunchGraph = channel.unary_unary(
                 '/hearth.v1.DeviceService/LaunchGraph',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.LaunchGraphRequest.SerializeToString,
@@ -564,6 +574,18 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginConditional(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndConditional(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LaunchGraph(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -869,6 +891,16 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.EndCapture,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.GraphResult.SerializeToString,
+            ),
+            'BeginConditional': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginConditional,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.BeginConditionalRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'EndConditional': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndConditional,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
             ),
             'LaunchGraph': grpc.unary_unary_rpc_method_handler(
                     servicer.LaunchGraph,
@@ -1987,6 +2019,60 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/EndCapture',
             hearth__proto_dot_v1_dot_device__pb2.EndCaptureRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.GraphResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginConditional(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/BeginConditional',
+            hearth__proto_dot_v1_dot_device__pb2.BeginConditionalRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndConditional(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/EndConditional',
+            hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,7 +97,6 @@ def ends_well(work: Execute, nodes: int = 1) -> None:
 
 DIM = {"grid": ONE, "block": ONE}
 REFUSED = [
-    c.Command(allocate=c.Allocate(buffer=99, size=3_145_733)),
     c.Command(write=c.Write(buffer=BUFFER, data=b"12345678")),
     c.Command(read=c.Read(buffer=BUFFER, size=8)),
     c.Command(sync=c.Sync()),

@@ -306,6 +306,41 @@ def test_a_graph_is_described_in_dot(gpu: hearth.Device) -> None:
     assert "->" not in empty.debug_dot_str()
 
 
+def test_child_graphs_are_clusters_of_the_description(gpu: hearth.Device) -> None:
+    """A child graph that contains others comes before them, and encloses them."""
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as inner:
+        x.fill(1)
+    with gpu.graph() as middle:
+        x.fill(2)
+        inner.launch(2)
+    with gpu.graph() as outer:
+        middle.launch()
+        x.fill(3)
+    assert outer.children == (range(3), range(1, 2), range(2, 3)) and inner.children == ()
+    assert outer.debug_dot_str() == (
+        "digraph hearth_graph {\n"
+        '    node [shape="box"];\n'
+        "    subgraph cluster_0 {\n"
+        '        label="child graph 0";\n'
+        '        n0 [label="0 fill"];\n'
+        "        subgraph cluster_1 {\n"
+        '            label="child graph 1";\n'
+        '            n1 [label="1 fill"];\n'
+        "        }\n"
+        "        subgraph cluster_2 {\n"
+        '            label="child graph 2";\n'
+        '            n2 [label="2 fill"];\n'
+        "        }\n"
+        "    }\n"
+        '    n3 [label="3 fill"];\n'
+        "    n0 -> n1;\n"
+        "    n1 -> n2;\n"
+        "    n2 -> n3;\n"
+        "}\n"
+    )
+
+
 # ---- work outside the capture ----
 
 

@@ -46,13 +46,11 @@ def test_an_exception_discards_the_recording(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_in_use == before.bytes_in_use - 4 * N
 
 
-def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Device) -> None:
+def test_reads_and_waits_in_the_window_are_refused(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     x = gpu.zeros(N, np.int32)
     with gpu.graph() as graph:
         add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.LaunchError, match="allocated"):
-            gpu.zeros(3_145_733, np.uint8)
         with pytest.raises(hearth.LaunchError, match=r"read on stream \d+ while it records"):
             x.get()
         with pytest.raises(hearth.LaunchError, match="sync"):

@@ -92,6 +92,8 @@ def command(kind: str, handle: int) -> c.Command:
         ),
         "begin_capture": c.BeginCapture(graph=handle),
         "end_capture": c.EndCapture(graph=handle, discard=True),
+        "begin_conditional": c.BeginConditional(buffer=handle),
+        "end_conditional": c.EndConditional(),
         "launch_graph": c.LaunchGraph(graph=handle, count=1),
         "update_graph": c.UpdateGraph(graph=handle, launch=packed(handle)),
         "destroy_graph": c.DestroyGraph(graph=handle),

@@ -110,10 +110,10 @@ def test_failing_connections_are_not_retried_for_ever(gpu: hearth.Device, monkey
     assert len(asked) == 3 and shared(gpu) is None
 
 
-def test_copy_during_a_capture_is_refused_at_once(gpu: hearth.Device) -> None:
+def test_copy_of_ordinary_memory_during_a_capture_is_refused_at_once(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
-    for copy in (lambda: x.set(host), lambda: x.set(host.copy()), lambda: x.get(out=host, blocking=False)):
+    for copy in (lambda: x.set(host.copy()), lambda: x.get(out=host), lambda: x.set(host, blocking=True)):
         with pytest.raises(hearth.LaunchError), gpu.graph():
             copy()
         raise_failures(gpu)

@@ -239,14 +239,36 @@ def test_segments_of_another_session_are_refused(daemon: DaemonProcess, sharing:
         assert other.raw.read(buffer, 4096) == b"b" * 4096
 
 
-def test_commands_on_segments_cannot_be_recorded(sharing: Sharing, unharmed: None) -> None:
+def test_commands_on_segments_are_recorded(sharing: Sharing, unharmed: None) -> None:
+    """Each launch of the graph copies again, also after the client has released the segment."""
+    memory = sharing.shared.share(1, 8192)
+    buffer, graph = sharing.allocate(4096), sharing.raw.mint()
+    sharing.ask(c.Command(begin_capture=c.BeginCapture(graph=graph)))
+    for command in (write(buffer, 1, 4096), read(buffer, 1, 4096, at=4096)):
+        sharing.ask(command)
+    for command in (c.Command(write=c.Write(buffer=buffer, data=b"1")), c.Command(read=c.Read(buffer=buffer, size=1))):
+        assert why(sharing, command).reason == Reason.CAPTURE_INVALID
+    sharing.ask(c.Command(end_capture=c.EndCapture(graph=graph)))
+    launch = c.Command(launch_graph=c.LaunchGraph(graph=graph, count=1))
+    for value in (b"x", b"y"):
+        memory[:4096] = value * 4096
+        sharing.ask(launch)
+        assert sharing.raw.read(buffer, 4096) == value * 4096 == bytes(memory[4096:])
+    sharing.ask(write(buffer, 1, 4096, at=4096))
+    sharing.ask(launch)
+    assert sharing.raw.read(buffer, 4096) == b"y" * 4096
+
+
+@pytest.mark.parametrize("wrong", ["range", "number"])
+def test_a_wrong_place_fails_the_capture(sharing: Sharing, unharmed: None, wrong: str) -> None:
     sharing.shared.share(1, 4096)
     buffer, graph = sharing.allocate(4096), sharing.raw.mint()
     sharing.ask(c.Command(begin_capture=c.BeginCapture(graph=graph)))
-    for command in (write(buffer, 1, 4096), read(buffer, 1, 4096)):
-        assert why(sharing, command).reason == Reason.CAPTURE_INVALID
-    sharing.ask(c.Command(end_capture=c.EndCapture(graph=graph)))
-    sharing.ask(write(buffer, 1, 4096))
+    expected = Reason.OUT_OF_BOUNDS if wrong == "range" else Reason.INVALID_HANDLE
+    command = write(buffer, 1, 4096, at=1) if wrong == "range" else read(buffer, 2, 4096)
+    assert why(sharing, command).reason == expected
+    refusal = why(sharing, c.Command(end_capture=c.EndCapture(graph=graph)))
+    assert refusal.reason == Reason.CAPTURE_INVALID and refusal.details["cause"] == expected
 
 
 # ---- invalid segments ----

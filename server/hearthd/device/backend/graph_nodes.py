@@ -54,7 +54,37 @@ class FillNode:
     size: int
 
 
-GraphNode: TypeAlias = KernelNode | CopyNode | FillNode
+@dataclass(frozen=True)
+class HostCopyNode:
+    """A copy of `rows` rows of `width` bytes between the device and host memory, where the rows have no gaps.
+
+    `host` is the memory (`hearthd.device.backend.resources.HostBuffer`), and `offset` the first byte in it. `upload` is
+    True for a copy to the device. The pitch applies only if there is more than one row.
+    """
+
+    upload: bool
+    address: int
+    host: Any
+    offset: int
+    width: int
+    rows: int = 1
+    pitch: int = 0
+
+
+@dataclass(frozen=True)
+class ConditionalNode:
+    """A condition for the `body` nodes that follow this one in the graph: they run if a value is not 0.
+
+    The value is the 4 bytes at `address`, when the device reaches the node. A loop runs the nodes again for as long as
+    the value is not 0 behind them.
+    """
+
+    address: int
+    loop: bool
+    body: int = 0
+
+
+GraphNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode | ConditionalNode
 
 
 class NodeOrder(NamedTuple):
@@ -103,13 +133,39 @@ class Enqueues(Protocol):
         """Enqueues a fill of `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes)."""
         ...
 
+    def upload(self, destination: int, source: Any, offset: int, size: int, stream: Any) -> None:
+        """Enqueues a copy of `size` bytes from host memory."""
+        ...
 
-def replay(server: Enqueues, nodes: Iterable[GraphNode], stream: Any) -> None:
+    def download(self, destination: Any, offset: int, source: int, size: int, stream: Any) -> None:
+        """Enqueues a copy of `size` bytes to host memory."""
+        ...
+
+    def upload_rows(
+        self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Any
+    ) -> None:
+        """Enqueues a copy of `rows` rows of `width` bytes from host memory. The pitch is in bytes."""
+        ...
+
+    def download_rows(
+        self, destination: Any, offset: int, source: int, pitch: int, width: int, rows: int, stream: Any
+    ) -> None:
+        """Enqueues a copy of `rows` rows of `width` bytes to host memory. The pitch is in bytes."""
+        ...
+
+
+WorkNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode
+"""A node that a backend enqueues with one call."""
+
+
+def replay(server: Enqueues, nodes: Iterable[WorkNode], stream: Any) -> None:
     """Enqueues every node on `stream`, in order. Raises the error of the first node that cannot be enqueued."""
     for node in nodes:
         if isinstance(node, KernelNode):
             server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)
-        elif not isinstance(node, CopyNode):
+        elif isinstance(node, HostCopyNode):
+            _copy_host(server, node, stream)
+        elif isinstance(node, FillNode):
             server.fill(node.address, node.pattern, node.size, stream)
         elif node.rows == 1:
             server.copy(node.destination, node.source, node.width, stream)
@@ -123,3 +179,15 @@ def replay(server: Enqueues, nodes: Iterable[GraphNode], stream: Any) -> None:
                 node.rows,
                 stream,
             )
+
+
+def _copy_host(server: Enqueues, node: HostCopyNode, stream: Any) -> None:
+    host, offset, address, width, rows, pitch = node.host, node.offset, node.address, node.width, node.rows, node.pitch
+    if node.upload and rows == 1:
+        server.upload(address, host, offset, width, stream)
+    elif node.upload:
+        server.upload_rows(address, pitch, host, offset, width, rows, stream)
+    elif rows == 1:
+        server.download(host, offset, address, width, stream)
+    else:
+        server.download_rows(host, offset, address, pitch, width, rows, stream)

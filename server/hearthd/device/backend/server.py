@@ -426,6 +426,13 @@ class ComputeServer(Protocol):
         """
         ...
 
+    def load_conditionals(self) -> None:
+        """Loads what graphs with conditional nodes need; once, before the first of them.
+
+        If `loading_waits`, to be called while no kernel runs.
+        """
+        ...
+
     def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None:
         """Enqueues `times` launches of the graph on `stream`, one after the other."""
         ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
-from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, replay
+from hearthd.device.backend.graph_nodes import ConditionalNode, Enqueues, GraphNode, WorkNode, replay
 from hearthd.device.cpu.racecheck import Race
 from hearthd.device.cpu.streams import Work
 
@@ -27,16 +28,17 @@ class Recorder:
 class CpuGraph:
     """The work of each node of a graph. A launch takes a snapshot, which a later update does not change."""
 
-    __slots__ = ("_all_work", "_node_work")
+    __slots__ = ("_all_work", "_node_work", "_nodes")
 
-    def __init__(self, node_work: list[list[Work]]) -> None:
+    def __init__(self, nodes: Sequence[GraphNode], node_work: list[list[Work]]) -> None:
+        self._nodes = tuple(nodes)
         self._node_work = node_work
         self._all_work: tuple[Work, ...] | None = None
 
     def work(self) -> tuple[Work, ...]:
-        """The work of all nodes, in order."""
+        """The work of all nodes, in order; the thread of the stream evaluates the conditions between the nodes."""
         if self._all_work is None:
-            self._all_work = tuple(work for actions in self._node_work for work in actions)
+            self._all_work = self._work_of(0, len(self._nodes))
         return self._all_work
 
     def replace(self, index: int, work: list[Work]) -> None:
@@ -44,8 +46,35 @@ class CpuGraph:
         self._node_work[index] = work
         self._all_work = None
 
+    def _work_of(self, index: int, end: int) -> tuple[Work, ...]:
+        work: list[Work] = []
+        while index < end:
+            node = self._nodes[index]
+            if isinstance(node, ConditionalNode):
+                body_end = index + 1 + node.body
+                work.append(_conditional(node, self._work_of(index + 1, body_end)))
+                index = body_end
+            else:
+                work += self._node_work[index]
+                index += 1
+        return tuple(work)
 
-def node_work(server: Enqueues, node: GraphNode) -> list[Work]:
+
+def _conditional(node: ConditionalNode, body: Sequence[Work]) -> Work:
+    """Returns the work of a conditional node. An exception of the body ends a loop."""
+    address, loop = node.address, node.loop
+
+    def run() -> None:
+        while ctypes.c_uint32.from_address(address).value:
+            for work in body:
+                work()
+            if not loop:
+                break
+
+    return run
+
+
+def node_work(server: Enqueues, node: WorkNode) -> list[Work]:
     """Returns the work of one node, recorded from the calls that `server` would make on a stream."""
     recorder = Recorder()
     replay(server, (node,), recorder)

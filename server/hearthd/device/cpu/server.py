@@ -14,7 +14,7 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.backend import tensor_map
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes, NodeOrder
+from hearthd.device.backend.graph_nodes import ConditionalNode, Dim, GraphNode, KernelNode, LaunchAttributes, NodeOrder
 from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy, racecheck
@@ -309,7 +309,10 @@ class CpuServer:
 
     def create_graph(self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder] | None = None) -> CpuGraph:
         # Nodes run one after the other in the order of their indices, which every order of the nodes allows.
-        return CpuGraph([node_work(self, node) for node in nodes])
+        return CpuGraph(nodes, [[] if isinstance(node, ConditionalNode) else node_work(self, node) for node in nodes])
+
+    def load_conditionals(self) -> None:
+        pass  # the thread of a stream evaluates the conditions
 
     def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
         work = graph.work()

@@ -19,7 +19,8 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, NodeOrder, replay
+from hearthd.device.backend.graph_nodes import ConditionalNode, Enqueues, GraphNode, KernelNode, NodeOrder, replay
+from hearthd.device.cuda.conditional_nodes import ConditionalNodes
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import CudaStreams, Event, Stream
 
@@ -46,9 +47,11 @@ class Graph:
 class CudaGraphs:
     """Creates, updates and launches graphs. `enqueues` makes the calls that a capture records."""
 
-    def __init__(self, enqueues: Enqueues, streams: CudaStreams) -> None:
+    def __init__(self, enqueues: Enqueues, streams: CudaStreams, conditionals: ConditionalNodes) -> None:
         self._enqueues = enqueues
         self._streams = streams
+        self._conditionals = conditionals
+        self.load_conditionals = conditionals.load
         self._recorders: list[Stream] = []
         """The streams for captures, one for each lane: empty before the first graph."""
 
@@ -65,7 +68,7 @@ class CudaGraphs:
             runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
             try:
                 if orders is None:
-                    replay(self._enqueues, nodes, stream)
+                    self._replay_chain(nodes, stream)
                 else:
                     kernels = self._replay_lanes(nodes, orders, lanes)
             except BaseException:
@@ -107,6 +110,27 @@ class CudaGraphs:
             with suppress(Refusal):
                 self._streams.destroy(lane)
 
+    def _replay_chain(self, nodes: Sequence[GraphNode], stream: Stream, depth: int = 0) -> None:
+        """Enqueues nodes that run one after the other, with the bodies of conditional nodes among them.
+
+        `depth` is the number of bodies that contain the nodes.
+        """
+        index = 0
+        while index < len(nodes):
+            node = nodes[index]
+            index += 1
+            if isinstance(node, ConditionalNode):
+                self._replay_conditional(node, nodes[index : index + node.body], stream, depth)
+                index += node.body
+            else:
+                replay(self._enqueues, (node,), stream)
+
+    def _replay_conditional(
+        self, node: ConditionalNode, body: Sequence[GraphNode], stream: Stream, depth: int = 0
+    ) -> None:
+        if body or node.loop:  # otherwise the node has no effect
+            self._conditionals.add(node, stream, depth, lambda recorder: self._replay_chain(body, recorder, depth + 1))
+
     def _replay_lanes(
         self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder], lanes: Sequence[Stream]
     ) -> list[Any]:
@@ -123,8 +147,12 @@ class CudaGraphs:
         kernels: list[Any] = []
         start = streams.record(lanes[0])
         joined = {0}
+        done = 0  # number of nodes that have been enqueued, with the bodies of conditional nodes
         try:
             for index, (node, order) in enumerate(zip(nodes, orders, strict=True)):
+                if index < done:
+                    continue
+                done = index + 1
                 stream = lanes[order.lane]
                 waits = [events[predecessor] for predecessor in order.after if orders[predecessor].lane != order.lane]
                 if order.lane not in joined and not waits:
@@ -132,11 +160,15 @@ class CudaGraphs:
                 joined.add(order.lane)
                 for event in waits:
                     streams.wait(stream, event)
-                replay(self._enqueues, (node,), stream)
+                if isinstance(node, ConditionalNode):
+                    done += node.body
+                    self._replay_conditional(node, nodes[index + 1 : done], stream)
+                else:
+                    replay(self._enqueues, (node,), stream)
                 if isinstance(node, KernelNode):
                     kernels.append(_last_node(stream))
-                if index in followed:
-                    events[index] = streams.record(stream)
+                for follower in followed.intersection(range(index, done)):
+                    events[follower] = streams.record(stream)
             for lane in joined - {0}:
                 end = streams.record(lanes[lane])
                 streams.wait(lanes[0], end)

@@ -14,6 +14,7 @@ from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.compiler import graph_conditions
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
@@ -75,9 +76,8 @@ class NvrtcCompiler:
         headers = [text.encode() for _, text in source.headers]
         names = [name.encode() for name, _ in source.headers]
         try:
-            program = _call(
-                nvrtc.nvrtcCreateProgram, source.code.encode(), _PROGRAM.encode(), len(names), headers, names
-            )
+            code = graph_conditions.declared(source).encode()
+            program = _call(nvrtc.nvrtcCreateProgram, code, _PROGRAM.encode(), len(names), headers, names)
         except NvrtcError as error:
             raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:

@@ -13,6 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
+from hearthd.device.cuda.conditional_nodes import ConditionalNodes
 from hearthd.device.cuda.copies import CudaCopies
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
 from hearthd.device.cuda.graphs import CudaGraphs
@@ -98,7 +99,7 @@ class CudaServer:
         self._bind_memory(SharedAllocations(index, pool), page_locks)
         self._bind_streams(CudaCopies(), HostSignals())
         self._bind_code(CudaLauncher(capability))
-        self._bind_graphs(CudaGraphs(self, self._streams))
+        self._bind_graphs(CudaGraphs(self, self._streams, ConditionalNodes(self, self._streams)))
 
     def _bind_memory(self, shared: SharedAllocations, page_locks: PageLocks) -> None:
         pool, host = self._pool, self._host
@@ -159,6 +160,7 @@ class CudaServer:
 
     def _bind_graphs(self, graphs: CudaGraphs) -> None:
         self.create_graph = graphs.create
+        self.load_conditionals = graphs.load_conditionals
         self.launch_graph = graphs.launch
         self.update_graph = graphs.update
         self.destroy_graph = graphs.destroy

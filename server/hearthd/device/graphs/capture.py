@@ -1,20 +1,24 @@
-"""Capture of a graph: the recorded nodes, their buffers and modules, and commands that could not be recorded.
+"""Capture of a graph: the recorded nodes, the objects that they use, and commands that could not be recorded.
 
-Commands are checked when they are recorded, in the order of the stream; their buffers and modules are held from then
-on.
+Commands are checked when they are recorded, in the order of the stream; their buffers, modules and segments are held
+from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hearth_proto.launches import LaunchFlag
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
 from hearthd.device.backend.resources import Graph
-from hearthd.device.graphs.capture_policy import CaptureOrder
+from hearthd.device.flows.segment import Segment
+from hearthd.device.graphs.capture_policy import SHARED, CaptureOrder
 from hearthd.device.graphs.node_order import NodeOrders
 from hearthd.device.graphs.repeat import MAX_NAMED, MAX_PER_ITERATION, LaunchProgram
+from hearthd.device.graphs.sections import Sections
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
@@ -32,7 +36,7 @@ MAX_NODES = 4096
 class GraphEntry(LaunchProgram):
     """A client's graph, which is being recorded, ready, or failed."""
 
-    __slots__ = ("failures", "graph", "kernels", "nodes", "order", "orders", "streams")
+    __slots__ = ("failures", "graph", "kernels", "nodes", "order", "orders", "sections", "streams")
 
     # For the driver, a command in a graph takes a third of the time of a single command.
     max_per_iteration = 2 * MAX_PER_ITERATION
@@ -45,7 +49,8 @@ class GraphEntry(LaunchProgram):
         """Streams that are or were in the capture, in the order of their lanes; cleared at the end of the capture."""
         self.nodes: list[GraphNode] = []
         self.kernels: list[str] = []
-        """Kernel name of each node; empty for copies and fills."""
+        """Kernel name of each node; empty for nodes without a kernel."""
+        self.sections = Sections(handle)
         self.failures = StreamErrors()
         """Failures of commands that were to be recorded. They are reported at the end of the capture, and fail only the
         graph."""
@@ -87,6 +92,18 @@ class GraphEntry(LaunchProgram):
         return not self.nodes
 
     @property
+    def conditional(self) -> bool:
+        """True if the graph has conditional nodes."""
+        return any(isinstance(node, ConditionalNode) for node in self.nodes)
+
+    def in_body(self, index: int) -> bool:
+        """True if the node with this index belongs to the body of a conditional node."""
+        return any(
+            isinstance(node, ConditionalNode) and position < index <= position + node.body
+            for position, node in enumerate(self.nodes[:index])
+        )
+
+    @property
     def cost(self) -> int:
         """Number of nodes, at most `WINDOW`."""
         # CUDA does not document how much of the driver's queue a graph launch takes. Each node counts as one command,
@@ -109,10 +126,11 @@ class Capture:
         self.entry = entry
         entry.streams.append(stream)
 
-    def admit(self, origin: Origin) -> None:
+    def admit(self, origin: Origin, command: commands_pb2.Command) -> None:
         """Decides about a command of the stream: it is recorded, executed as usual, or refused with Refusal."""
         try:
-            recorded = self.entry.order.records(origin.name)
+            shared = origin.name in SHARED and getattr(command, origin.name).HasField("shared")
+            recorded = self.entry.order.records(origin.name, shared)
         except Refusal:
             if origin.answered:  # the client receives this refusal, so the recording may continue
                 origin.capture = None
@@ -144,15 +162,23 @@ class Capture:
                 self._add(node, kernel, uses)
 
     def add_graph(self, graph: GraphEntry, count: int) -> None:
-        """Adds copies of another graph's nodes, `count` times in sequence; adds all nodes or none."""
+        """Adds copies of another graph's nodes, `count` times in sequence; adds all nodes or none.
+
+        In the body of a conditional node, they run one after the other.
+        """
         self._check_room(count * len(graph.nodes), f"{count} launches of {graph.name}")
         entry = self.entry
         for _ in range(count if graph.nodes else 0):
+            entry.sections.add_child(graph.handle, len(entry.nodes), len(graph.nodes), graph.sections)
             for uses in graph.holdings.uses:
-                entry.holdings.add(uses)
+                self._hold(uses)
             entry.nodes += graph.nodes
             entry.kernels += graph.kernels
-            entry.orders.embed(self.lane, graph.orders)
+            if entry.sections.in_body:
+                for _node in graph.nodes:
+                    entry.orders.add(self.lane)
+            else:
+                entry.orders.embed(self.lane, graph.orders)
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
         """Adds a copy; `node` has the addresses of the ranges in the two buffers."""
@@ -168,6 +194,30 @@ class Capture:
         self._check_room(1, "the fill")
         self._add(node, "", fill_uses(buffer, node))
 
+    def add_host_copy(self, buffer: Buffer, node: HostCopyNode) -> None:
+        """Adds a copy between a range of the buffer and a segment."""
+        if not node.width or not node.rows:
+            return
+        self._check_room(1, "the copy")
+        self._add(node, "", host_copy_uses(buffer, node))
+
+    # ---- conditional nodes ----
+
+    def begin_conditional(self, buffer: Buffer, node: ConditionalNode) -> None:
+        """Adds a conditional node, whose body consists of the nodes from now to `end_conditional`."""
+        sections = self.entry.sections
+        self._check_room(1, "the conditional node")
+        sections.begin_body(self.lane, len(self.entry.nodes))
+        self._add(node, "", Uses(read=(buffer,), modules=modules_of(buffer), needed=(buffer,)))
+
+    def end_conditional(self) -> None:
+        """Ends the body of the innermost conditional node."""
+        nodes = self.entry.nodes
+        index = self.entry.sections.end_body(self.lane)
+        node = nodes[index]
+        assert isinstance(node, ConditionalNode)
+        nodes[index] = replace(node, body=len(nodes) - index - 1)
+
     # ---- events: fork and join ----
 
     def record(self, origin: Origin, event: EventEntry) -> Operation:
@@ -175,6 +225,7 @@ class Capture:
         event.capture = self
 
         def run() -> bool:
+            self.entry.sections.check_no_body("an event")
             event.point = self.entry.orders.point(self.lane)
             origin.reply()
             return True
@@ -200,6 +251,7 @@ class Capture:
         lane = origin.capture.lane
 
         def run() -> bool:
+            captured.entry.sections.check_no_body("a wait for an event")
             captured.entry.orders.join(lane, event.point)
             origin.reply()
             return True
@@ -240,12 +292,18 @@ class Capture:
         self.entry.holdings.release()
 
     def _add(self, node: GraphNode, kernel: str, uses: Uses) -> None:
-        self.entry.holdings.add(uses)
+        self._hold(uses)
         self.entry.nodes.append(node)
         self.entry.kernels.append(kernel)
         self.entry.orders.add(self.lane)
 
+    def _hold(self, uses: Uses) -> None:
+        # A body may not run, so its nodes replace the contents of no buffer for certain.
+        self.entry.holdings.add(uses._replace(replaced=None) if self.entry.sections.in_body else uses)
+
     def _check_room(self, added: int, description: str) -> None:
+        """Raises Refusal if the nodes cannot be added: too many, or of another stream than the body's."""
+        self.entry.sections.check_lane(self.lane, description)
         present = len(self.entry.nodes)
         if present + added > MAX_NODES:
             raise Refusal(
@@ -286,6 +344,16 @@ def fill_uses(buffer: Buffer, node: FillNode) -> Uses:
     """Returns the buffer and the module that a fill uses; a module is used if the buffer is its global variable."""
     replaces_all = node.size == buffer.size
     return Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if replaces_all else None)
+
+
+def host_copy_uses(buffer: Buffer, node: HostCopyNode) -> Uses:
+    """Returns what a copy between a buffer and a segment uses."""
+    segment: Segment = node.host
+    modules = modules_of(buffer)
+    if not node.upload:
+        return Uses(read=(buffer,), modules=modules, needed=(buffer,), segments=(segment,))
+    replaces_all = node.width * node.rows == buffer.size
+    return Uses(written=(buffer,), modules=modules, replaced=buffer if replaces_all else None, segments=(segment,))
 
 
 def check_record(parsed: ResolvedRecord) -> None:

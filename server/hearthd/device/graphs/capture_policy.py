@@ -1,8 +1,10 @@
 """Capture policy: the commands that a stream accepts while it records a graph, and the order of begin and end.
 
-Between BeginCapture and EndCapture, a stream's launches, fills and copies within the device are recorded, and so are
-its events, which bring other streams into the capture and order their work. Commands without stream work are executed
-as usual. All other commands are refused without effect, so that the recording can still be completed.
+Between BeginCapture and EndCapture, a stream's launches, fills and copies are recorded, and so are its events, which
+bring other streams into the capture and order their work. Copies from and to the host are recorded only if their bytes
+lie in memory that the client shares: each launch of the graph copies from or to it again. Allocations and commands
+without stream work are executed as usual. All other commands are refused without effect, so that the recording can
+still be completed.
 """
 
 from __future__ import annotations
@@ -10,18 +12,25 @@ from __future__ import annotations
 from hearth_proto.reasons import Reason, Refusal
 
 RECORDED = frozenset(
-    {"launches", "launch", "launch_prepared", "launch_graph", "copy", "fill", "record_event", "wait_event"}
-)
+    {
+        "launches", "launch", "launch_prepared", "launch_graph", "copy", "fill", "record_event", "wait_event",
+        "begin_conditional", "end_conditional",
+    }
+)  # fmt: skip
 """Kinds of commands that become nodes of the graph, or order its nodes."""
+
+SHARED = frozenset({"write", "read"})
+"""Kinds of commands that become nodes of the graph if they name memory that the client shares."""
 
 TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
 EXECUTED = frozenset(
     {
         # Creation and destruction of handles. A client's garbage collector may destroy handles at any time; the
-        # recording holds the objects that it uses.
-        "free", "create_stream", "destroy_stream", "destroy_event", "load_module", "unload_module", "get_function",
-        "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare", "destroy_prepared",
+        # recording holds the objects that it uses. So the memory that nodes use lives as long as the graph.
+        "allocate", "free", "create_stream", "destroy_stream", "destroy_event", "load_module", "unload_module",
+        "get_function", "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare",
+        "destroy_prepared",
         # Queries that involve no stream.
         "query_event", "elapsed_time", "describe_module", "describe_function", "occupancy", "memory_usage",
         "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace", "cancel",
@@ -30,7 +39,6 @@ EXECUTED = frozenset(
 """Kinds of commands without stream work, which are executed as usual."""
 
 REASONS = {
-    "allocate": "a graph allocates no memory: allocate the memory that it uses before the recording",
     "write": "every launch would write the bytes of the time of the recording",
     "write_pointers": "every launch would write the addresses of the time of the recording",
     "read": "no work has run yet whose result could be read",
@@ -47,6 +55,12 @@ REASONS = {
     "collective": "the graph does not contain the parts of the other ranks",
 }
 FIX = "do it on another stream, or before or after the recording"
+FIXES = {
+    "write": "copy from an array of hearth.empty_pinned, or from a part of one, of 64 KiB or more, over the daemon's "
+    "Unix socket: each launch reads it again; or " + FIX,
+    "read": "copy to an array of hearth.empty_pinned, or to a part of one, of 64 KiB or more, over the daemon's Unix "
+    "socket, with x.get(out=a, blocking=False): each launch fills it again; or " + FIX,
+}
 
 
 class CaptureOrder:
@@ -104,19 +118,20 @@ class CaptureOrder:
         graph, self.graph = self.graph, 0
         return graph
 
-    def records(self, kind: str) -> bool:
+    def records(self, kind: str, shared: bool = False) -> bool:
         """Returns True if a command of this kind is recorded now, and False if it is executed.
 
-        Raises Refusal(CAPTURE_INVALID) for any other command.
+        `shared` is True for a command that names memory that the client shares. Raises Refusal(CAPTURE_INVALID) for any
+        other command.
         """
         if not self.recording or kind in EXECUTED or kind in TRANSITIONS:
             return False
-        if kind in RECORDED:
+        if kind in RECORDED or (shared and kind in SHARED):
             return True
         reason = REASONS.get(kind, "it is not a launch, a copy within the device or a fill")
         raise self._refusal(
             f"{kind} on stream {self.stream} while it records graph {self.graph}: {reason}",
-            FIX,
+            FIXES.get(kind, FIX),
             self.graph,
             command=kind,
         )

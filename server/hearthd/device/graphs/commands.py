@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
 from hearthd.device.backend.resources import Graph
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import (
@@ -40,7 +40,9 @@ from hearthd.device.transfers.copy_commands import check_pattern, copy_node, fil
 
 N = TypeVar("N", KernelNode, CopyNode, FillNode)
 _KINDS: dict[type[object], str] = {KernelNode: "launch", CopyNode: "copy", FillNode: "fill"}
-"""Names of the kinds of nodes in messages."""
+"""Names, in messages, of the kinds of nodes that can be updated."""
+CONDITION_BYTES = 4
+"""Size of the value that decides about a conditional node, in bytes."""
 
 
 class GraphCommands:
@@ -51,6 +53,7 @@ class GraphCommands:
         self._binder = binder
         self._watchdog = watchdog
         self._keepers = keepers
+        self._conditionals = _ConditionalsLoad(device)
 
     # ---- recording ----
 
@@ -95,6 +98,7 @@ class GraphCommands:
             origin.reply_error(refusal.to_status([failure.to_message() for failure in failures]))
             return True
         orders = entry.orders
+        entry.sections.check_ended()
         unjoined = orders.unjoined()
         if unjoined:
             raise _not_joined(entry, unjoined)
@@ -103,8 +107,11 @@ class GraphCommands:
         entry.unsettled -= 1
         result = commands_pb2.GraphResult(forked=orders.forked)
         for node, kernel, order in zip(entry.nodes, entry.kernels, orders.orders, strict=True):
-            kind = "kernel" if isinstance(node, KernelNode) else "copy" if isinstance(node, CopyNode) else "fill"
-            result.nodes.add(kind=kind, kernel=kernel, after=order.after if orders.forked else ())
+            body = node.body if isinstance(node, ConditionalNode) else 0
+            after = order.after if orders.forked else ()
+            result.nodes.add(kind=_kind(node), kernel=kernel, after=after, body=body)
+        for graph, first, nodes in entry.sections.children:
+            result.children.add(graph=graph, first=first, nodes=nodes)
         origin.reply(commands_pb2.Result(graph=result))
         return True
 
@@ -135,6 +142,49 @@ class GraphCommands:
         operation = Operation(origin, run, writes=(*recording, entry))
         operation.on_failure = lambda _: self._release(entry)
         return operation
+
+    # ---- conditional nodes ----
+
+    def begin_conditional(self, origin: Origin, command: commands_pb2.BeginConditional) -> Operation:
+        """Returns the operation that adds a conditional node to the stream's capture, and begins its body.
+
+        Raises Refusal outside a capture.
+        """
+        if origin.capture is None:
+            raise _no_capture(origin)
+        buffer = origin.session.buffers.find(command.buffer)
+
+        def run() -> bool:
+            if not self._conditionals.ready():
+                return False
+            address = buffer.range(command.offset, CONDITION_BYTES, "condition of a graph")
+            if address % CONDITION_BYTES:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"the condition at byte {command.offset} of buffer {command.buffer} is not aligned to 4 bytes",
+                    fix="use an element of an array of 4-byte integers",
+                    details={"buffer": command.buffer, "offset": command.offset},
+                )
+            capture = origin.capture
+            assert capture is not None
+            capture.begin_conditional(buffer, ConditionalNode(address, command.loop))
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
+
+    def end_conditional(self, origin: Origin, _command: commands_pb2.EndConditional) -> Operation:
+        """Returns the operation that ends the body of a conditional node. Raises Refusal outside a capture."""
+        capture = origin.capture
+        if capture is None:
+            raise _no_capture(origin)
+
+        def run() -> bool:
+            capture.end_conditional()
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
 
     # ---- use ----
 
@@ -214,10 +264,13 @@ class GraphCommands:
         bound = self._binder.bind(parsed.entry, parsed.record, parsed.pointers, parsed.key)
         check_plan(bound)
         _check_same(entry, index, node, bound)
-        changed = kernel_node(bound)
-        self._device.server.update_graph(entry.graph, index, changed)
-        entry.holdings.replace(index, uses_of(bound))
-        entry.nodes[index] = changed
+        changed, uses = kernel_node(bound), uses_of(bound)
+        if entry.conditional:  # the driver changes no nodes of graphs with conditional nodes
+            self._replace(entry, index, changed, uses)
+        else:
+            self._device.server.update_graph(entry.graph, index, changed)
+            entry.holdings.replace(index, uses)
+            entry.nodes[index] = changed
         origin.reply()
         return True
 
@@ -233,7 +286,8 @@ class GraphCommands:
         entry.check()
         _node(entry, index, CopyNode)
         node = copy_node(command, destination, source)
-        self._replace(entry, index, node, copy_uses(destination, source, node), node.width * node.rows)
+        _check_bytes(entry, index, node.width * node.rows)
+        self._replace(entry, index, node, copy_uses(destination, source, node))
         origin.reply()
         return True
 
@@ -243,23 +297,19 @@ class GraphCommands:
         entry.check()
         _node(entry, index, FillNode)
         node = fill_node(command, buffer)
-        self._replace(entry, index, node, fill_uses(buffer, node), node.size)
+        _check_bytes(entry, index, node.size)
+        self._replace(entry, index, node, fill_uses(buffer, node))
         origin.reply()
         return True
 
-    def _replace(self, entry: GraphEntry, index: int, node: CopyNode | FillNode, uses: Uses, size: int) -> None:
-        """Replaces a copy or a fill of `size` bytes, by making the graph again.
+    def _replace(self, entry: GraphEntry, index: int, node: KernelNode | CopyNode | FillNode, uses: Uses) -> None:
+        """Replaces a node, by making the graph again.
 
         The backends make several driver nodes of some fills and copies, so that the driver cannot replace them in
         place. Launches in flight keep the previous graph.
         """
-        if not size:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"node {index} of {entry.name} cannot be updated: the new copy or fill has no bytes",
-                fix="record the graph again without the node",
-                details={"graph": entry.handle, "node": index},
-            )
+        if entry.in_body(index):
+            uses = uses._replace(replaced=None)
         nodes = [*entry.nodes[:index], node, *entry.nodes[index + 1 :]]
         previous, entry.graph = entry.graph, self._create(entry, nodes)
         entry.holdings.replace(index, uses)
@@ -312,19 +362,78 @@ class GraphCommands:
             self._destroy(entry, graph)
 
 
+class _ConditionalsLoad:
+    """Load of what the backend needs for conditional nodes: begun by the first of them, while no kernel runs."""
+
+    def __init__(self, device: DeviceContext) -> None:
+        self._device = device
+        self._begun = self._done = False
+        self._refusal: Refusal | None = None
+
+    def ready(self) -> bool:
+        """Returns False while the load waits for an idle device. Raises Refusal if it has failed."""
+        if not self._begun:
+            self._begun = True
+            self._device.idle_work.run(self._load)
+        if self._refusal is not None:
+            raise self._refusal
+        return self._done
+
+    def _load(self) -> None:
+        try:
+            self._device.server.load_conditionals()
+        except Refusal as refusal:
+            self._refusal = refusal
+        self._done = True
+        self._device.kick(None)
+
+
 def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
     """Returns a node of the graph. Raises Refusal(INVALID_ARGUMENT) if there is no such node of this kind."""
     node = entry.nodes[index] if index < len(entry.nodes) else None
     if isinstance(node, kind):
         return node
     candidates = [number for number, candidate in enumerate(entry.nodes) if isinstance(candidate, kind)]
-    problem = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
+    problem = "it has no such node" if node is None else f"that node is a {_KINDS.get(type(node), _kind(node))}"
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {problem}; its nodes of that kind are "
         f"{_listed(candidates)}",
         fix="name a node of that kind; see GraphResult",
         details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
+    )
+
+
+def _kind(node: GraphNode) -> str:
+    """Returns the kind of a node in a GraphResult."""
+    if isinstance(node, KernelNode):
+        return "kernel"
+    if isinstance(node, CopyNode):
+        return "copy"
+    if isinstance(node, FillNode):
+        return "fill"
+    if isinstance(node, HostCopyNode):
+        return "write" if node.upload else "read"
+    return "while" if node.loop else "if"
+
+
+def _check_bytes(entry: GraphEntry, index: int, size: int) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) for an update by a copy or fill without bytes."""
+    if not size:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"node {index} of {entry.name} cannot be updated: the new copy or fill has no bytes",
+            fix="record the graph again without the node",
+            details={"graph": entry.handle, "node": index},
+        )
+
+
+def _no_capture(origin: Origin) -> Refusal:
+    return Refusal(
+        Reason.CAPTURE_INVALID,
+        f"{origin.name} on stream {origin.stream.handle}, which records no graph",
+        fix="begin the capture on this stream",
+        details={"stream": origin.stream.handle},
     )
 
 

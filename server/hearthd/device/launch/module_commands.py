@@ -11,6 +11,7 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.compiler import Image, Job, Source
+from hearthd.device.compiler import graph_conditions
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
@@ -77,6 +78,7 @@ class ModuleCommands:
         """
         unassembled = Compiled(Image(code=code), None, False, 0)
         try:
+            graph_conditions.check_binary(code)
             assembly = self._device.server.compiler.assembly(code)
         except Refusal as refusal:
             self._fail(entry, refusal)

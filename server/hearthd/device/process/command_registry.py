@@ -67,7 +67,7 @@ class CommandRegistry:
         self.traces = TraceCommands(device, post, marks, activity)
         stream_commands = StreamCommands(device, self._profiles)
         self.cancels = CancelCommands(device)
-        keepers = Keepers(self.memory, self._modules)
+        keepers = Keepers(self.memory, self._modules, self.segments)
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
         self.publishing = Publishing(device, self.memory.reservations, session_of)
         self._tensor_maps = TensorMapCommands(device, keepers)
@@ -94,6 +94,8 @@ class CommandRegistry:
             "launch": self.launches.launch,
             "begin_capture": self._graphs.begin,
             "end_capture": self._graphs.end,
+            "begin_conditional": self._graphs.begin_conditional,
+            "end_conditional": self._graphs.end_conditional,
             "launch_graph": self._graphs.launch,
             "update_graph": self._graphs.update,
             "destroy_graph": self._graphs.destroy,

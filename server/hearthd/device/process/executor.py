@@ -326,7 +326,7 @@ class Executor:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)
             if stream.capture is not None:
-                stream.capture.admit(origin)
+                stream.capture.admit(origin, command)
             handler = self._handlers.get(kind)
             if handler is None:
                 raise Refusal(

@@ -1,10 +1,11 @@
-"""Holdings: the buffers and modules that a graph or a list of prepared launches uses and keeps alive."""
+"""Holdings: the buffers, modules and segments that a graph or a list of prepared launches uses and keeps alive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from hearthd.device.flows.segment import Segment
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
@@ -12,7 +13,7 @@ from hearthd.device.streams.ordering import Usage
 
 
 class Uses(NamedTuple):
-    """Buffers and modules of one launch, copy or fill."""
+    """Buffers, modules and segments of one launch, copy or fill."""
 
     written: tuple[Buffer, ...] = ()
     read: tuple[Buffer, ...] = ()
@@ -21,6 +22,8 @@ class Uses(NamedTuple):
     """Buffers whose contents the command depends on."""
     replaced: Buffer | None = None
     """The buffer whose entire contents the command replaces; None if there is none."""
+    segments: tuple[Segment, ...] = ()
+    """Memory that the client shares, and that the command copies from or to."""
 
 
 class Keeper(Protocol):
@@ -47,11 +50,24 @@ class ModuleKeeper(Protocol):
         ...
 
 
+class SegmentKeeper(Protocol):
+    """Keeps segments alive; implemented by `hearthd.device.transfers.segments.Segments`."""
+
+    def hold(self, segment: Segment) -> None:
+        """Keeps the segment mapped until the matching `unhold`, even after the client has released it."""
+        ...
+
+    def unhold(self, segment: Segment) -> None:
+        """Ends one `hold`, behind all work that has been submitted."""
+        ...
+
+
 class Keepers(NamedTuple):
-    """The objects that keep buffers and modules alive."""
+    """The objects that keep buffers, modules and segments alive."""
 
     memory: Keeper
     modules: ModuleKeeper
+    segments: SegmentKeeper
 
 
 class Summary:
@@ -109,7 +125,7 @@ class Holdings:
         return self._summary
 
     def add(self, uses: Uses) -> None:
-        """Appends the uses of the next command of the sequence, and holds its buffers and modules."""
+        """Appends the uses of the next command of the sequence, and holds its objects."""
         self._hold(uses)
         self._uses.append(uses)
         self._summary = None
@@ -117,7 +133,7 @@ class Holdings:
     def replace(self, index: int, uses: Uses) -> None:
         """Replaces the uses at `index`.
 
-        The previous buffers and modules are released when the work that uses them is done.
+        The previous objects are released when the work that uses them is done.
         """
         if uses == self._uses[index]:
             return  # only values have changed, so the summary stays valid
@@ -127,7 +143,7 @@ class Holdings:
         self._release(previous)
 
     def release(self) -> None:
-        """Releases all buffers and modules. A second call has no effect."""
+        """Releases all objects. A second call has no effect."""
         uses, self._uses = self._uses, []
         self._summary = None
         for command_uses in uses:
@@ -138,9 +154,13 @@ class Holdings:
             self._keepers.memory.hold(buffer)
         for module in uses.modules:
             self._keepers.modules.hold(module)
+        for segment in uses.segments:
+            self._keepers.segments.hold(segment)
 
     def _release(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
             self._keepers.memory.unhold(self._session, buffer)
         for module in uses.modules:
             self._keepers.modules.unhold(self._session, module)
+        for segment in uses.segments:
+            self._keepers.segments.unhold(segment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode
+from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, HostCopyNode
 from hearthd.device.backend.resources import Event
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.stretch import Stretch
@@ -27,8 +27,8 @@ class Capturing(Protocol):
         """Number of the stream in the capture, from 0: the stream where the capture began."""
         ...
 
-    def admit(self, origin: Any) -> None:
-        """Admits a command (`hearthd.device.operation.Origin`) on arrival.
+    def admit(self, origin: Any, command: Any) -> None:
+        """Admits a command (`hearthd.device.operation.Origin`, and its `commands_pb2.Command`) on arrival.
 
         Raises Refusal if the command cannot be captured.
         """
@@ -63,6 +63,18 @@ class Capturing(Protocol):
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
         """Records a fill of a range of the buffer."""
+        ...
+
+    def add_host_copy(self, buffer: Buffer, node: HostCopyNode) -> None:
+        """Records a copy between a range of the buffer and memory that the client shares."""
+        ...
+
+    def begin_conditional(self, buffer: Buffer, node: ConditionalNode) -> None:
+        """Records a conditional node whose value is in the buffer. Its body is recorded until `end_conditional`."""
+        ...
+
+    def end_conditional(self) -> None:
+        """Ends the body of the innermost conditional node. Raises Refusal if there is none."""
         ...
 
     def failed(self, failure: StreamFailure) -> None:

@@ -87,7 +87,7 @@ class CopyCommands:
         Raises Refusal(MESSAGE_TOO_LARGE) for a read of more than `max_inline_bytes` into the answer.
         """
         buffer = origin.session.buffers.find(command.buffer)
-        if not origin.answered:
+        if not origin.answered and origin.capture is None:
             raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
         rows = rows_of("read", command, command.size)
         if command.HasField("shared"):

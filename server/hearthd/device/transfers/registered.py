@@ -14,6 +14,7 @@ from functools import partial
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import HostCopyNode
 from hearthd.device.context import DeviceContext
 from hearthd.device.flows.segment import Segment
 from hearthd.device.flows.segment_policy import check_range, step
@@ -100,6 +101,8 @@ class SegmentCopies:
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a write, which is answered when the bytes have been read from the segment."""
         _check_alone("write", bool(command.data), command.transfer)
+        if origin.capture is not None:
+            return self._captured("write", origin, command.shared, buffer, rows)
         try:
             copy = self._new_copy("write", origin, command.shared, buffer, rows)
         except Refusal as refusal:  # raised when the write runs: later commands must not use the old bytes
@@ -111,6 +114,8 @@ class SegmentCopies:
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a read, which is answered when the bytes have been written to the segment."""
         _check_alone("read", False, command.transfer)
+        if origin.capture is not None:
+            return self._captured("read", origin, command.shared, buffer, rows)
         copy = self._new_copy("read", origin, command.shared, buffer, rows)
         operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer,))
         operation.on_failure = partial(self._abandon, copy)
@@ -125,6 +130,40 @@ class SegmentCopies:
         return SegmentCopy(
             origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe
         )
+
+    # ---- captures ----
+
+    def _captured(
+        self, command: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
+    ) -> Operation:
+        """Returns the operation that records a copy in the stream's capture. The graph holds the segment."""
+        segment = self._segments.find(origin.session, shared.segment)
+        check_range(command, segment.ident, segment.size, shared.offset, rows.size)
+        if not segment.pinned:
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"{command}: segment {segment.ident} is not page-locked, so a graph cannot copy from or to it",
+                fix="raise the limit of locked memory (LimitMEMLOCK) of the daemon, or copy outside the capture",
+                details={"segment": segment.ident},
+            )
+        segment.hold()  # until the node is recorded
+
+        def run() -> bool:
+            if command == "write":
+                buffer.check_writable(command)
+            address = locate(buffer, rows, command)
+            width, count = (rows.size, 1) if rows.dense else (rows.width, rows.rows)
+            node = HostCopyNode(command == "write", address, segment, shared.offset, width, count, rows.pitch)
+            capture = origin.capture
+            assert capture is not None
+            capture.add_host_copy(buffer, node)
+            segment.drop()
+            origin.reply()
+            return True
+
+        operation = Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
+        operation.on_failure = lambda _: segment.drop()
+        return operation
 
     # ---- writes and reads ----
 

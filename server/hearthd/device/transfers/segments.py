@@ -139,6 +139,17 @@ class Segments:
         if not over:
             then(refusal)
 
+    # ---- use by graphs (see `hearthd.device.session.holdings.SegmentKeeper`) ----
+
+    def hold(self, segment: Segment) -> None:
+        """Keeps the segment mapped until the matching `unhold`, even after the client has released it."""
+        segment.hold()
+
+    def unhold(self, segment: Segment) -> None:
+        """Ends one `hold`, behind all work that has been submitted."""
+        tracks = self._device.tracks
+        tracks.after_all(tracks.all, segment.drop)
+
     # ---- release ----
 
     def release(self, segment: Segment) -> None:

@@ -49,6 +49,8 @@ FEATURES = (
     "premul_sum",
     "struct_pointers",
     "graph_composition",
+    "graph_memory",
+    "graph_conditionals",
 )
 
 

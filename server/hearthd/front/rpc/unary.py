@@ -73,6 +73,8 @@ CALLS = (
     UnaryCall("Dispatch", "dispatch", "dispatch"),
     UnaryCall("BeginCapture", "begin_capture", "done"),
     UnaryCall("EndCapture", "end_capture", "graph"),
+    UnaryCall("BeginConditional", "begin_conditional", "done"),
+    UnaryCall("EndConditional", "end_conditional", "done"),
     UnaryCall("LaunchGraph", "launch_graph", "done"),
     UnaryCall("UpdateGraph", "update_graph", "done"),
     UnaryCall("DestroyGraph", "destroy_graph", "done"),

@@ -8,7 +8,10 @@ import pytest
 import hearth
 from tests.support.client.fake_daemon import FakeDaemon
 
-KINDS = {"record_event", "wait_event", "begin_capture", "end_capture", "launch_graph", "update_graph"}
+KINDS = {
+    "record_event", "wait_event", "begin_capture", "end_capture", "launch_graph", "update_graph", "begin_conditional",
+    "end_conditional",
+}  # fmt: skip
 
 
 def sent(daemon: FakeDaemon, gpu: hearth.Device) -> list[str]:
@@ -33,6 +36,40 @@ def test_an_older_daemon_captures_one_stream(daemon: FakeDaemon, gpu: hearth.Dev
         node.set_args((x, 1))
     # the first event of each capture is the one that `done` queries
     assert sent(daemon, gpu) == ["record_event", "begin_capture", "end_capture"] * 2
+
+
+def test_an_older_daemon_captures_no_memory_and_no_conditions(daemon: FakeDaemon, gpu: hearth.Device) -> None:
+    condition = gpu.zeros((), np.uint32)
+    with gpu.graph() as graph:
+        with pytest.raises(hearth.LaunchError, match="older version, which allocates no memory") as caught:
+            gpu.empty(3, np.int32)
+        assert "update the daemon" in caught.value.fix
+        with (
+            pytest.raises(hearth.UnsupportedError, match="older version, which has no conditional nodes") as refused,
+            graph.if_(condition),
+        ):
+            pass
+        assert "update the daemon" in refused.value.fix
+    assert sent(daemon, gpu) == ["record_event", "begin_capture", "end_capture"]
+
+
+def test_conditions_are_sent_to_a_daemon_that_captures_them(daemon: FakeDaemon) -> None:
+    """Each body is ended, also by an exception, and before the capture."""
+    daemon.features += ["graph_memory", "graph_conditionals"]
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        with gpu.graph() as graph:
+            condition = gpu.empty(4, np.int32)[3]
+            with graph.while_(condition), graph.if_(condition):
+                pass
+            with pytest.raises(ZeroDivisionError), graph.if_(condition):
+                raise ZeroDivisionError
+        assert sent(daemon, gpu) == [
+            "record_event", "begin_capture", "begin_conditional", "begin_conditional", "end_conditional",
+            "end_conditional", "begin_conditional", "end_conditional", "end_capture",
+        ]  # fmt: skip
+    begun = [each.begin_conditional for each in daemon.commands if each.WhichOneof("kind") == "begin_conditional"]
+    assert [(each.offset, each.loop) for each in begun] == [(12, True), (12, False), (12, False)]
 
 
 def test_events_and_graphs_are_sent_to_a_daemon_that_captures_them(daemon: FakeDaemon) -> None:

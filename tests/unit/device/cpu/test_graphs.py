@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hearthd.device.backend.compiler import Source
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
 from hearthd.device.backend.resources import Function
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
@@ -107,4 +107,58 @@ def test_empty_graph(server: CpuServer, stream: CpuStream) -> None:
     graph = server.create_graph([])
     server.launch_graph(graph, stream)
     finish(server, stream)
+    assert stream.failure is None
+
+
+class Host:
+    """Host memory of a copy."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.address = array.ctypes.data
+
+
+def test_copies_from_and_to_the_host_are_repeated(server: CpuServer, stream: CpuStream) -> None:
+    source, target = np.arange(2 * N, dtype=np.uint32), np.zeros(2 * N, np.uint32)
+    x, y = Memory([0] * N), Memory([0] * N)
+    nodes: list[GraphNode] = [
+        HostCopyNode(True, x.address, Host(source), 8, 4 * N),
+        HostCopyNode(True, y.address, Host(source), 0, 4, rows=4, pitch=16),
+        HostCopyNode(False, x.address, Host(target), 4, 4 * N),
+        HostCopyNode(False, y.address, Host(target), 4 * N + 4, 8, rows=2, pitch=16),
+    ]
+    graph = server.create_graph(nodes)
+    for factor in (1, 3):
+        source[:] = np.arange(2 * N) * factor
+        server.launch_graph(graph, stream)
+        finish(server, stream)
+        np.testing.assert_array_equal(x.array, source[2 : 2 + N])
+        np.testing.assert_array_equal(y.array[::4], source[:4])
+        np.testing.assert_array_equal(target[1 : 1 + N], x.array)
+        np.testing.assert_array_equal(target[N + 1 : N + 5], [y.array[0], 0, y.array[4], 0])
+
+
+def test_conditions_are_evaluated_between_the_nodes(server: CpuServer, mix: Function, stream: CpuStream) -> None:
+    """A loop in a condition; the body of the loop ends it after a number of rounds."""
+    flags, x, y, rounds = Memory([1, 1, 1, 0]), Memory([1] * N), Memory([0] * N), Memory([0] * N)
+    nodes: list[GraphNode] = [
+        ConditionalNode(flags.address, loop=False, body=3),
+        ConditionalNode(flags.address + 4, loop=True, body=2),
+        kernel(mix, x, y, 1),
+        CopyNode(flags.address + 4, flags.address + 8, 8),  # the second round is the last one
+        kernel(mix, x, rounds, 1),
+    ]
+    graph = server.create_graph(nodes)
+    server.launch_graph(graph, stream)
+    finish(server, stream)
+    assert (y.array == 2).all() and (rounds.array == 1).all()
+    assert flags.array.tolist() == [1, 0, 0, 0]
+    server.launch_graph(graph, stream)
+    flags.array[0] = 1
+    finish(server, stream)
+    assert (y.array == 2).all() and (rounds.array == 2).all()
+    server.update_graph(graph, 4, kernel(mix, x, rounds, 0))
+    flags.array[:] = 0
+    server.launch_graph(graph, stream)
+    finish(server, stream)
+    assert (y.array == 2).all() and (rounds.array == 1).all()
     assert stream.failure is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.graphs.capture_policy import EXECUTED, REASONS, RECORDED, TRANSITIONS, CaptureOrder
+from hearthd.device.graphs.capture_policy import EXECUTED, REASONS, RECORDED, SHARED, TRANSITIONS, CaptureOrder
 
 KINDS = tuple(field.name for field in commands_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields)
 
@@ -80,6 +80,17 @@ def test_abort_recovers(program: list[tuple[str, int, str]], graph: int) -> None
     assert order.abort() == 0 and not order.recording
     order.begin(graph)
     assert order.graph == graph
+
+
+@pytest.mark.parametrize("kind", sorted(SHARED))
+def test_copies_of_shared_memory_are_recorded_and_others_refused_with_the_fix(kind: str) -> None:
+    order = CaptureOrder(7)
+    assert order.records(kind, shared=True) is False
+    order.begin(3)
+    assert order.records(kind, shared=True) is True
+    with pytest.raises(Refusal, match=kind) as caught:
+        order.records(kind)
+    assert "hearth.empty_pinned" in caught.value.fix
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,7 +70,7 @@ class Fake(LaunchProgram):
 
     def __init__(self, price: int, buffers: list[Buffer]) -> None:
         keeper = SimpleNamespace(hold=lambda _: None, unhold=lambda *_: None)
-        super().__init__(1, Holdings(cast(DeviceSession, None), cast(Keepers, Keepers(keeper, keeper))))
+        super().__init__(1, Holdings(cast(DeviceSession, None), cast(Keepers, Keepers(keeper, keeper, keeper))))
         self.price = price
         self.holdings.add(Uses(written=tuple(buffers)))
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.device.flows.segment import Segment
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Summary, Uses
 from hearthd.device.session.module import ModuleEntry
@@ -22,13 +23,16 @@ class Keeper:
     def hold(self, thing: Any) -> None:
         self.held[thing] += 1
 
-    def unhold(self, session: DeviceSession, thing: Any) -> None:
+    def unhold(self, *session_and_thing: Any) -> None:
+        thing = session_and_thing[-1]
         assert self.held[thing], "let go of what is not held"
         self.held[thing] -= 1
 
 
 BUFFERS = [Buffer(handle, 8) for handle in range(4)]
 MODULES = [ModuleEntry(handle) for handle in range(2)]
+SESSION: Any = object()
+SEGMENTS = [Segment(number, 4096, SESSION, lambda _: None) for number in range(2)]
 
 
 @st.composite
@@ -41,14 +45,16 @@ def uses(draw: st.DrawFn) -> Uses:
     whole = bool(written) and draw(st.booleans())
     needed = read if whole else (*written, *read)
     modules = tuple(draw(st.sets(st.sampled_from(MODULES), max_size=2)))
-    return Uses(written, read, modules, needed, written[0] if whole else None)
+    segments = tuple(draw(st.sets(st.sampled_from(SEGMENTS), max_size=2)))
+    return Uses(written, read, modules, needed, written[0] if whole else None, segments)
 
 
 @given(st.lists(uses(), max_size=6), st.lists(st.tuples(st.integers(0, 5), uses()), max_size=6))
 def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
-    memory, modules = Keeper(), Keeper()
+    memory, modules, segments = Keeper(), Keeper(), Keeper()
     stream: Any = object()
-    holdings = Holdings(DeviceSession(1, {}, lambda priority: PooledStream(0, stream, 0)), Keepers(memory, modules))
+    session = DeviceSession(1, {}, lambda priority: PooledStream(0, stream, 0))
+    holdings = Holdings(session, Keepers(memory, modules, segments))
     now = list(first)
     for each in first:
         holdings.add(each)
@@ -58,12 +64,13 @@ def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[i
             now[index] = each
     assert +memory.held == Counter(buffer for each in now for buffer in (*each.written, *each.read))
     assert +modules.held == Counter(module for each in now for module in each.modules)
+    assert +segments.held == Counter(segment for each in now for segment in each.segments)
     summary, afresh = holdings.summary, Summary(now)
     for name in ("needed", "prints", "read", "reads", "renewed", "writes", "written"):
         assert getattr(summary, name) == getattr(afresh, name)
     holdings.release()
     holdings.release()
-    assert not +memory.held and not +modules.held
+    assert not +memory.held and not +modules.held and not +segments.held
     assert holdings.summary.written == ()
 
 

@@ -79,6 +79,9 @@ inline void __nanosleep(unsigned nanoseconds) {
     nanosleep(&pause, nullptr);
 }
 [[noreturn]] inline void __trap() { hearth::trap("__trap()"); }
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned int value) {
+    *reinterpret_cast<volatile unsigned int *>(handle) = value;
+}
 inline void __brkpt() { hearth::trap("__brkpt()"); }
 [[noreturn]] inline void __nv_unreachable() { __builtin_unreachable(); }
 #define __builtin_assume(condition) ((condition) ? void(0) : __builtin_unreachable())

@@ -40,6 +40,7 @@ typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUfunc_st *cudaFunction_t;
 typedef struct CUmemPoolHandle_st *cudaMemPool_t;
+typedef unsigned long long cudaGraphConditionalHandle;  // the address of the value of the condition
 
 struct cudaExtent {
     size_t width, height, depth;  // the width of an array in elements, of linear memory in bytes
