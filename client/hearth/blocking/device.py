@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hearth.blocking.node import Node
     from hearth.blocking.profile import Profile, Trace
     from hearth.kernels.bindings import Array
+    from hearth.kernels.launch_attributes import LaunchAttributes
     from hearth.types import MemoryUsage
 
 
@@ -344,6 +345,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
@@ -365,6 +367,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
                 done.
+            attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
         Returns:
@@ -380,7 +383,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
             raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
         argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream)
+        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, attributes=attributes)
         job = dispatches.job_of(self, function, grid, block, argument_lists, out, options)
         job.run()
         return [output.host for output in job.outputs]
@@ -402,6 +405,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> PendingDispatch:
         """Sends a dispatch, like `dispatch`, without waiting for it.
@@ -424,6 +428,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
                 default inputs may be changed as soon as this call returns.
+            attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
         Returns:
@@ -440,7 +445,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         from hearth.blocking.dispatch import PendingDispatch
 
         argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy)
+        options = dispatches.DispatchOptions(
+            shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes
+        )
         return PendingDispatch(dispatches.job_of(self, function, grid, block, argument_lists, out, options))
 
     # ---- contents ----

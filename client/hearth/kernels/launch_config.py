@@ -8,7 +8,8 @@ from typing import Any
 from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
 from hearth.session.memory import DeviceOperand
-from hearth_proto.launches import Extension, LaunchFlag
+from hearth_proto import launches
+from hearth_proto.launches import LaunchFlag
 
 MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED), "validate": int(LaunchFlag.VALIDATE)}
 FIT = "fit"
@@ -30,6 +31,7 @@ def head(
     cluster: Any,
     iterations: int,
     converts_integers: bool = True,
+    attributes: launches.Attributes | None = None,
 ) -> tuple[bytes, arguments.Signature]:
     """Packs the part of a record that does not change from launch to launch.
 
@@ -46,6 +48,7 @@ def head(
         cluster: Blocks of a cluster along each axis; None: no clusters.
         iterations: Number of launches in a row.
         converts_integers: The daemon converts integers to the types of the kernel's parameters.
+        attributes: Further attributes of the launch; None: none.
 
     Returns:
         The head, and the signature that packs the arguments.
@@ -71,7 +74,7 @@ def head(
                 fix=f"use True, False or {FIT!r}.",
             )
         flags |= LaunchFlag.FIT
-    extension = _extension(grid, cluster, iterations)
+    extension = _extension(grid, cluster, iterations, attributes)
     dims = (0, 0, 0) if isinstance(grid, DeviceOperand) else arguments.dimensions("grid", grid)
     signature = arguments.signature(args)
     packed = signature.head(
@@ -124,19 +127,21 @@ def nanoseconds(timeout: float | None) -> int:
     return 0 if timeout is None else max(1, int(timeout * 1e9))
 
 
-def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
+def _extension(
+    grid: Any, cluster: Any, iterations: int, attributes: launches.Attributes | None
+) -> launches.Extension | None:
     """Packs the fields that few launches have; returns None for a launch without any of them.
 
-    They are the cluster, the iterations and a grid in device memory.
+    They are the cluster, the iterations, a grid in device memory, and attributes.
     """
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, DeviceOperand):
         _check_grid(grid)
-        return Extension(blocks, iterations, grid._memory.handle, grid._offset)
-    if iterations == 1 and cluster is None:
+        return launches.Extension(blocks, iterations, grid._memory.handle, grid._offset, attributes)
+    if iterations == 1 and cluster is None and attributes is None:
         return None
-    return Extension(blocks, iterations)
+    return launches.Extension(blocks, iterations, attributes=attributes)
 
 
 def _check_grid(grid: DeviceOperand) -> None:

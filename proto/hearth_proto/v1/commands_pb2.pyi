@@ -28,6 +28,17 @@ class LaunchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LAUNCH_MODE_VALIDATE: _ClassVar[LaunchMode]
     LAUNCH_MODE_UNCHECKED: _ClassVar[LaunchMode]
 
+class AccessProperty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCESS_PROPERTY_NORMAL: _ClassVar[AccessProperty]
+    ACCESS_PROPERTY_STREAMING: _ClassVar[AccessProperty]
+    ACCESS_PROPERTY_PERSISTING: _ClassVar[AccessProperty]
+
+class MemSyncDomain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEM_SYNC_DOMAIN_DEFAULT: _ClassVar[MemSyncDomain]
+    MEM_SYNC_DOMAIN_REMOTE: _ClassVar[MemSyncDomain]
+
 class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REDUCE_OP_UNSPECIFIED: _ClassVar[ReduceOp]
@@ -63,6 +74,11 @@ CODE_KIND_FATBIN: CodeKind
 LAUNCH_MODE_CHECKED: LaunchMode
 LAUNCH_MODE_VALIDATE: LaunchMode
 LAUNCH_MODE_UNCHECKED: LaunchMode
+ACCESS_PROPERTY_NORMAL: AccessProperty
+ACCESS_PROPERTY_STREAMING: AccessProperty
+ACCESS_PROPERTY_PERSISTING: AccessProperty
+MEM_SYNC_DOMAIN_DEFAULT: MemSyncDomain
+MEM_SYNC_DOMAIN_REMOTE: MemSyncDomain
 REDUCE_OP_UNSPECIFIED: ReduceOp
 REDUCE_OP_SUM: ReduceOp
 REDUCE_OP_MEAN: ReduceOp
@@ -511,8 +527,36 @@ class Argument(_message.Message):
     structure: Argument.Structure
     def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ..., structure: _Optional[_Union[Argument.Structure, _Mapping]] = ...) -> None: ...
 
+class LaunchAttributes(_message.Message):
+    __slots__ = ("programmatic_stream_serialization", "priority", "access_policy_window", "mem_sync_domain")
+    PROGRAMMATIC_STREAM_SERIALIZATION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_POLICY_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    MEM_SYNC_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    programmatic_stream_serialization: bool
+    priority: int
+    access_policy_window: AccessPolicyWindow
+    mem_sync_domain: MemSyncDomain
+    def __init__(self, programmatic_stream_serialization: bool = ..., priority: _Optional[int] = ..., access_policy_window: _Optional[_Union[AccessPolicyWindow, _Mapping]] = ..., mem_sync_domain: _Optional[_Union[MemSyncDomain, str]] = ...) -> None: ...
+
+class AccessPolicyWindow(_message.Message):
+    __slots__ = ("buffer", "offset", "size", "hit_ratio", "hit", "miss")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    MISS_FIELD_NUMBER: _ClassVar[int]
+    buffer: int
+    offset: int
+    size: int
+    hit_ratio: float
+    hit: AccessProperty
+    miss: AccessProperty
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., hit_ratio: _Optional[float] = ..., hit: _Optional[_Union[AccessProperty, str]] = ..., miss: _Optional[_Union[AccessProperty, str]] = ...) -> None: ...
+
 class Launch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit")
+    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit", "attributes")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -525,6 +569,7 @@ class Launch(_message.Message):
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_GRID_FIELD_NUMBER: _ClassVar[int]
     FIT_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -537,7 +582,8 @@ class Launch(_message.Message):
     iterations: int
     dynamic_grid: Argument.Pointer
     fit: bool
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., fit: bool = ...) -> None: ...
+    attributes: LaunchAttributes
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., fit: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
 
 class Occupancy(_message.Message):
     __slots__ = ("function", "block", "shared_mem", "cluster")
@@ -619,7 +665,7 @@ class DestroyTensorMap(_message.Message):
     def __init__(self, tensor_map: _Optional[int] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed")
+    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -628,6 +674,7 @@ class Dispatch(_message.Message):
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -636,7 +683,8 @@ class Dispatch(_message.Message):
     iterations: int
     timeout_ns: int
     timed: bool
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ...) -> None: ...
+    attributes: LaunchAttributes
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
 
 class Binding(_message.Message):
     __slots__ = ("role", "value", "size", "data", "upload", "range_offset", "range_size", "download")

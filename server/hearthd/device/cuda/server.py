@@ -11,6 +11,7 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.backend import launch_attributes
 from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.copies import CudaCopies
@@ -32,6 +33,8 @@ _OLDEST_DRIVER = 12040
 cuModuleEnumerateFunctions, which launch checks need."""
 
 MEMORY_ALIGNMENT = 256
+_MAX_PERSISTING_L2 = 108  # cudaDevAttrMaxPersistingL2CacheSize
+_MAX_ACCESS_POLICY_WINDOW = 109  # cudaDevAttrMaxAccessPolicyWindowSize
 """Alignment in bytes of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory
 Accesses")."""
 
@@ -203,6 +206,7 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
         features.append("cooperative_launch")
     if major >= 9:
         features.append("clusters")
+    features += launch_attributes.features(major)
     features += tensor_map_features(major)
     return node_pb2.DeviceProperties(
         name=props["name"].decode(errors="replace"),
@@ -227,6 +231,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
         runtime_version=_version(runtime.runtimeGetVersion()),
         features=features,
         memory_alignment=MEMORY_ALIGNMENT,
+        access_policy_max_window_size=runtime.deviceGetAttribute(_MAX_ACCESS_POLICY_WINDOW, index),
+        persisting_l2_cache_max_size=runtime.deviceGetAttribute(_MAX_PERSISTING_L2, index),
     )
 
 
