@@ -405,7 +405,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     def RawModule(
         self,
-        code: str | bytes | None = None,
+        code: str | bytes | Sequence[str | bytes] | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         options: Iterable[str] = (),
@@ -417,10 +417,12 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
         Args:
-            code: Source text or binary; exclusive with `path`.
+            code: Source text or binary; exclusive with `path`. A list of several, in which each is source, PTX, CUBIN,
+                fatbin, LTO-IR, an object or an archive, is linked to one module: device functions and variables that
+                one input defines may be declared ``extern`` in the others.
             path: Local file with the code.
-            options: Options of the compiler, e.g. ``("-DN=4",)``.
-            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
+            options: Options of the compiler, e.g. ``("-DN=4",)``, for every source. ``-dlto`` optimizes at link time.
+            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``, in the first source.
             headers: Texts of headers, by their names in the source's ``#include``.
             enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
             **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which

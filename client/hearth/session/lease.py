@@ -38,6 +38,8 @@ _GRAPH_COMPOSITION = "graph_composition"
 """Feature of a daemon that captures events and launches of graphs."""
 _LAUNCH_ATTRIBUTES = "launch_attributes"
 """Feature of a daemon that takes attributes of launches."""
+_LINKING = "linking"
+"""Feature of a daemon that links modules."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -65,6 +67,7 @@ class NodeSession:
             struct_pointers=_STRUCT_POINTERS in opened.features,
             composes_graphs=_GRAPH_COMPOSITION in opened.features,
             launch_attributes=_LAUNCH_ATTRIBUTES in opened.features,
+            links=_LINKING in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

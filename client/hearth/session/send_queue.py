@@ -43,6 +43,8 @@ class Limits(NamedTuple):
     """True if the daemon captures events and launches of graphs: a graph may consist of several streams and graphs."""
     launch_attributes: bool = False
     """True if the daemon takes attributes of launches."""
+    links: bool = False
+    """True if the daemon links modules of several inputs."""
 
 
 class _Counted(NamedTuple):

@@ -21,6 +21,8 @@ class CodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODE_KIND_PTX: _ClassVar[CodeKind]
     CODE_KIND_CUBIN: _ClassVar[CodeKind]
     CODE_KIND_FATBIN: _ClassVar[CodeKind]
+    CODE_KIND_LTO_IR: _ClassVar[CodeKind]
+    CODE_KIND_LIBRARY: _ClassVar[CodeKind]
 
 class LaunchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +73,8 @@ CODE_KIND_CUDA_CPP: CodeKind
 CODE_KIND_PTX: CodeKind
 CODE_KIND_CUBIN: CodeKind
 CODE_KIND_FATBIN: CodeKind
+CODE_KIND_LTO_IR: CodeKind
+CODE_KIND_LIBRARY: CodeKind
 LAUNCH_MODE_CHECKED: LaunchMode
 LAUNCH_MODE_VALIDATE: LaunchMode
 LAUNCH_MODE_UNCHECKED: LaunchMode
@@ -406,7 +410,7 @@ class DestroyEvent(_message.Message):
     def __init__(self, event: _Optional[int] = ...) -> None: ...
 
 class LoadModule(_message.Message):
-    __slots__ = ("module", "kind", "code", "options", "name_expressions", "headers")
+    __slots__ = ("module", "kind", "code", "options", "name_expressions", "headers", "inputs")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -414,19 +418,28 @@ class LoadModule(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class Input(_message.Message):
+        __slots__ = ("kind", "code")
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        kind: CodeKind
+        code: bytes
+        def __init__(self, kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ...) -> None: ...
     MODULE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NAME_EXPRESSIONS_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     module: int
     kind: CodeKind
     code: bytes
     options: _containers.RepeatedScalarFieldContainer[str]
     name_expressions: _containers.RepeatedScalarFieldContainer[str]
     headers: _containers.ScalarMap[str, str]
-    def __init__(self, module: _Optional[int] = ..., kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ..., options: _Optional[_Iterable[str]] = ..., name_expressions: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[LoadModule.Input]
+    def __init__(self, module: _Optional[int] = ..., kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ..., options: _Optional[_Iterable[str]] = ..., name_expressions: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., inputs: _Optional[_Iterable[_Union[LoadModule.Input, _Mapping]]] = ...) -> None: ...
 
 class UnloadModule(_message.Message):
     __slots__ = ("module",)

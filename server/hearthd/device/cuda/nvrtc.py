@@ -68,8 +68,10 @@ class NvrtcCompiler:
         includes = [f"-I{folder}" for folder in self.folders]
         return "\n".join((f"nvrtc {version}{missing}", name, *_DEFAULTS, *includes)).encode()
 
-    def compile(self, source: Source) -> Image:
+    def compile(self, source: Source, relocatable: bool = False) -> Image:
         """Compiles to CUBIN, or to PTX if NVRTC does not know the device's architecture. May block for seconds.
+
+        `relocatable`: compiles to code that can be linked, which is LTO-IR if the source's options say so.
 
         Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(NO_COMPILER), and the refusals of `parse_options`.
         """
@@ -90,6 +92,8 @@ class NvrtcCompiler:
         own = own_headers(source)
         options = (f"--gpu-architecture={name}", *defaults, *parsed.for_nvrtc(), *includes)
         options += tuple(f"--pre-include={name}" for name, _ in own)
+        if relocatable and not parsed.has("relocatable-device-code"):
+            options += ("--relocatable-device-code=true",)
         headers = [text.encode() for _, text in (*source.headers, *own)]
         names = [name.encode() for name, _ in (*source.headers, *own)]
         try:
@@ -99,13 +103,14 @@ class NvrtcCompiler:
         except NvrtcError as error:
             raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:
-            image = self._compile(program, source, options, version)
+            lto = relocatable and parsed.optimized_by_linker
+            image = self._compile(program, source, options, version, lto)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         notes = parsed.without_effect(on_gpu=True)
         return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
 
-    def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str) -> Image:
+    def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str, lto: bool) -> Image:
         try:
             for expression in source.name_expressions:
                 _call(nvrtc.nvrtcAddNameExpression, program, expression.encode())
@@ -120,6 +125,8 @@ class NvrtcCompiler:
             except NvrtcError as error:
                 problem = f"the name expression {expression!r} names no kernel or variable ({error})"
                 raise _compile_failed(problem, log) from error
+        if lto:
+            return Image(_read(program, nvrtc.nvrtcGetLTOIRSize, nvrtc.nvrtcGetLTOIR), lowered, log)
         _, _, cubin, _ = self._library
         ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx

@@ -50,6 +50,7 @@ FEATURES = (
     "struct_pointers",
     "graph_composition",
     "launch_attributes",
+    "linking",
 )
 
 
