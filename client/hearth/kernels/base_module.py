@@ -28,6 +28,7 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
 
 _ELF = b"\x7fELF"
@@ -84,7 +85,7 @@ class BaseModule(CupyNames, Generic[F, G]):
             code = Path(path).read_bytes()
         assert code is not None
         codes: Sequence[Any] = code if isinstance(code, list | tuple) else (code,)
-        inputs = _inputs(codes, self._connection.limits.links)
+        inputs = _inputs(codes, self._connection)
         self._source = "\n".join(
             text
             for text, (kind, _) in zip(codes, inputs, strict=True)
@@ -228,12 +229,12 @@ def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
             log_stream.write("".join(log))
 
 
-def _inputs(codes: Sequence[Any], links: bool) -> list[tuple[int, bytes]]:
+def _inputs(codes: Sequence[Any], connection: Connection) -> list[tuple[int, bytes]]:
     """Returns the kind and the bytes of each input of a module.
 
     Args:
         codes: The code, or the inputs that are linked.
-        links: True if the daemon links modules.
+        connection: The connection to the device.
 
     Raises:
         DtypeError: An input is neither str nor bytes, or cannot be encoded.
@@ -242,7 +243,7 @@ def _inputs(codes: Sequence[Any], links: bool) -> list[tuple[int, bytes]]:
     """
     if not codes:
         raise ArgumentError("code is an empty list.", reason="INVALID_ARGUMENT", fix="pass at least one input.")
-    if len(codes) > 1 and not links:
+    if len(codes) > 1 and not connection.limits.links:
         raise UnsupportedError(
             f"the daemon does not link modules; code has {len(codes)} inputs.",
             reason="UNSUPPORTED",

@@ -223,7 +223,7 @@ class CompileWorkers:
             if worker.cancelled:
                 raise _cancelled() from None
             raise
-        # nvJitLink may crash in a process in which it has optimized code before
+        # A link with duplicate symbols, which not every format shows, leaves nvJitLink's process in a bad state.
         if head["job"] == "link" or self._is_worn_out(worker, answer[0]):
             worker.kill()
             worker.end()

@@ -1,7 +1,7 @@
 """Symbols that the inputs of a link define: a symbol must be defined once.
 
-nvJitLink takes the first of several definitions without a message, other than `nvcc`, which refuses them. Covers CUBIN
-and PTX. Does not cover fatbins and archives. The linker itself checks code for link-time optimization. Pure.
+nvJitLink takes one of several definitions without a message, or crashes, where `nvcc` refuses them. Covers CUBIN and
+PTX. Does not cover fatbins and archives. The linker itself checks code for link-time optimization. Pure.
 """
 
 from __future__ import annotations
