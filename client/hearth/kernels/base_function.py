@@ -20,7 +20,6 @@ from hearth.codec import encode
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
-from hearth.kernels.fit_warning import FitWarnings
 from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
@@ -113,7 +112,7 @@ class BaseFunction(CupyNames):
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._pointers: PointerTypes | None = None
-        self._fits: FitWarnings | None = None
+        self._fits: launch_config.FitWarnings | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -335,7 +334,7 @@ class BaseFunction(CupyNames):
         if cooperative != launch_config.FIT or cluster is not None or isinstance(grid, DeviceOperand):
             return
         if self._fits is None:
-            self._fits = FitWarnings(self)
+            self._fits = launch_config.FitWarnings(self)
         self._fits.check(grid, block, shared_mem)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:

@@ -19,8 +19,7 @@ from hearthd.device.backend.compiler import Assembly, Image, Link, Source
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
-from hearthd.device.cuda.assembler import PtxAssembler
-from hearthd.device.cuda.linker import Linker, is_ptx
+from hearthd.device.cuda.assembler import Linker, PtxAssembler, is_ptx
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
 
 

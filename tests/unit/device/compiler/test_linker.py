@@ -19,8 +19,8 @@ from hearthd.device.compiler.pool import CompileWorkers
 if importlib.util.find_spec("cuda") is None:
     pytest.skip("the package cuda-bindings is not installed (extras cuda12, cuda13)", allow_module_level=True)
 
+from hearthd.device.cuda.assembler import Linker
 from hearthd.device.cuda.compiler import CudaCompiler
-from hearthd.device.cuda.linker import Linker
 
 HOPPER = (9, 0)
 KERNEL = """
