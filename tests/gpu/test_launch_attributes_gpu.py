@@ -20,6 +20,7 @@ from hearthd.device.backend.graph_nodes import (
     LaunchAttributes,
     NodeOrder,
 )
+from hearthd.shared.device_spec import DeviceSpec
 from tests.support.gpu.server_calls import finish, get
 
 if TYPE_CHECKING:
@@ -138,6 +139,22 @@ def test_properties(bench: Bench) -> None:
     assert ("memory_sync_domains" in properties.features) == (major >= 9)
     assert (properties.access_policy_max_window_size > 0) == (major >= 8)
     assert properties.persisting_l2_cache_max_size <= properties.l2_cache_bytes
+
+
+def test_a_part_of_the_cache_is_set_aside(bench: Bench) -> None:
+    needs(bench, "access_policy_window")
+    from hearthd.device.cuda.server import CudaServer
+
+    largest = bench.server.properties.persisting_l2_cache_max_size
+    try:
+        for asked, least in ((1 << 20, 1 << 20), (1 << 40, largest)):
+            other = CudaServer(DeviceSpec(0, "cuda", 0, persisting_l2=asked))
+            assert least <= other.properties.persisting_l2_cache_size <= largest
+            other.close()
+    finally:
+        from cupy_backends.cuda.api import runtime
+
+        runtime.deviceSetLimit(6, 0)
 
 
 @pytest.mark.parametrize(("given", "stored"), [(-1, -1), (-1000, None), (1000, 0), (0, 0)])

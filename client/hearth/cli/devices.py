@@ -23,6 +23,7 @@ _BYTES = frozenset(
         "memory_alignment",
         "access_policy_max_window_size",
         "persisting_l2_cache_max_size",
+        "persisting_l2_cache_size",
     }
 )
 
