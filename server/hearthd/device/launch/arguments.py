@@ -20,6 +20,8 @@ SCALARS = {
     "boolean": "<?",
 }
 
+_MAX_ENUMERATOR = 0xFFFF
+
 
 def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
     """Returns a grid, block or cluster; y and z are 1 if they are not set, x is not defaulted."""
@@ -27,10 +29,22 @@ def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
 
 
 def attributes_of(message: commands_pb2.LaunchAttributes) -> Attributes:
-    """Returns the attributes of a launch for its record. Values are checked with the record."""
+    """Returns the attributes of a launch for its record. Values are checked with the record.
+
+    Raises Refusal(INVALID_ARGUMENT) for enumerators that a record cannot contain.
+    """
     window = None
+    given = message.access_policy_window
+    for name, value in (("mem_sync_domain", message.mem_sync_domain), ("hit", given.hit), ("miss", given.miss)):
+        if not 0 <= value <= _MAX_ENUMERATOR:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the launch attribute {name} is {value}, which is unknown",
+                fix="see LaunchAttributes in hearth_proto/v1/commands.proto",
+                details={"attribute": name, "value": value},
+                fields=["attributes"],
+            )
     if message.HasField("access_policy_window"):
-        given = message.access_policy_window
         window = AccessWindow(given.buffer, given.offset, given.size, given.hit_ratio, given.hit, given.miss)
     priority = message.priority if message.HasField("priority") else None
     return Attributes(message.programmatic_stream_serialization, priority, message.mem_sync_domain, window)

@@ -26,6 +26,7 @@ from hearthd.device.platform.tally import launch_weight
 
 Q = struct.Struct("<Q")
 _INTEGER = struct.Struct("<q")
+_INT32 = range(-(2**31), 2**31)
 
 KEY_OFFSET = 24
 """Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
@@ -196,7 +197,8 @@ def with_priority(record: Record, added: int) -> Record:
     extension = record.extension
     if extension is None or extension.attributes is None or extension.attributes.priority is None:
         return record
-    attributes = extension.attributes._replace(priority=extension.attributes.priority + added)
+    priority = max(_INT32.start, min(extension.attributes.priority + added, _INT32.stop - 1))
+    attributes = extension.attributes._replace(priority=priority)
     return record._replace(extension=extension._replace(attributes=attributes))
 
 

@@ -96,6 +96,23 @@ def test_of_a_dispatch(rig: Rig[Recording]) -> None:
     assert from_status(rig.call(dispatch=dispatch).error).reason is Reason.INVALID_HANDLE
 
 
+def test_values_at_and_beyond_the_limits(rig: Rig[Recording]) -> None:
+    for priority, given in ((2**31 - 1, 2**31 - 1), (-(2**31), TENANT_PRIORITY - 2**31)):
+        assert not rig.call(launch=launch(attributes=c.LaunchAttributes(priority=priority))).HasField("error")
+        (_, found) = rig.server.launches[-1]
+        assert found is not None and found.priority == given
+    grid = c.Argument.Pointer(buffer=1)
+    assert not rig.call(
+        launch=c.Launch(
+            function=1, block=ONE, arguments=[c.Argument(pointer=grid)], dynamic_grid=grid,
+            attributes=c.LaunchAttributes(priority=2**31 - 1),
+        )
+    ).HasField("error")  # fmt: skip
+    for wrong in ({"mem_sync_domain": 7}, {"mem_sync_domain": -1}, {"mem_sync_domain": 2**20}):
+        refusal = from_status(rig.call(launch=launch(attributes=c.LaunchAttributes(**wrong))).error)  # type: ignore[arg-type]
+        assert refusal.reason in (Reason.LAUNCH_INVALID, Reason.INVALID_ARGUMENT) and refusal.fix
+
+
 @pytest.mark.parametrize(
     ("window", "reason", "words"),
     [
