@@ -90,10 +90,23 @@ class NvrtcCompiler:
         defaults = () if parsed.has("std") else _DEFAULTS
         includes = (f"-I{folder}" for folder in self.folders)
         own = own_headers(source)
-        options = (f"--gpu-architecture={name}", *defaults, *parsed.for_nvrtc(), *includes)
-        options += tuple(f"--pre-include={name}" for name, _ in own)
+        options = (*defaults, *parsed.for_nvrtc(), *includes, *(f"--pre-include={header}" for header, _ in own))
         if relocatable and not parsed.has("relocatable-device-code"):
             options += ("--relocatable-device-code=true",)
+        lto = relocatable and parsed.optimized_by_linker
+        image = self._run(source, own, (f"--gpu-architecture={name}", *options), version, lto)
+        if lto:  # LTO-IR does not have the kinds of parameters; PTX does, and is made faster than CUBIN
+            ptx_options = [option for option in options if option != "--dlink-time-opt"]
+            architecture_option = f"--gpu-architecture={name.replace('sm_', 'compute_')}"
+            described = self._run(source, own, (architecture_option, *ptx_options), version, False)
+            image = dataclasses.replace(image, kinds=described.kinds)
+        notes = parsed.without_effect(on_gpu=True)
+        return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
+
+    def _run(
+        self, source: Source, own: Sequence[tuple[str, str]], options: tuple[str, ...], version: str, lto: bool
+    ) -> Image:
+        """Compiles the source, with `own` headers of the compiler, to CUBIN or PTX, or to LTO-IR."""
         headers = [text.encode() for _, text in (*source.headers, *own)]
         names = [name.encode() for name, _ in (*source.headers, *own)]
         try:
@@ -103,12 +116,9 @@ class NvrtcCompiler:
         except NvrtcError as error:
             raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:
-            lto = relocatable and parsed.optimized_by_linker
-            image = self._compile(program, source, options, version, lto)
+            return self._compile(program, source, options, version, lto)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
-        notes = parsed.without_effect(on_gpu=True)
-        return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
 
     def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str, lto: bool) -> Image:
         try:
