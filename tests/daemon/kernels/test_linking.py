@@ -103,6 +103,13 @@ def test_the_cpu_backend_refuses_several_inputs_by_name(gpu: hearth.Device) -> N
     assert x.get().item() == 11
 
 
+def test_code_that_is_linked_alone_by_its_options(gpu: hearth.Device) -> None:
+    if gpu.properties.backend != "cpu":
+        pytest.skip("tested with the linker")
+    with pytest.raises(hearth.UnsupportedError, match="PTX for sm_80"):
+        gpu.RawModule(code=b".version 8.0\n.target sm_80\n", options=("-rdc=true",)).compile()
+
+
 def test_in_asyncio(daemon: DaemonProcess) -> None:
     async def run() -> None:
         async with hearth.aio.connect(daemon.unix) as node:

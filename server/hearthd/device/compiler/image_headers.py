@@ -196,7 +196,7 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
     if cubin.relocatable:
         raise _invalid(
             "It is relocatable device code, which has yet to be linked.",
-            fix="send it as an input of a linked module, code=[cubin, ...], or compile without -rdc",
+            fix='link it here, code=[cubin, ...] or options=("-rdc=true",), or compile without -rdc',
         )
     if cubin.architecture is not None and not runs(cubin.architecture, capability):
         raise _other_device(f"It is a CUBIN for sm_{cubin.architecture}", capability)

@@ -1,7 +1,8 @@
 """Symbols that the inputs of a link define: a symbol must be defined once.
 
 nvJitLink takes one of several definitions without a message, or crashes, where `nvcc` refuses them. Covers CUBIN and
-PTX. Does not cover fatbins and archives. The linker itself checks code for link-time optimization. Pure.
+PTX. Does not cover fatbins, archives and objects of the host. The linker itself checks code for link-time optimization.
+Pure.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def defined(code: bytes) -> Iterator[str]:
     Raises Refusal(MODULE_INVALID) for a damaged CUBIN.
     """
     if code.startswith(image_headers.ELF_MAGIC):
+        if int.from_bytes(code[18:20], "little") != image_headers.EM_CUDA:
+            return  # an object of the host
         image_headers.read_cubin(code)  # checks that all sections are inside the file
         yield from _of_cubin(code)
     elif code.lstrip()[:2] == b"//" or code.lstrip().startswith(b".version"):

@@ -364,6 +364,5 @@ def _job(command: commands_pb2.LoadModule) -> Job:
                 fix="send the source as UTF-8 text",
                 fields=["code"],
             ) from error
-    (kind, _), job = inputs[0], jobs[0]
-    linked = kind in LINKED_KINDS or (isinstance(job, Source) and needs_linking(options))
-    return Link(tuple(jobs), options) if len(jobs) > 1 or linked else job
+    linked = len(jobs) > 1 or command.kind in LINKED_KINDS or needs_linking(options)
+    return Link(tuple(jobs), options) if linked else jobs[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +110,24 @@ def test_inputs_of_every_format(pool: CompileWorkers, compiler: CudaCompiler) ->
 }
 """
     assert b".text.f" in pool.run(link(KERNEL, text)).code
+
+
+def test_files_of_nvcc(pool: CompileWorkers, tmp_path: Path) -> None:
+    """An object of the host with device code, an archive of it, and a fatbin."""
+    nvcc, ar = shutil.which("nvcc"), shutil.which("ar")
+    if nvcc is None or ar is None:
+        pytest.skip("nvcc or ar is not installed")
+    (tmp_path / "library.cu").write_text(LIBRARY)
+    (tmp_path / "shared.h").write_text(HEADERS[0][1])
+    for output, options in (("library.o", ["-c"]), ("library.fatbin", ["-fatbin"]), ("lto.o", ["-c", "-dlto"])):
+        command = [nvcc, "-arch=sm_90", "-rdc=true", *options, "library.cu", "-o", output]
+        if subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode:
+            pytest.skip("nvcc cannot compile here")
+    subprocess.run([ar, "rcs", "library.a", "library.o"], cwd=tmp_path, check=True)
+    for name in ("library.o", "library.a", "library.fatbin", "lto.o"):
+        options = LTO if name == "lto.o" else ()
+        image = pool.run(link(KERNEL, (tmp_path / name).read_bytes(), options=options))
+        assert b".text.f" in image.code, name
 
 
 def test_undefined_and_duplicate_symbols(pool: CompileWorkers) -> None:

@@ -55,4 +55,5 @@ def test_duplicates_name_the_inputs() -> None:
 
 def test_damaged_files_are_refused() -> None:
     with pytest.raises(Refusal):
-        list(defined(b"\x7fELF" + bytes(60)))
+        list(defined(b"\x7fELF" + bytes(14) + (190).to_bytes(2, "little") + bytes(44)))
+    assert list(defined(b"\x7fELF" + bytes(60))) == [], "of another machine"
