@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
+    from hearth.kernels.launch_attributes import AccessPolicyWindow as AccessPolicyWindow
+    from hearth.kernels.launch_attributes import LaunchAttributes as LaunchAttributes
     from hearth.kernels.pointers import pointer as pointer
     from hearth.profiling.base_trace import KernelActivity as KernelActivity
     from hearth.profiling.base_trace import TraceEvent as TraceEvent
@@ -140,6 +142,7 @@ _HOMES = {
     "kernels.base_pending_dispatch": ("DispatchTiming",),
     "kernels.bindings": ("In", "InOut", "Out"),
     "kernels.by_value": ("Struct",),
+    "kernels.launch_attributes": ("AccessPolicyWindow", "LaunchAttributes"),
     "profiling.base_trace": ("KernelActivity", "TraceEvent"),
     "progress": ("show_progress",),
     "shapes": ("cdiv",),
@@ -149,6 +152,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AccessPolicyWindow",
     "ArgumentError",
     "AuthenticationError",
     "BufferLostError",
@@ -178,6 +182,7 @@ __all__ = [
     "InOut",
     "InvalidHandleError",
     "KernelActivity",
+    "LaunchAttributes",
     "LaunchError",
     "LaunchTypeError",
     "MemoryUsage",

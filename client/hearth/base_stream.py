@@ -190,6 +190,8 @@ class LaunchCall(NamedTuple):
     cooperative: bool | str = False
     cluster: Any = None
     iterations: int = 1
+    attributes: Any = None
+    """`hearth.LaunchAttributes`, or None."""
 
 
 class LaunchRecorder(Protocol):

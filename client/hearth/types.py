@@ -39,6 +39,12 @@ class DeviceProperties:
     confinement: str = ""
     """Confinement of the device's processes by the operating system's kernel, e.g. ``"landlock 7, seccomp"``; empty:
     none."""
+    access_policy_max_window_size: int = 0
+    """Size of the largest access-policy window; 0: the device has none."""
+    persisting_l2_cache_max_size: int = 0
+    """Size of the largest part of the L2 cache for persisting accesses."""
+    persisting_l2_cache_size: int = 0
+    """Size of the part of the L2 cache that the daemon has set aside for persisting accesses."""
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
@@ -70,6 +76,9 @@ class DeviceProperties:
             features=frozenset(message.features),
             memory_alignment=message.memory_alignment,
             confinement=message.confinement,
+            access_policy_max_window_size=message.access_policy_max_window_size,
+            persisting_l2_cache_max_size=message.persisting_l2_cache_max_size,
+            persisting_l2_cache_size=message.persisting_l2_cache_size,
         )
 
 

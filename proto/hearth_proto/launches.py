@@ -21,6 +21,16 @@ offset field                   meaning
        u32 iterations          number of consecutive launches
        u64 grid_buffer         handle of a buffer with the grid as three u32, instead of `grid`; 0: none
        u64 grid_offset         offset in that buffer, bytes
+96     attributes              48 bytes, only with `LaunchFlag.ATTRIBUTES`, which needs `LaunchFlag.EXTENDED`:
+       u32 present             `AttributeBit` of each attribute that is set
+       i32 priority            in place of the stream's, lower is more urgent
+       u32 mem_sync_domain     as CUlaunchMemSyncDomain
+       u16 hit, miss           properties of the accesses in the window, as CUaccessProperty
+       f32 hit_ratio           fraction of the accesses with the property `hit`
+       u32                     zero
+       u64 window_buffer       handle of the buffer of the access-policy window
+       u64 window_offset       offset in that buffer, bytes
+       u64 window_size         bytes
 ..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads the buffer;
                                for a value: a signed integer of 8 bytes, converted to the parameter's type) and size
                                (top bit: a buffer's address; with size 128: a tensor map)
@@ -49,6 +59,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("<IHHQQ3I3IIHHQ")
 EXTENSION = struct.Struct("<4IQQ")
+ATTRIBUTES = struct.Struct("<IiIHHf4xQQQ")
 PARAMETER = struct.Struct("<HH")
 POINTER_BIT = 0x8000
 READ_ONLY_BIT = 0x8000
@@ -60,7 +71,7 @@ MAX_PARAMETER_BYTES = 32764
 """Size, in bytes, of the largest parameter block of CUDA 12.1 and newer on Volta and newer (CUDA C++ Programming Guide,
 7.25)."""
 
-assert HEADER.size == 64
+assert HEADER.size == 64 and EXTENSION.size == 32 and ATTRIBUTES.size == 48
 
 
 class LaunchFlag(enum.IntFlag):
@@ -71,22 +82,75 @@ class LaunchFlag(enum.IntFlag):
     COOPERATIVE = 4
     EXTENDED = 8  # an extension follows the header
     FIT = 64  # the daemon reduces a one-dimensional cooperative grid to the blocks that can be resident at once
+    ATTRIBUTES = 128  # attributes follow the extension
 
 
-KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE | LaunchFlag.EXTENDED | LaunchFlag.FIT
+KNOWN_FLAGS = int(
+    LaunchFlag.VALIDATE
+    | LaunchFlag.UNCHECKED
+    | LaunchFlag.COOPERATIVE
+    | LaunchFlag.EXTENDED
+    | LaunchFlag.FIT
+    | LaunchFlag.ATTRIBUTES
+)
+
+
+class AttributeBit(enum.IntFlag):
+    """Attributes of a launch record that are set."""
+
+    PROGRAMMATIC = 1  # the launch may start before the preceding kernel of its stream completes
+    PRIORITY = 2
+    MEM_SYNC_DOMAIN = 4
+    WINDOW = 8
+
+
+KNOWN_ATTRIBUTES = int(
+    AttributeBit.PROGRAMMATIC | AttributeBit.PRIORITY | AttributeBit.MEM_SYNC_DOMAIN | AttributeBit.WINDOW
+)
+ACCESS_PROPERTIES = ("normal", "streaming", "persisting")
+"""Names of the properties of accesses, at their values of CUaccessProperty."""
+MEM_SYNC_DOMAINS = ("default", "remote")
+"""Names of the memory-sync domains, at their values of CUlaunchMemSyncDomain."""
 
 
 class RecordError(ValueError):
     """Raised for bytes that are not a launch record."""
 
 
+class AccessWindow(NamedTuple):
+    """An access-policy window: a range of a buffer, in bytes, and the treatment of the accesses to it."""
+
+    buffer: int
+    """Handle."""
+    offset: int
+    size: int
+    hit_ratio: float = 1.0
+    hit: int = 2
+    """Index in `ACCESS_PROPERTIES`."""
+    miss: int = 1
+    """Index in `ACCESS_PROPERTIES`."""
+
+
+class Attributes(NamedTuple):
+    """Attributes of a launch that do not change its result."""
+
+    programmatic: bool = False
+    """True if the launch may start before the preceding kernel of its stream completes."""
+    priority: int | None = None
+    """Priority in place of the stream's; None: the stream's."""
+    mem_sync_domain: int = 0
+    """Index in `MEM_SYNC_DOMAINS`."""
+    window: AccessWindow | None = None
+
+
 class Extension(NamedTuple):
-    """Rarely used attributes of a launch."""
+    """Rarely used fields of a launch."""
 
     cluster: tuple[int, int, int] = (0, 0, 0)
     iterations: int = 1
     grid_buffer: int = 0
     grid_offset: int = 0
+    attributes: Attributes | None = None  # sets LaunchFlag.ATTRIBUTES when packed
 
 
 class Place(NamedTuple):
@@ -174,16 +238,65 @@ def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
+def extension_flags(extension: Extension) -> int:
+    """Returns the flags of a record with this extension."""
+    return int(LaunchFlag.EXTENDED) | (int(LaunchFlag.ATTRIBUTES) if extension.attributes is not None else 0)
+
+
+def pack_extension(extension: Extension) -> bytes:
+    """Packs an extension with its attributes."""
+    cluster, iterations, grid_buffer, grid_offset, attributes = extension
+    packed = EXTENSION.pack(*cluster, iterations, grid_buffer, grid_offset)
+    if attributes is None:
+        return packed
+    window = attributes.window or AccessWindow(0, 0, 0, 0.0, 0, 0)
+    present = (
+        (AttributeBit.PROGRAMMATIC if attributes.programmatic else 0)
+        | (AttributeBit.PRIORITY if attributes.priority is not None else 0)
+        | (AttributeBit.MEM_SYNC_DOMAIN if attributes.mem_sync_domain else 0)
+        | (AttributeBit.WINDOW if attributes.window is not None else 0)
+    )
+    return packed + ATTRIBUTES.pack(
+        present, attributes.priority or 0, attributes.mem_sync_domain, window.hit, window.miss, window.hit_ratio,
+        window.buffer, window.offset, window.size,
+    )  # fmt: skip
+
+
+def _unpack_extension(data: bytes | memoryview, at: int, has_attributes: bool) -> Extension:
+    """Returns the extension at offset `at`. Raises `RecordError` for unknown attributes."""
+    cx, cy, cz, iterations, grid_buffer, grid_offset = EXTENSION.unpack_from(data, at)
+    if not has_attributes:
+        return Extension((cx, cy, cz), iterations, grid_buffer, grid_offset)
+    present, priority, domain, hit, miss, ratio, buffer, offset, size = ATTRIBUTES.unpack_from(
+        data, at + EXTENSION.size
+    )
+    if present & ~KNOWN_ATTRIBUTES:
+        raise RecordError(f"launch attributes {present & ~KNOWN_ATTRIBUTES:#x} are unknown")
+    attributes = Attributes(
+        bool(present & AttributeBit.PROGRAMMATIC),
+        priority if present & AttributeBit.PRIORITY else None,
+        domain if present & AttributeBit.MEM_SYNC_DOMAIN else 0,
+        AccessWindow(buffer, offset, size, ratio, hit, miss) if present & AttributeBit.WINDOW else None,
+    )
+    return Extension((cx, cy, cz), iterations, grid_buffer, grid_offset, attributes)
+
+
+def extension_size(flags: int) -> int:
+    """Returns the size in bytes of the extension and the attributes of a record with these flags."""
+    if not flags & LaunchFlag.EXTENDED:
+        return 0
+    return EXTENSION.size + (ATTRIBUTES.size if flags & LaunchFlag.ATTRIBUTES else 0)
+
+
 def pack(record: Record) -> bytes:
     """Packs a record as bytes."""
     parameters = len(record.layout) // PARAMETER.size
     pointers = len(record.buffers)
-    flags = record.flags & ~LaunchFlag.EXTENDED
+    flags = record.flags & ~(LaunchFlag.EXTENDED | LaunchFlag.ATTRIBUTES)
     extension = b""
     if record.extension is not None:
-        flags |= LaunchFlag.EXTENDED
-        cluster, iterations, grid_buffer, grid_offset = record.extension
-        extension = EXTENSION.pack(*cluster, iterations, grid_buffer, grid_offset)
+        flags |= extension_flags(record.extension)
+        extension = pack_extension(record.extension)
     head = HEADER.size + len(extension) + padded(len(record.layout)) + 8 * pointers
     length = head + padded(len(record.params))
     return b"".join(
@@ -211,8 +324,7 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
             )
         (length, parameters, pointers, function, stream, gx, gy, gz, bx, by, bz, shared_mem, flags, block_size,
          timeout_ns) = HEADER.unpack_from(data, position)  # fmt: skip
-        extended = bool(flags & LaunchFlag.EXTENDED)
-        layout_at = position + HEADER.size + (EXTENSION.size if extended else 0)
+        layout_at = position + HEADER.size + extension_size(flags)
         layout_size = PARAMETER.size * parameters
         buffers_at = layout_at + padded(layout_size)
         params_at = buffers_at + 8 * pointers
@@ -223,9 +335,10 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
                 f"{params_at + padded(block_size) - position}, and {size - position} are left"
             )
         extension = None
-        if extended:
-            cx, cy, cz, iterations, grid_buffer, grid_offset = EXTENSION.unpack_from(data, position + HEADER.size)
-            extension = Extension((cx, cy, cz), iterations, grid_buffer, grid_offset)
+        if flags & LaunchFlag.ATTRIBUTES and not flags & LaunchFlag.EXTENDED:
+            raise RecordError(f"the record at offset {position} has attributes and no extension")
+        if flags & LaunchFlag.EXTENDED:
+            extension = _unpack_extension(data, position + HEADER.size, bool(flags & LaunchFlag.ATTRIBUTES))
         yield Record(
             function,
             stream,

@@ -195,7 +195,11 @@ class Maker:
         extension = None
         if pick((False, False, True)):
             cluster = (pick(FEW), pick(FEW), pick(FEW))
-            extension = Extension(cluster, pick(FEW), pick((0, 0, 2, 77)), pick(OFFSETS))
+            window = launches.AccessWindow(pick((1, 1, 77)), pick(OFFSETS), pick((0, 16, 2**40)), 0.5, pick(FEW), 1)
+            attributes = launches.Attributes(
+                pick((False, True)), pick((None, -3, 2**31 - 1)), pick((0, 1, 7)), pick((None, window))
+            )
+            extension = Extension(cluster, pick(FEW), pick((0, 0, 2, 77)), pick(OFFSETS), pick((None, attributes)))
         record = launches.pack(
             Record(
                 NO_HANDLE if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hearth.blocking.node import Node
     from hearth.blocking.profile import Profile, Trace
     from hearth.kernels.bindings import Array
+    from hearth.kernels.launch_attributes import LaunchAttributes
     from hearth.types import MemoryUsage
 
 
@@ -68,7 +69,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     def RawModule(
         self,
-        code: str | bytes | None = None,
+        code: str | bytes | Sequence[str | bytes] | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         options: Iterable[str] = (),
@@ -80,10 +81,12 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
         Args:
-            code: Source text or binary; exclusive with `path`.
+            code: Source text or binary; exclusive with `path`. A list of several, in which each is source, PTX, CUBIN,
+                fatbin, LTO-IR, an object or an archive, is linked to one module: device functions and variables that
+                one input defines may be declared ``extern`` in the others.
             path: Local file with the code.
-            options: Options of the compiler, e.g. ``("-DN=4",)``.
-            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
+            options: Options of the compiler, e.g. ``("-DN=4",)``, for every source. ``-dlto`` optimizes at link time.
+            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``, in the first source.
             headers: Texts of headers, by their names in the source's ``#include``.
             enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
             **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which
@@ -345,6 +348,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
@@ -366,6 +370,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
                 done.
+            attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
         Returns:
@@ -381,7 +386,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
             raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
         argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream)
+        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, attributes=attributes)
         job = dispatches.job_of(self, function, grid, block, argument_lists, out, options)
         job.run()
         return [output.host for output in job.outputs]
@@ -403,6 +408,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> PendingDispatch:
         """Sends a dispatch, like `dispatch`, without waiting for it.
@@ -425,6 +431,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
                 default inputs may be changed as soon as this call returns.
+            attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
         Returns:
@@ -441,7 +448,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         from hearth.blocking.dispatch import PendingDispatch
 
         argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy)
+        options = dispatches.DispatchOptions(
+            shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes
+        )
         return PendingDispatch(dispatches.job_of(self, function, grid, block, argument_lists, out, options))
 
     # ---- contents ----

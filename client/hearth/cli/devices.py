@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from hearth.types import DeviceInfo, NodeInfo
 
 _BYTES = frozenset(
-    {"total_memory", "shared_mem_per_block", "shared_mem_per_block_optin", "l2_cache_bytes", "memory_alignment"}
+    {
+        "total_memory",
+        "shared_mem_per_block",
+        "shared_mem_per_block_optin",
+        "l2_cache_bytes",
+        "memory_alignment",
+        "access_policy_max_window_size",
+        "persisting_l2_cache_max_size",
+        "persisting_l2_cache_size",
+    }
 )
 
 

@@ -159,7 +159,7 @@ def code(kind: int, data: bytes) -> bytes:
     """Encodes a `LoadModule` without handle, options, names and headers.
 
     Args:
-        kind: `CUDA_CPP`, `PTX`, `CUBIN` or `FATBIN`.
+        kind: `CUDA_CPP`, `PTX`, `CUBIN`, `FATBIN`, `LTO_IR` or `LIBRARY`.
         data: The code.
 
     Returns:
@@ -189,7 +189,7 @@ def unload_module(module: int) -> Plain:
     return _command(0, b"\xa2\x01", _count(0x08, module))
 
 
-CUDA_CPP, PTX, CUBIN, FATBIN = 1, 2, 3, 4
+CUDA_CPP, PTX, CUBIN, FATBIN, LTO_IR, LIBRARY = 1, 2, 3, 4, 5, 6
 """Values of `CodeKind` on the wire."""
 
 SYNC = b"\xc2\x01\x00"

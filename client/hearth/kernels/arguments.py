@@ -175,9 +175,8 @@ class Signature:
         """
         extended = b""
         if extension is not None:
-            flags |= launches.LaunchFlag.EXTENDED
-            cluster, *fields = extension
-            extended = launches.EXTENSION.pack(*cluster, *fields)
+            flags |= launches.extension_flags(extension)
+            extended = launches.pack_extension(extension)
         return (
             launches.HEADER.pack(
                 self.size + len(extended),

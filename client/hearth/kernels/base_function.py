@@ -20,7 +20,6 @@ from hearth.codec import encode
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
-from hearth.kernels.fit_warning import FitWarnings
 from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
@@ -31,10 +30,12 @@ if TYPE_CHECKING:
     from typing import Never, Protocol
 
     from hearth.base_stream import BaseStream
+    from hearth.kernels.launch_attributes import LaunchAttributes
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Space
     from hearth.session.reply import PendingResult
+    from hearth_proto import launches
 
     class Module(Protocol):
         """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
@@ -51,8 +52,8 @@ _CACHE_LIMIT = 1024
 _LISTS = (tuple, list)
 _CONSTANTS = (tuple, int)
 _ONCE = 1
-_USUAL = (0, None, False, None, 1)
-"""Stream, timeout, cooperative, cluster and iterations of nearly all launches."""
+_USUAL = (0, None, False, None, 1, None)
+"""Stream, timeout, cooperative, cluster, iterations and attributes of nearly all launches."""
 
 _Recent = tuple[Any, Any, object, object, int, str, bytes, record_packer.Packer]
 """A launch like the last ones: attachment, space, grid, block, shared_mem, mode, packed head, and the packer of the
@@ -111,7 +112,7 @@ class BaseFunction(CupyNames):
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._pointers: PointerTypes | None = None
-        self._fits: FitWarnings | None = None
+        self._fits: launch_config.FitWarnings | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -127,6 +128,7 @@ class BaseFunction(CupyNames):
         cooperative: bool | Literal["fit"] = False,
         cluster: Any = None,
         iterations: int = 1,
+        attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> None:
         """Launches the kernel. Sent one way: does not block.
@@ -150,6 +152,8 @@ class BaseFunction(CupyNames):
                 device gives a `RuntimeWarning` that names the line of the launch; any other grid is refused.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
+            attributes: Priority, programmatic dependent launch, access-policy window and memory-sync domain; None:
+                none.
             **unknown: No other keyword is accepted.
 
         Raises:
@@ -157,8 +161,8 @@ class BaseFunction(CupyNames):
                 flush.
             LaunchTypeError: `args` is no tuple or list, an argument has a type that no kernel takes, or a keyword is
                 unknown.
-            ArgumentError: `timeout`, `mode` or `cooperative` is invalid, or `stream` belongs to another device or
-                session.
+            ArgumentError: `timeout`, `mode`, `cooperative` or `attributes` is invalid, or `stream` belongs to another
+                device or session.
         """
         if unknown:
             from hearth.keywords import unknown_keyword
@@ -173,7 +177,8 @@ class BaseFunction(CupyNames):
             if (
                 grid is same_grid and block is same_block and same_attachment is attachment and mode is same_mode
                 and shared_mem is same_shared_mem and iterations is _ONCE
-                and timeout is None and cluster is None and not cooperative and type(args) is tuple
+                and timeout is None and cluster is None and not cooperative and attributes is None
+                and type(args) is tuple
             ):  # fmt: skip
                 try:
                     tail = pack(args, space)
@@ -185,8 +190,9 @@ class BaseFunction(CupyNames):
         if self._module._cooperative:
             cooperative = cooperative or True
         record = self._pack(
-            attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
-        )
+            attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations,
+            attributes,
+        )  # fmt: skip
         target = stream
         scope = current_streams.get()
         if scope is not None:
@@ -197,7 +203,7 @@ class BaseFunction(CupyNames):
         if target is None or target._recorder is None:
             attachment.launch(record)
         else:
-            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
+            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations, attributes)
             target._recorder.launched(attachment, record, call, args)
 
     def _pack(
@@ -213,6 +219,7 @@ class BaseFunction(CupyNames):
         cooperative: bool | str = False,
         cluster: Any = None,
         iterations: int = 1,
+        attributes: LaunchAttributes | None = None,
     ) -> bytes:
         """Returns the launch as a packed record. Raises the errors of `__call__`."""
         if not isinstance(args, _LISTS):
@@ -240,19 +247,19 @@ class BaseFunction(CupyNames):
                 cooperative,
                 cluster,
                 iterations,
+                attributes,
                 *map(type, args),
             )
             entry = heads.get(key)
         except TypeError:  # not hashable, e.g. a list for the grid
             key, entry = (), None
         if entry is None:
-            if isinstance(grid, DeviceOperand):
-                if grid._memory.owner is not attachment.space:
-                    self._refuse("the grid", grid)
+            packed_attributes = None if attributes is None else self._pack_attributes(attributes)
+            if self._names_arrays(grid, packed_attributes, attachment):
                 key = ()
             entry = launch_config.head(
                 bound.handle, stream_handle, grid, block, args, shared_mem, timeout, mode, cooperative, cluster,
-                iterations, connection.limits.converts_integers,
+                iterations, connection.limits.converts_integers, packed_attributes,
             )  # fmt: skip
             if entry[1].pack_nested is not None:
                 from hearth.kernels import pointers
@@ -260,16 +267,16 @@ class BaseFunction(CupyNames):
                 pointers.check_supported(connection.limits.struct_pointers)
             self._check_pointers(args)
             self._check_fit(cooperative, grid, block, shared_mem, cluster)
-            if key and arguments.fixed(key[9:]):
+            if key and arguments.fixed(key[10:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
                 heads[key] = entry
         elif (
             entry is self._previous
             and self._recent[6] is not entry[0]
-            and (stream_handle, *key[4:5], *key[6:9]) == _USUAL
+            and (stream_handle, *key[4:5], *key[6:10]) == _USUAL
         ):
-            self._remember(attachment, grid, block, shared_mem, mode, entry, key[9:])
+            self._remember(attachment, grid, block, shared_mem, mode, entry, key[10:])
         self._previous = entry
         head, signature = entry
         space = attachment.space
@@ -283,6 +290,19 @@ class BaseFunction(CupyNames):
             self._check_memory(signature, args, space)
             tail = signature.tail(args)
         return head + tail
+
+    def _names_arrays(self, grid: Any, attributes: launches.Attributes | None, attachment: Attachment) -> bool:
+        """True if the head of the record names an array, so that it must not be used for another launch."""
+        if isinstance(grid, DeviceOperand):
+            if grid._memory.owner is not attachment.space:
+                self._refuse("the grid", grid)
+            return True
+        return attributes is not None and attributes.window is not None
+
+    def _pack_attributes(self, attributes: LaunchAttributes) -> launches.Attributes:
+        from hearth.kernels import launch_attributes  # imported here, because few launches have attributes
+
+        return launch_attributes.packed(attributes, self._connection)
 
     def _remember(
         self,
@@ -314,7 +334,7 @@ class BaseFunction(CupyNames):
         if cooperative != launch_config.FIT or cluster is not None or isinstance(grid, DeviceOperand):
             return
         if self._fits is None:
-            self._fits = FitWarnings(self)
+            self._fits = launch_config.FitWarnings(self)
         self._fits.check(grid, block, shared_mem)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:

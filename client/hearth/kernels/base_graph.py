@@ -109,7 +109,7 @@ class GraphNode:
         default = streams.BaseStream(connection, default=True)
         command.update_graph.launch = call.function._pack(
             attachment, call.grid, call.block, args, call.shared_mem, default, None, call.mode, call.cooperative,
-            call.cluster,
+            call.cluster, attributes=call.attributes,
         )  # fmt: skip
         attachment.submit(command)
         self._call = call

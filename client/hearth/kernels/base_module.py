@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
@@ -28,10 +28,15 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
 
 _ELF = b"\x7fELF"
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
+_LTO_IR = b"\xed\x43\x4e\x7f"
+_ARCHIVE = b"!<arch>\n"
+Code = str | bytes
+"""One input of a module."""
 _WITHOUT_EFFECT = {
     "jitify": "the headers of the standard library and of CUDA are found without it",
     "translate_cucomplex": "the functions of cuComplex.h are compiled as they are",
@@ -55,7 +60,7 @@ class BaseModule(CupyNames, Generic[F, G]):
     def __init__(
         self,
         device: DeviceContext[Any],
-        code: str | bytes | None = None,
+        code: Code | Sequence[Code] | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         options: Iterable[str] = (),
@@ -79,27 +84,20 @@ class BaseModule(CupyNames, Generic[F, G]):
 
             code = Path(path).read_bytes()
         assert code is not None
-        if not isinstance(code, str | bytes | bytearray):
-            raise DtypeError(
-                f"code is a {type(code).__name__}; it must be str or bytes.",
-                reason="INVALID_ARGUMENT",
-                fix="pass str or bytes.",
-            )
-        if isinstance(code, str) and not encodable(code):
-            raise DtypeError(
-                "code is a str that cannot be encoded as UTF-8.",
-                reason="INVALID_ARGUMENT",
-                fix="read the file as UTF-8, or pass bytes.",
-            )
-        data = code.encode() if isinstance(code, str) else bytes(code)
-        self._source = code if isinstance(code, str) and code_kind(data) == encode.CUDA_CPP else ""
+        codes: Sequence[Any] = code if isinstance(code, list | tuple) else (code,)
+        inputs = _inputs(codes, self._connection)
+        self._source = "\n".join(
+            text
+            for text, (kind, _) in zip(codes, inputs, strict=True)
+            if isinstance(text, str) and kind == encode.CUDA_CPP
+        )
         if isinstance(options, str):
             raise DtypeError(
                 "options is a str; it must be a sequence of str.",
                 reason="INVALID_ARGUMENT",
                 fix=f"pass options=({options!r},).",
             )
-        self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
+        self._load = _serialized(inputs, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
         size = len(self._load)
         if size > limit:
@@ -231,27 +229,76 @@ def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
             log_stream.write("".join(log))
 
 
-def _serialized(code: bytes, options: list[str], names: list[str], headers: dict[str, str]) -> bytes:
+def _inputs(codes: Sequence[Any], connection: Connection) -> list[tuple[int, bytes]]:
+    """Returns the kind and the bytes of each input of a module.
+
+    Args:
+        codes: The code, or the inputs that are linked.
+        connection: The connection to the device.
+
+    Raises:
+        DtypeError: An input is neither str nor bytes, or cannot be encoded.
+        ArgumentError: The list is empty.
+        UnsupportedError: The daemon is too old to link modules.
+    """
+    if not codes:
+        raise ArgumentError("code is an empty list.", reason="INVALID_ARGUMENT", fix="pass at least one input.")
+    if len(codes) > 1 and not connection.limits.links:
+        raise UnsupportedError(
+            f"the daemon does not link modules; code has {len(codes)} inputs.",
+            reason="UNSUPPORTED",
+            fix='put the sources into one, or use a daemon with the feature "linking".',
+        )
+    inputs = []
+    for index, item in enumerate(codes):
+        name = f"code[{index}]" if len(codes) > 1 else "code"
+        if not isinstance(item, str | bytes | bytearray):
+            raise DtypeError(
+                f"{name} is a {type(item).__name__}; it must be str or bytes.",
+                reason="INVALID_ARGUMENT",
+                fix="pass str or bytes.",
+            )
+        if isinstance(item, str) and not encodable(item):
+            raise DtypeError(
+                f"{name} is a str that cannot be encoded as UTF-8.",
+                reason="INVALID_ARGUMENT",
+                fix="read the file as UTF-8, or pass bytes.",
+            )
+        data = item.encode() if isinstance(item, str) else bytes(item)
+        inputs.append((code_kind(data), data))
+    return inputs
+
+
+def _serialized(
+    inputs: list[tuple[int, bytes]], options: list[str], names: list[str], headers: dict[str, str]
+) -> bytes:
     """Serializes a `LoadModule` message without its handle."""
-    kind = code_kind(code)
-    if not (options or names or headers):
+    (kind, code), *more = inputs
+    if not (more or options or names or headers):
         return encode.code(kind, code)
     load = commands_pb2.LoadModule(
         kind=commands_pb2.CodeKind.Name(kind), code=code, options=options, name_expressions=names, headers=headers
     )
+    for kind, code in more:
+        load.inputs.add(kind=commands_pb2.CodeKind.Name(kind), code=code)
     return load.SerializeToString()
 
 
 def code_kind(code: bytes) -> int:
     """Returns the kind of code, a constant of `hearth.codec.encode`, determined by the first bytes.
 
-    ELF is a CUBIN, and a fatbin has a magic number. PTX begins with ``.version``, after blank lines and ``//``
+    ELF is a CUBIN, or an object of the host with device code. A fatbin, code for link-time optimization (LTO-IR) and an
+    archive have magic numbers. PTX begins with ``.version``, after blank lines and ``//``
     comments. All other code is CUDA C++.
     """
     if code.startswith(_ELF):
         return encode.CUBIN
     if code.startswith(_FATBIN):
         return encode.FATBIN
+    if code.startswith(_LTO_IR):
+        return encode.LTO_IR
+    if code.startswith(_ARCHIVE):
+        return encode.LIBRARY
     for line in code[: 64 << 10].splitlines():
         text = line.strip()
         if text and not text.startswith(b"//"):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hearth.kernels.base_function import BaseFunction
     from hearth.kernels.base_pending_dispatch import Job
     from hearth.kernels.bindings import Array
+    from hearth.kernels.launch_attributes import LaunchAttributes
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
 
@@ -39,6 +40,7 @@ class DispatchOptions(NamedTuple):
     copy: bool = False
     apart: bool = False
     """True if arrays given for the outputs are written only after all results have arrived."""
+    attributes: LaunchAttributes | None = None
 
 
 def job_of(
@@ -92,6 +94,10 @@ def job_of(
     dispatch.iterations = options.iterations
     dispatch.timeout_ns = launch_config.nanoseconds(options.timeout)
     dispatch.timed = options.timed
+    if options.attributes is not None:
+        from hearth.kernels import launch_attributes
+
+        dispatch.attributes.CopyFrom(launch_attributes.message_of(options.attributes, connection))
     dispatch.bindings.extend(
         bindings.binding_of(index, argument, function, attachment) for index, argument in enumerate(args)
     )

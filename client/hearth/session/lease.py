@@ -40,6 +40,10 @@ _GRAPH_MEMORY = "graph_memory"
 """Feature of a daemon that captures copies from and to pinned memory, and allocates memory during a capture."""
 _GRAPH_CONDITIONALS = "graph_conditionals"
 """Feature of a daemon that captures conditional nodes."""
+_LAUNCH_ATTRIBUTES = "launch_attributes"
+"""Feature of a daemon that takes attributes of launches."""
+_LINKING = "linking"
+"""Feature of a daemon that links modules."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -68,6 +72,8 @@ class NodeSession:
             composes_graphs=_GRAPH_COMPOSITION in opened.features,
             graph_memory=_GRAPH_MEMORY in opened.features,
             graph_conditionals=_GRAPH_CONDITIONALS in opened.features,
+            launch_attributes=_LAUNCH_ATTRIBUTES in opened.features,
+            links=_LINKING in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

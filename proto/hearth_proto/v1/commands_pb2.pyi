@@ -21,12 +21,25 @@ class CodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODE_KIND_PTX: _ClassVar[CodeKind]
     CODE_KIND_CUBIN: _ClassVar[CodeKind]
     CODE_KIND_FATBIN: _ClassVar[CodeKind]
+    CODE_KIND_LTO_IR: _ClassVar[CodeKind]
+    CODE_KIND_LIBRARY: _ClassVar[CodeKind]
 
 class LaunchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LAUNCH_MODE_CHECKED: _ClassVar[LaunchMode]
     LAUNCH_MODE_VALIDATE: _ClassVar[LaunchMode]
     LAUNCH_MODE_UNCHECKED: _ClassVar[LaunchMode]
+
+class AccessProperty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCESS_PROPERTY_NORMAL: _ClassVar[AccessProperty]
+    ACCESS_PROPERTY_STREAMING: _ClassVar[AccessProperty]
+    ACCESS_PROPERTY_PERSISTING: _ClassVar[AccessProperty]
+
+class MemSyncDomain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEM_SYNC_DOMAIN_DEFAULT: _ClassVar[MemSyncDomain]
+    MEM_SYNC_DOMAIN_REMOTE: _ClassVar[MemSyncDomain]
 
 class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -60,9 +73,16 @@ CODE_KIND_CUDA_CPP: CodeKind
 CODE_KIND_PTX: CodeKind
 CODE_KIND_CUBIN: CodeKind
 CODE_KIND_FATBIN: CodeKind
+CODE_KIND_LTO_IR: CodeKind
+CODE_KIND_LIBRARY: CodeKind
 LAUNCH_MODE_CHECKED: LaunchMode
 LAUNCH_MODE_VALIDATE: LaunchMode
 LAUNCH_MODE_UNCHECKED: LaunchMode
+ACCESS_PROPERTY_NORMAL: AccessProperty
+ACCESS_PROPERTY_STREAMING: AccessProperty
+ACCESS_PROPERTY_PERSISTING: AccessProperty
+MEM_SYNC_DOMAIN_DEFAULT: MemSyncDomain
+MEM_SYNC_DOMAIN_REMOTE: MemSyncDomain
 REDUCE_OP_UNSPECIFIED: ReduceOp
 REDUCE_OP_SUM: ReduceOp
 REDUCE_OP_MEAN: ReduceOp
@@ -394,7 +414,7 @@ class DestroyEvent(_message.Message):
     def __init__(self, event: _Optional[int] = ...) -> None: ...
 
 class LoadModule(_message.Message):
-    __slots__ = ("module", "kind", "code", "options", "name_expressions", "headers")
+    __slots__ = ("module", "kind", "code", "options", "name_expressions", "headers", "inputs")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -402,19 +422,28 @@ class LoadModule(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class Input(_message.Message):
+        __slots__ = ("kind", "code")
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        kind: CodeKind
+        code: bytes
+        def __init__(self, kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ...) -> None: ...
     MODULE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NAME_EXPRESSIONS_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     module: int
     kind: CodeKind
     code: bytes
     options: _containers.RepeatedScalarFieldContainer[str]
     name_expressions: _containers.RepeatedScalarFieldContainer[str]
     headers: _containers.ScalarMap[str, str]
-    def __init__(self, module: _Optional[int] = ..., kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ..., options: _Optional[_Iterable[str]] = ..., name_expressions: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[LoadModule.Input]
+    def __init__(self, module: _Optional[int] = ..., kind: _Optional[_Union[CodeKind, str]] = ..., code: _Optional[bytes] = ..., options: _Optional[_Iterable[str]] = ..., name_expressions: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., inputs: _Optional[_Iterable[_Union[LoadModule.Input, _Mapping]]] = ...) -> None: ...
 
 class UnloadModule(_message.Message):
     __slots__ = ("module",)
@@ -515,8 +544,36 @@ class Argument(_message.Message):
     structure: Argument.Structure
     def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ..., structure: _Optional[_Union[Argument.Structure, _Mapping]] = ...) -> None: ...
 
+class LaunchAttributes(_message.Message):
+    __slots__ = ("programmatic_stream_serialization", "priority", "access_policy_window", "mem_sync_domain")
+    PROGRAMMATIC_STREAM_SERIALIZATION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_POLICY_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    MEM_SYNC_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    programmatic_stream_serialization: bool
+    priority: int
+    access_policy_window: AccessPolicyWindow
+    mem_sync_domain: MemSyncDomain
+    def __init__(self, programmatic_stream_serialization: bool = ..., priority: _Optional[int] = ..., access_policy_window: _Optional[_Union[AccessPolicyWindow, _Mapping]] = ..., mem_sync_domain: _Optional[_Union[MemSyncDomain, str]] = ...) -> None: ...
+
+class AccessPolicyWindow(_message.Message):
+    __slots__ = ("buffer", "offset", "size", "hit_ratio", "hit", "miss")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    MISS_FIELD_NUMBER: _ClassVar[int]
+    buffer: int
+    offset: int
+    size: int
+    hit_ratio: float
+    hit: AccessProperty
+    miss: AccessProperty
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., hit_ratio: _Optional[float] = ..., hit: _Optional[_Union[AccessProperty, str]] = ..., miss: _Optional[_Union[AccessProperty, str]] = ...) -> None: ...
+
 class Launch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit")
+    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit", "attributes")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -529,6 +586,7 @@ class Launch(_message.Message):
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_GRID_FIELD_NUMBER: _ClassVar[int]
     FIT_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -541,7 +599,8 @@ class Launch(_message.Message):
     iterations: int
     dynamic_grid: Argument.Pointer
     fit: bool
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., fit: bool = ...) -> None: ...
+    attributes: LaunchAttributes
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., fit: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
 
 class Occupancy(_message.Message):
     __slots__ = ("function", "block", "shared_mem", "cluster")
@@ -623,7 +682,7 @@ class DestroyTensorMap(_message.Message):
     def __init__(self, tensor_map: _Optional[int] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed")
+    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +691,7 @@ class Dispatch(_message.Message):
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -640,7 +700,8 @@ class Dispatch(_message.Message):
     iterations: int
     timeout_ns: int
     timed: bool
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ...) -> None: ...
+    attributes: LaunchAttributes
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
 
 class Binding(_message.Message):
     __slots__ = ("role", "value", "size", "data", "upload", "range_offset", "range_size", "download")

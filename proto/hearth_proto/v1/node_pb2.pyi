@@ -96,7 +96,7 @@ class DeviceProcess(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[DeviceState, str]] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., memory_granted: _Optional[int] = ..., memory_held: _Optional[int] = ...) -> None: ...
 
 class DeviceProperties(_message.Message):
-    __slots__ = ("name", "backend", "uuid", "compute_capability_major", "compute_capability_minor", "total_memory", "multiprocessor_count", "warp_size", "max_threads_per_block", "max_block_dim", "max_grid_dim", "shared_mem_per_block", "shared_mem_per_block_optin", "max_threads_per_multiprocessor", "max_blocks_per_multiprocessor", "registers_per_block", "l2_cache_bytes", "clock_rate_khz", "driver_version", "runtime_version", "features", "memory_alignment", "confinement")
+    __slots__ = ("name", "backend", "uuid", "compute_capability_major", "compute_capability_minor", "total_memory", "multiprocessor_count", "warp_size", "max_threads_per_block", "max_block_dim", "max_grid_dim", "shared_mem_per_block", "shared_mem_per_block_optin", "max_threads_per_multiprocessor", "max_blocks_per_multiprocessor", "registers_per_block", "l2_cache_bytes", "clock_rate_khz", "driver_version", "runtime_version", "features", "memory_alignment", "confinement", "access_policy_max_window_size", "persisting_l2_cache_max_size", "persisting_l2_cache_size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,9 @@ class DeviceProperties(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     CONFINEMENT_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_POLICY_MAX_WINDOW_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PERSISTING_L2_CACHE_MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PERSISTING_L2_CACHE_SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     backend: str
     uuid: str
@@ -143,7 +146,10 @@ class DeviceProperties(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     memory_alignment: int
     confinement: str
-    def __init__(self, name: _Optional[str] = ..., backend: _Optional[str] = ..., uuid: _Optional[str] = ..., compute_capability_major: _Optional[int] = ..., compute_capability_minor: _Optional[int] = ..., total_memory: _Optional[int] = ..., multiprocessor_count: _Optional[int] = ..., warp_size: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_block_dim: _Optional[_Iterable[int]] = ..., max_grid_dim: _Optional[_Iterable[int]] = ..., shared_mem_per_block: _Optional[int] = ..., shared_mem_per_block_optin: _Optional[int] = ..., max_threads_per_multiprocessor: _Optional[int] = ..., max_blocks_per_multiprocessor: _Optional[int] = ..., registers_per_block: _Optional[int] = ..., l2_cache_bytes: _Optional[int] = ..., clock_rate_khz: _Optional[int] = ..., driver_version: _Optional[str] = ..., runtime_version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., memory_alignment: _Optional[int] = ..., confinement: _Optional[str] = ...) -> None: ...
+    access_policy_max_window_size: int
+    persisting_l2_cache_max_size: int
+    persisting_l2_cache_size: int
+    def __init__(self, name: _Optional[str] = ..., backend: _Optional[str] = ..., uuid: _Optional[str] = ..., compute_capability_major: _Optional[int] = ..., compute_capability_minor: _Optional[int] = ..., total_memory: _Optional[int] = ..., multiprocessor_count: _Optional[int] = ..., warp_size: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_block_dim: _Optional[_Iterable[int]] = ..., max_grid_dim: _Optional[_Iterable[int]] = ..., shared_mem_per_block: _Optional[int] = ..., shared_mem_per_block_optin: _Optional[int] = ..., max_threads_per_multiprocessor: _Optional[int] = ..., max_blocks_per_multiprocessor: _Optional[int] = ..., registers_per_block: _Optional[int] = ..., l2_cache_bytes: _Optional[int] = ..., clock_rate_khz: _Optional[int] = ..., driver_version: _Optional[str] = ..., runtime_version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., memory_alignment: _Optional[int] = ..., confinement: _Optional[str] = ..., access_policy_max_window_size: _Optional[int] = ..., persisting_l2_cache_max_size: _Optional[int] = ..., persisting_l2_cache_size: _Optional[int] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("protocol", "client_version", "client_name", "isolation", "launch_timeout_ns", "client_process")

@@ -51,6 +51,8 @@ class DeviceSpec:
     max_handles: int = 131_072
     """Largest number of handles of one session; 0: no limit."""
     max_streams: int = 128
+    persisting_l2: int = 0
+    """Part of a GPU's L2 cache for persisting accesses, in bytes."""
     linger: float = 500e-6
     """Seconds for which the process polls for the next request after doing work before it sleeps, if there are enough
     cores; 0: no polling."""

@@ -96,7 +96,12 @@ def records(draw: st.DrawFn) -> bytes:
     extension = None
     if draw(st.booleans()):
         cluster = (draw(FEW), draw(FEW), draw(FEW))
-        extension = Extension(cluster, draw(FEW), draw(st.sampled_from([0, 0, LARGE, 77])), draw(OFFSETS))
+        attributes = launches.Attributes(
+            draw(st.booleans()), draw(st.sampled_from([None, -3, 2**31 - 1])), draw(st.sampled_from([0, 1, 7])),
+            draw(st.sampled_from([None, launches.AccessWindow(LARGE, 0, 16), launches.AccessWindow(77, 8, 2**40)])),
+        )  # fmt: skip
+        attributes = draw(st.sampled_from([None, attributes]))
+        extension = Extension(cluster, draw(FEW), draw(st.sampled_from([0, 0, LARGE, 77])), draw(OFFSETS), attributes)
     record = pack(
         Record(
             draw(LIKELY), draw(st.sampled_from([0, 0, 0, SIDE, ELSE, 77])),

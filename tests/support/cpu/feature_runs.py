@@ -267,6 +267,23 @@ RUNS = [
     ),
     Runs(
         _THREADS,
+        "programmatic dependent launch",
+        "`cudaGridDependencySynchronize`, `cudaTriggerProgrammaticLaunchCompletion` and `griddepcontrol` as inline PTX "
+        "do nothing: a kernel starts after the one before it has ended",
+        """
+        cudaTriggerProgrammaticLaunchCompletion();
+        asm volatile("griddepcontrol.launch_dependents;");
+        if (threadIdx.x == 0) out[0] = 5;
+        cudaGridDependencySynchronize();
+        asm volatile("griddepcontrol.wait;" ::: "memory"); __asm__ volatile ( "griddepcontrol.wait;" : : : "memory");
+        const char* text = "griddepcontrol.wait;";
+        if (threadIdx.x == 0) out[1] = text[0] == 'g';
+        """,
+        [5, 1],
+        includes=("cuda_device_runtime_api.h",),
+    ),
+    Runs(
+        _THREADS,
         "spin-waits on atomic functions",
         "an atomic function that changes nothing (a failed `atomicCAS`, `atomicAdd(p, 0)`) lets other threads of the "
         "block run; so do fences, `__nanosleep` and loops in sources that mention `volatile`",

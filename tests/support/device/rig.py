@@ -7,7 +7,7 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
@@ -35,11 +35,13 @@ def compiled() -> str:
 
 class Rig(Generic[S]):
     """A device process's loop on a thread. `make` builds the server on the device-handle thread; `channel` 1 is
-    open."""
+    open, with the session's `info` from the front."""
 
     server: S
 
-    def __init__(self, spec: DeviceSpec, make: Callable[[DeviceSpec], S]) -> None:
+    def __init__(
+        self, spec: DeviceSpec, make: Callable[[DeviceSpec], S], info: Mapping[str, Any] | None = None
+    ) -> None:
         self.sock, self._theirs = socket.socketpair()
         self.sock.settimeout(60)
         self._spec = spec
@@ -51,7 +53,7 @@ class Rig(Generic[S]):
         self.thread = threading.Thread(target=self._main, name="device-handle")
         self.thread.start()
         self.until(Kind.READY)
-        self.send(Kind.OPEN, b"{}", channel=1)
+        self.send(Kind.OPEN, json.dumps(info or {}).encode(), channel=1)
 
     def _main(self) -> None:
         self.server = self._make(self._spec)

@@ -33,12 +33,31 @@ class Source:
 
 @dataclass(frozen=True)
 class Assembly:
-    """PTX, or a fatbin of which only the PTX fits the device: code that still has to be assembled for the device."""
+    """PTX, or a fatbin of which only the PTX fits the device: code that still has to be assembled for the device.
+
+    As an input of `Link`, code in any format other than CUDA C++.
+    """
 
     code: bytes
 
 
-Job: TypeAlias = Source | Assembly
+@dataclass(frozen=True)
+class Link:
+    """Inputs that are linked to one module: sources, and code in a binary format or PTX.
+
+    `options` are the compiler options of the module, which its sources have too.
+    """
+
+    inputs: tuple[Source | Assembly, ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The inputs that are sources."""
+        return tuple(item for item in self.inputs if isinstance(item, Source))
+
+
+Job: TypeAlias = Source | Assembly | Link
 """Input of a compile worker."""
 
 
@@ -50,7 +69,7 @@ class Compiler(Protocol):
 
     @property
     def light(self) -> bool:
-        """True if `identity` may also be called in a device process, because it loads no large library there."""
+        """True if `identity` and `linker` may also be called in a device process: they load no large library there."""
         ...
 
     def recipe(self) -> Mapping[str, Any]:
@@ -104,5 +123,17 @@ class Compiler(Protocol):
         """Assembles PTX.
 
         Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) if only the driver can assemble it.
+        """
+        ...
+
+    def linker(self) -> bytes:
+        """Returns the identity of linker and compiler. Raises Refusal(NO_COMPILER) if there is no linker."""
+        ...
+
+    def link(self, link: Link) -> Image:
+        """Compiles the sources to code that can be linked, and links all inputs.
+
+        Raises the refusals of `compile`, Refusal(COMPILE_FAILED) with `details["log"]` for inputs that cannot be
+        linked, Refusal(MODULE_INVALID) for code that this device cannot run.
         """
         ...

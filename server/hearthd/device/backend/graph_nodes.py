@@ -14,11 +14,36 @@ Dim = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class AccessWindow:
+    """An access-policy window: a range of device memory, and the treatment of a kernel's accesses to it."""
+
+    address: int
+    size: int
+    """Bytes."""
+    hit_ratio: float
+    """Fraction of the accesses with the property `hit`; the others have `miss`."""
+    hit: int
+    """As CUaccessProperty."""
+    miss: int
+    """As CUaccessProperty."""
+
+
+@dataclass(frozen=True)
 class LaunchAttributes:
-    """Attributes of a launch, for cuLaunchKernelEx. `cluster` is in blocks; None: the launch has no clusters."""
+    """Attributes of a launch, for cuLaunchKernelEx. `cluster` is in blocks; None: the launch has no clusters.
+
+    Only `cooperative` and `cluster` change what a kernel computes.
+    """
 
     cooperative: bool = False
     cluster: Dim | None = None
+    programmatic: bool = False
+    """True if the launch may start before the preceding kernel of its stream completes."""
+    priority: int | None = None
+    """Priority in place of the stream's, which the backend clamps or ignores; None: the stream's."""
+    mem_sync_domain: int = 0
+    """As CUlaunchMemSyncDomain."""
+    window: AccessWindow | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class LaunchLimits:
     max_blocks_per_multiprocessor: int = 0
     """Limit of blocks per multiprocessor; 0: unknown."""
     features: frozenset[str] = frozenset()
+    max_access_window: int = 0
+    """Limit of an access-policy window, in bytes."""
 
 
 @dataclass(frozen=True)

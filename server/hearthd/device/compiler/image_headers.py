@@ -19,10 +19,18 @@ from hearth_proto.reasons import Reason, Refusal
 Capability = tuple[int, int]
 
 ELF_MAGIC = b"\x7fELF"
+LTO_IR_MAGIC = b"\xed\x43\x4e\x7f"
+ARCHIVE_MAGIC = b"!<arch>\n"
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 FATBIN_WRAPPER_MAGIC = b"\xb1\x43\x62\x46"
 """Magic of the wrapper that nvcc puts into a program. The wrapper holds the address of a fatbin, which is valid only in
 that program."""
+_NAMES = {
+    FATBIN_MAGIC: "a fatbin",
+    FATBIN_WRAPPER_MAGIC: "the wrapper of a fatbin",
+    LTO_IR_MAGIC: "code for link-time optimization (LTO-IR)",
+    ARCHIVE_MAGIC: "an archive",
+}
 
 EM_CUDA = 190
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -98,6 +106,20 @@ def check(code: bytes, capability: Capability) -> bool:
     return True
 
 
+def check_input(code: bytes, capability: Capability) -> None:
+    """Raises Refusal(MODULE_INVALID) for an input of a link that does not fit the device or is in no known format.
+
+    Code for link-time optimization, archives and objects of the host are left to the linker.
+    """
+    if code.startswith((LTO_IR_MAGIC, ARCHIVE_MAGIC)):
+        return
+    if code.startswith(ELF_MAGIC):
+        if int.from_bytes(code[18:20], "little") == EM_CUDA:
+            _check_cubin(read_cubin(code)._replace(relocatable=False), capability)
+        return
+    check(code, capability)
+
+
 def describe(code: bytes) -> str:
     """Returns a short description of the code, which may be incomplete."""
     if code.startswith(ELF_MAGIC):
@@ -107,10 +129,9 @@ def describe(code: bytes) -> str:
             machine = int.from_bytes(code[18:20], "little")
             return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or an incomplete one"
         return "a CUBIN" if cubin.architecture is None else f"a CUBIN for sm_{cubin.architecture}"
-    if code.startswith(FATBIN_MAGIC):
-        return "a fatbin"
-    if code.startswith(FATBIN_WRAPPER_MAGIC):
-        return "the wrapper of a fatbin"
+    known = next((name for magic, name in _NAMES.items() if code.startswith(magic)), "")
+    if known:
+        return known
     try:
         ptx = read_ptx(code)
     except Refusal:
@@ -175,7 +196,7 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
     if cubin.relocatable:
         raise _invalid(
             "It is relocatable device code, which has yet to be linked.",
-            fix="link it with nvcc -dlink or nvJitLink, or compile without -rdc",
+            fix='link it here, code=[cubin, ...] or options=("-rdc=true",), or compile without -rdc',
         )
     if cubin.architecture is not None and not runs(cubin.architecture, capability):
         raise _other_device(f"It is a CUBIN for sm_{cubin.architecture}", capability)

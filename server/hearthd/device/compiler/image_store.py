@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.backend.compiler import Assembly, Image, Job
+from hearthd.device.backend.compiler import Assembly, Image, Job, Link
 
 ENTRIES = 256
 BYTES = 256 << 20
@@ -48,7 +48,13 @@ class ImageStore:
 
 def _size(job: Job, image: Image) -> int:
     image_bytes = len(image.code) + len(image.log) + sum(len(key) + len(value) for key, value in image.names.items())
+    return image_bytes + _job_size(job)
+
+
+def _job_size(job: Job) -> int:
     if isinstance(job, Assembly):
-        return image_bytes + len(job.code)
+        return len(job.code)
+    if isinstance(job, Link):
+        return sum(map(_job_size, job.inputs))
     texts = (job.code, *job.options, *job.name_expressions, *(text for header in job.headers for text in header))
-    return image_bytes + sum(map(len, texts))
+    return sum(map(len, texts))

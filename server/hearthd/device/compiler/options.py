@@ -50,6 +50,8 @@ class RefusedOption(NamedTuple):
 
 _WHOLE_PROGRAM = Option("device-w", "dw", None, Effect.NOWHERE)
 _BOOL = "true|false"
+_RELOCATABLE = Option("relocatable-device-code", "rdc", _BOOL, Effect.GPU)
+_LTO = Option("dlink-time-opt", "dlto", None, Effect.GPU)
 _NUMBERS = r"\d+(,\d+)*"
 
 ACCEPTED = (
@@ -75,6 +77,8 @@ ACCEPTED = (
     Option("device-stack-protector", "device-stack-protector", _BOOL, Effect.GPU),
     Option("builtin-move-forward", "builtin-move-forward", _BOOL, Effect.GPU),
     Option("builtin-initializer-list", "builtin-initializer-list", _BOOL, Effect.GPU),
+    _RELOCATABLE,
+    _LTO,
     Option("diag-error", "diag-error", _NUMBERS, Effect.GPU),
     Option("diag-suppress", "diag-suppress", _NUMBERS, Effect.GPU),
     Option("diag-warn", "diag-warn", _NUMBERS, Effect.GPU),
@@ -97,8 +101,8 @@ ACCEPTED = (
 
 _FILE = ("it names a file of the host", "leave it out")
 _LINK = (
-    "it produces code that has to be linked, which the daemon does not do",
-    "leave it out, and send one whole module",
+    "it produces code that the daemon does not link",
+    "leave it out, or use -rdc=true or -dlto",
 )
 _NO_CODE = ("it produces no code that a device can run", "leave it out")
 
@@ -136,9 +140,7 @@ REFUSED = (
     RefusedOption(
         "pre-include", "include", True, _FILE[0], "write the #include into the source, and send the header along"
     ),
-    RefusedOption("device-c", "dc", False, *_LINK),
     RefusedOption("extensible-whole-program", "ewp", False, *_LINK),
-    RefusedOption("dlink-time-opt", "dlto", False, *_LINK),
     RefusedOption("gen-opt-lto", "gen-opt-lto", False, *_LINK),
     RefusedOption("optix-ir", "optix-ir", False, *_NO_CODE),
     RefusedOption("fdevice-syntax-only", "fdevice-syntax-only", False, *_NO_CODE),
@@ -155,7 +157,8 @@ _HOST_COMPILER = "host-compiler"
 _HOST_IGNORED = re.compile(r"-(O[0-4s]?|g|Wall|Wextra|fPIC|m64)")
 """Options of a host's compiler and of nvcc that do not change the meaning of the code."""
 _HOST = re.compile(r"-{1,2}(O[0-3s]?|g|Wall|Wextra|f[\w-]+|m[\w-]+)(=.*)?")
-_DEVICE_CODE = "relocatable-device-code"
+_RELOCATABLE_NAMES = ("dc", "device-c")
+"""nvcc's names of the option for relocatable device code without a value."""
 _LETTERS = frozenset("DUIGw")
 """One-letter options, whose value may follow without a separator."""
 
@@ -203,6 +206,16 @@ class CompileOptions:
                 macros.append((parsed.value, None))
         return macros
 
+    @property
+    def linked(self) -> bool:
+        """True if the options produce code that has to be linked."""
+        return self.has(_RELOCATABLE.long) or self.has(_LTO.long)
+
+    @property
+    def optimized_by_linker(self) -> bool:
+        """True if the code is optimized at link time."""
+        return self.has(_LTO.long)
+
     def for_nvrtc(self) -> list[str]:
         """Returns the options for NVRTC, each as one string in NVRTC's form."""
         return [_for_nvrtc(parsed) for parsed in self.options if parsed.option.effect is not Effect.NOWHERE]
@@ -227,6 +240,17 @@ def _for_nvrtc(parsed: ParsedOption) -> str:
     if option.short in ("D", "U"):
         return f"-{option.short}{parsed.value}"
     return f"--{option.long}" if option.value is None else f"--{option.long}={parsed.value}"
+
+
+def needs_linking(options: Sequence[str]) -> bool:
+    """True if the options produce code that has to be linked: relocatable code, or code for link-time optimization.
+
+    False for invalid options, which the compile refuses.
+    """
+    try:
+        return parse_options(options).linked
+    except Refusal:
+        return False
 
 
 def parse_options(options: Sequence[str]) -> CompileOptions:
@@ -277,16 +301,17 @@ def _takes_value(name: str) -> bool:
     option = _BY_NAME.get(name)
     if isinstance(option, Option):
         return option.value is not None
-    return name in ("rdc", _DEVICE_CODE) or (option is not None and option.takes_value)
+    return option is not None and option.takes_value
 
 
 def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOption]:
-    if name in ("rdc", _DEVICE_CODE):
-        if value != "false":
-            raise _refusal(text, *_LINK)
+    option = _BY_NAME.get(name)
+    if option is _RELOCATABLE and value == "false":
         yield ParsedOption(text, _WHOLE_PROGRAM, "")
         return
-    option = _BY_NAME.get(name)
+    if name in _RELOCATABLE_NAMES and value is None:
+        yield ParsedOption(text, _RELOCATABLE, "true")
+        return
     if option is None:
         if _HOST_IGNORED.fullmatch(text):
             yield ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")

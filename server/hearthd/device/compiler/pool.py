@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
+from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, Link, Source
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
@@ -68,6 +68,7 @@ class CompileWorkers:
         self._scratch: Scratch | None = None
         self._identity: bytes | None = None
         self._assembler: bytes | Refusal | None = None
+        self._linker: bytes | None = None
         self.confined: str | None = None
         """Confinement of the workers from the host's files; empty: the workers are not confined; None: no worker has
         started yet."""
@@ -103,6 +104,8 @@ class CompileWorkers:
         compiler = self._required_compiler()
         if isinstance(job, Assembly):
             return self._assembler_identity()
+        if isinstance(job, Link):
+            return compiler.linker() if compiler.light else self._linker_identity()
         if compiler.light:
             return compiler.identity()
         if self._identity is None:
@@ -115,8 +118,8 @@ class CompileWorkers:
 
         Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
         """
-        if not isinstance(job, Assembly):
-            self._required_compiler().prepare(job)
+        for source in job.sources if isinstance(job, Link) else (job,) if isinstance(job, Source) else ():
+            self._required_compiler().prepare(source)
         head, texts = protocol.pack_job(job)
         answer, code = self._request(job, head, texts)
         if "reason" in answer:
@@ -181,6 +184,14 @@ class CompileWorkers:
             raise self._assembler
         return self._assembler
 
+    def _linker_identity(self) -> bytes:
+        if self._linker is None:
+            answer, _ = self._request(None, {"job": "linker"}, [])
+            if "reason" in answer:
+                raise protocol.unpack_refusal(answer)
+            self._linker = bytes.fromhex(answer["identity"])
+        return self._linker
+
     def _request(self, job: Job | None, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         """Sends a request to a worker and returns its answer. Tries another worker if one exits before it starts.
 
@@ -212,7 +223,8 @@ class CompileWorkers:
             if worker.cancelled:
                 raise _cancelled() from None
             raise
-        if self._is_worn_out(worker, answer[0]):
+        # A link with duplicate symbols, which not every format shows, leaves nvJitLink's process in a bad state.
+        if head["job"] == "link" or self._is_worn_out(worker, answer[0]):
             worker.kill()
             worker.end()
         return answer

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Job, Source
+from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
 from hearthd.shared import disk
 
 MAX_PARTS = 1 << 16
@@ -96,6 +96,13 @@ def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
     """Returns a job as the head and the parts of a message; `unpack_job` is the inverse."""
     if isinstance(job, Assembly):
         return {"job": "assemble"}, [job.code]
+    if isinstance(job, Link):
+        packed = [pack_job(item) for item in job.inputs]
+        heads = [{**head, "parts": len(parts)} for head, parts in packed]
+        return (
+            {"job": "link", "inputs": heads, "options": list(job.options)},
+            [part for _, parts in packed for part in parts],
+        )
     head = {"job": "compile", "options": list(job.options), "name_expressions": list(job.name_expressions)}
     return head, [job.code.encode(), *(text.encode() for header in job.headers for text in header)]
 
@@ -104,6 +111,15 @@ def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
     """Returns the job of a message that `pack_job` made."""
     if head["job"] == "assemble":
         return Assembly(parts[0])
+    if head["job"] == "link":
+        inputs: list[Source | Assembly] = []
+        at = 0
+        for item in head["inputs"]:
+            job = unpack_job(item, parts[at : at + item["parts"]])
+            assert not isinstance(job, Link)
+            inputs.append(job)
+            at += item["parts"]
+        return Link(tuple(inputs), tuple(head["options"]))
     code, *texts = (part.decode() for part in parts)
     return Source(
         code=code,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
+from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, Link
 from hearthd.device.compiler import includes, protocol
 from hearthd.device.compiler.limits import CompileLimits, CompilerEnded
 from hearthd.device.platform import sandbox
@@ -100,8 +100,9 @@ def _run_request(
 ) -> None:
     try:
         sandbox.allot(memory=limits.memory, seconds=limits.seconds)
-        if head["job"] == "assembler":
-            protocol.send(link, {"identity": compiler.assembler().hex()})
+        if head["job"] in ("assembler", "linker"):
+            identity = compiler.assembler() if head["job"] == "assembler" else compiler.linker()
+            protocol.send(link, {"identity": identity.hex()})
             return
         job = protocol.unpack_job(head, parts)
         parts.clear()
@@ -130,8 +131,9 @@ def _run_request(
 def _run_job(compiler: Compiler, job: Job) -> Image:
     if isinstance(job, Assembly):
         return compiler.assemble(job)
-    includes.check(job.code, dict(job.headers), job.options, job.name_expressions)
-    return compiler.compile(job)
+    for source in job.sources if isinstance(job, Link) else (job,):
+        includes.check(source.code, dict(source.headers), source.options, source.name_expressions)
+    return compiler.link(job) if isinstance(job, Link) else compiler.compile(job)
 
 
 def _reap_until_request(link: socket.socket) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.backend.compiler import Assembly, Image, Link, Source
+from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.includes import check_name
 from hearthd.device.compiler.limits import CompilerEnded
 from hearthd.device.cpu import libraries
@@ -131,6 +132,22 @@ class CpuCompiler:
 
     def assemble(self, assembly: Assembly) -> Image:
         raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
+
+    def linker(self) -> bytes:
+        return self.identity()
+
+    def link(self, link: Link) -> Image:
+        if len(link.sources) == len(link.inputs) == 1:
+            return self.compile(link.sources[0])
+        binary = next((item.code for item in link.inputs if isinstance(item, Assembly)), b"")
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            f"The CPU backend links no modules; {len(link.inputs)} inputs were sent"
+            + (f", one of which is {image_headers.describe(binary)}." if binary else "."),
+            fix='put the sources into one, for example with headers={"part.cu": text} and #include "part.cu"; or use a '
+            "device with a GPU",
+            details={"feature": "linking", "inputs": len(link.inputs)},
+        )
 
 
 def compile_source(

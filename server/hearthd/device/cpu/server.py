@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.device.backend import tensor_map
+from hearthd.device.backend import launch_attributes, tensor_map
 from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import ConditionalNode, Dim, GraphNode, KernelNode, LaunchAttributes, NodeOrder
 from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
@@ -39,6 +39,8 @@ SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block in bytes: those of an H100, so that a kernel that fits here also fits
 there."""
 
+MAX_ACCESS_WINDOW = 128 << 20
+"""Largest access-policy window, in bytes: about that of the GPUs that have them."""
 COMPUTE_CAPABILITY = (7, 0)
 """Compute capability that matches `__CUDA_ARCH__` in kernels compiled here; programs then choose code paths without
 inline PTX."""
@@ -367,6 +369,7 @@ def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
         registers_per_block=0,
         driver_version=platform.release(),
         runtime_version=platform.python_version(),
-        features=["cooperative_launch"],
+        features=["cooperative_launch", *launch_attributes.features(9)],  # attributes that change no result
+        access_policy_max_window_size=MAX_ACCESS_WINDOW,
         memory_alignment=ALIGNMENT,
     )

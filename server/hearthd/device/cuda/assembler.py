@@ -1,7 +1,8 @@
-"""Assembler from PTX to CUBIN with nvJitLink, or else ptxas. Runs in compile workers: needs no context and no driver.
+"""Assembler from PTX to CUBIN with nvJitLink, or else ptxas, and linker with nvJitLink.
 
-If neither is available, or the tool does not know a PTX version or architecture that the driver may know, the driver
-compiles the PTX while loading it, on the device-handle thread. `Refusal(NO_COMPILER)` reports that case.
+Runs in compile workers: needs no context and no driver. If neither assembler is available, or the tool does not know a
+PTX version or architecture that the driver may know, the driver compiles the PTX while loading it, on the device-handle
+thread. `Refusal(NO_COMPILER)` reports that case.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image
-from hearthd.device.compiler import image_headers
+from hearthd.device.compiler import image_headers, symbols
+from hearthd.device.compiler.options import CompileOptions
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
+_FAST_MATH = {"ftz": "1", "prec-div": "0", "prec-sqrt": "0", "fma": "1"}
+"""Options of link-time optimization that -use_fast_math implies."""
 _EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECASE)
 
 
@@ -49,8 +53,7 @@ class PtxAssembler:
     """
 
     def __init__(self, compute_capability: tuple[int, int], driver: tuple[int, int]) -> None:
-        major, minor = compute_capability
-        self._target = f"sm_{10 * major + minor}{'a' if major >= 9 else ''}"
+        self._target = _architecture(compute_capability)
         self._driver = driver
 
     def identity(self) -> bytes:
@@ -109,6 +112,58 @@ class PtxAssembler:
         )
 
 
+class Linker:
+    """Links CUBIN, PTX, fatbin, LTO-IR, objects and archives to one CUBIN for one device."""
+
+    def __init__(self, compute_capability: tuple[int, int]) -> None:
+        self._target = _architecture(compute_capability)
+
+    def identity(self) -> bytes:
+        """Returns the version of nvJitLink, and the target. Raises Refusal(NO_COMPILER) if it is not installed."""
+        major, minor = self._version
+        return f"nvJitLink {major}.{minor}\n{self._target}".encode()
+
+    def link(self, inputs: Sequence[bytes], options: CompileOptions) -> bytes:
+        """Returns the CUBIN of all inputs, which the log names "input 0", "input 1", ...
+
+        Raises Refusal(COMPILE_FAILED) with the log, Refusal(NO_COMPILER).
+        """
+        _ = self._version  # raises if nvJitLink is not installed
+        twice = symbols.duplicates(inputs)
+        if twice:
+            lines = [f"{name!r} is defined in input {', input '.join(map(str, at))}" for name, at in twice]
+            raise _link_failed(lines[0], "\n".join(f"error: {line}" for line in lines))
+        lto = options.optimized_by_linker or any(code.startswith(image_headers.LTO_IR_MAGIC) for code in inputs)
+        named = [(f"input {index}", code.rstrip(b"\0") if is_ptx(code) else code) for index, code in enumerate(inputs)]
+        try:
+            return _run_nvjitlink(named, [f"-arch={self._target}", *_linker_options(options, lto)])
+        except _Refused as error:
+            log = str(error)
+            if _EXHAUSTED.search(log):
+                raise MemoryError from error
+            raise _link_failed(_first_error(log), log) from error
+
+    @functools.cached_property
+    def _version(self) -> tuple[int, int]:
+        """The version of nvJitLink. Raises Refusal(NO_COMPILER)."""
+        try:
+            from cuda.bindings import nvjitlink
+
+            return tuple(nvjitlink.version())
+        except Exception as error:  # not installed, or older than the binding
+            raise Refusal(
+                Reason.NO_COMPILER,
+                f"Modules cannot be linked here: nvJitLink is not installed ({error}).",
+                fix="install nvidia-nvjitlink (CUDA 12: nvidia-nvjitlink-cu12) in the daemon's environment, or send "
+                "one linked module",
+            ) from error
+
+
+def _architecture(compute_capability: tuple[int, int]) -> str:
+    major, minor = compute_capability
+    return f"sm_{10 * major + minor}{'a' if major >= 9 else ''}"
+
+
 def _find_tool() -> _Tool | None:
     """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas.
 
@@ -143,16 +198,20 @@ def _find_ptxas() -> str | None:
 
 
 def _link(code: bytes, target: str) -> bytes:
+    return _run_nvjitlink([("module", code)], [f"-arch={target}"])
+
+
+def _run_nvjitlink(inputs: Sequence[tuple[str, bytes]], options: list[str]) -> bytes:
+    """Links inputs, each with its name in the log, to a CUBIN. Raises _Refused."""
     from cuda.bindings import nvjitlink
 
-    kinds = nvjitlink.InputType
-    kind = kinds.FATBIN if code.startswith(image_headers.FATBIN_MAGIC) else kinds.PTX
     try:
-        handle = nvjitlink.create(1, [f"-arch={target}"])
+        handle = nvjitlink.create(len(options), options)
     except nvjitlink.nvJitLinkError as error:
         raise _Refused(str(error)) from error
     try:
-        nvjitlink.add_data(handle, int(kind), code, len(code), "module")
+        for name, code in inputs:
+            nvjitlink.add_data(handle, int(_kind(code)), code, len(code), name)
         nvjitlink.complete(handle)
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, cubin)
@@ -164,6 +223,21 @@ def _link(code: bytes, target: str) -> bytes:
         raise _Refused(text or str(error)) from error
     finally:
         nvjitlink.destroy(handle)
+
+
+def _kind(code: bytes) -> Any:
+    """Returns nvJitLink's kind of the input, determined by its first bytes."""
+    from cuda.bindings import nvjitlink
+
+    kinds = nvjitlink.InputType
+    if code.startswith(image_headers.ELF_MAGIC):
+        is_cubin = int.from_bytes(code[18:20], "little") == image_headers.EM_CUDA
+        return kinds.CUBIN if is_cubin else kinds.OBJECT
+    if code.startswith(image_headers.FATBIN_MAGIC):
+        return kinds.FATBIN
+    if code.startswith(image_headers.LTO_IR_MAGIC):
+        return kinds.LTOIR
+    return kinds.LIBRARY if code.startswith(image_headers.ARCHIVE_MAGIC) else kinds.PTX
 
 
 def _run_ptxas(path: str, code: bytes, target: str) -> bytes:
@@ -178,6 +252,38 @@ def _run_ptxas(path: str, code: bytes, target: str) -> bytes:
         return cubin.read_bytes()
 
 
+def is_ptx(code: bytes) -> bool:
+    """True if the code has none of the binary formats."""
+    return not code.startswith(
+        (
+            image_headers.ELF_MAGIC,
+            image_headers.FATBIN_MAGIC,
+            image_headers.FATBIN_WRAPPER_MAGIC,
+            image_headers.LTO_IR_MAGIC,
+            image_headers.ARCHIVE_MAGIC,
+        )
+    )
+
+
+def _linker_options(options: CompileOptions, lto: bool) -> list[str]:
+    """Returns the options of the sources that the linker needs as well."""
+    found = []
+    if options.has("maxrregcount"):
+        found.append(f"-maxrregcount={options.last('maxrregcount')}")
+    if options.has("device-debug"):
+        found.append("-g")
+    if options.has("generate-line-info"):
+        found.append("-lineinfo")
+    if not lto:
+        return found
+    found.append("-lto")
+    settings = dict(_FAST_MATH) if options.has("use_fast_math") else {}
+    for name in ("ftz", "prec-div", "prec-sqrt", "fmad"):
+        if options.has(name):
+            settings["fma" if name == "fmad" else name] = str(int(options.last(name) == "true"))
+    return found + [f"-{name}={value}" for name, value in settings.items()]
+
+
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     first = next(
@@ -188,3 +294,13 @@ def _first_error(log: str) -> str:
 
 def _unavailable(reason: str) -> Refusal:
     return Refusal(Reason.NO_COMPILER, f"PTX is left to the driver: {reason}.", fix="install nvidia-nvjitlink")
+
+
+def _link_failed(problem: str, log: str) -> Refusal:
+    return Refusal(
+        Reason.COMPILE_FAILED,
+        f"The inputs cannot be linked: {problem}.",
+        fix="define each function and variable in one input, declare it `extern` in the others, and send all inputs; "
+        'the complete log is in details["log"]',
+        details={"log": log},
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from cuda.bindings import driver
 
-from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
+from hearthd.device.backend.graph_nodes import AccessWindow, Dim, LaunchAttributes
 from hearthd.device.backend.residency import PORTABLE_CLUSTER, product
 from hearthd.device.cuda.errors import checked
 
@@ -25,6 +26,42 @@ def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttri
         dim = cluster.value.clusterDim
         dim.x, dim.y, dim.z = attributes.cluster
         out.append(cluster)
+    if attributes.programmatic:
+        programmatic = driver.CUlaunchAttribute()
+        programmatic.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        programmatic.value.programmaticStreamSerializationAllowed = 1
+        out.append(programmatic)
+    if attributes.priority is not None:
+        priority = driver.CUlaunchAttribute()
+        priority.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+        priority.value.priority = _clamped_priority(attributes.priority)
+        out.append(priority)
+    if attributes.mem_sync_domain:
+        domain = driver.CUlaunchAttribute()
+        domain.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
+        domain.value.memSyncDomain = driver.CUlaunchMemSyncDomain(attributes.mem_sync_domain)
+        out.append(domain)
+    if attributes.window is not None:
+        access = driver.CUlaunchAttribute()
+        access.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+        access.value.accessPolicyWindow = _driver_window(attributes.window)
+        out.append(access)
+    return out
+
+
+def _clamped_priority(priority: int) -> int:
+    """Returns the priority in the range of the current device, as the driver clamps those of streams."""
+    least, greatest = map(int, cast(Sequence[int], checked(driver.cuCtxGetStreamPriorityRange())))
+    return max(greatest, min(priority, least))  # lower numbers are more urgent
+
+
+def _driver_window(window: AccessWindow) -> driver.CUaccessPolicyWindow:
+    out = driver.CUaccessPolicyWindow()
+    out.base_ptr = window.address
+    out.num_bytes = window.size
+    out.hitRatio = window.hit_ratio
+    out.hitProp = driver.CUaccessProperty(window.hit)
+    out.missProp = driver.CUaccessProperty(window.miss)
     return out
 
 

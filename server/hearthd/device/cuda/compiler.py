@@ -1,4 +1,4 @@
-"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX.
+"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX, and a linker.
 
 Imports no CuPy, so that workers start quickly.
 """
@@ -15,9 +15,11 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.backend.compiler import Assembly, Image, Link, Source
 from hearthd.device.compiler import image_headers
-from hearthd.device.cuda.assembler import PtxAssembler
+from hearthd.device.compiler.options import parse_options
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
+from hearthd.device.cuda.assembler import Linker, PtxAssembler, is_ptx
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
 
 
@@ -33,6 +35,7 @@ class CudaCompiler:
         self._driver = driver
         self._nvrtc = NvrtcCompiler(compute_capability, includes)
         self._assembler = PtxAssembler(compute_capability, driver)
+        self._linker = Linker(compute_capability)
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
@@ -77,6 +80,30 @@ class CudaCompiler:
 
     def assemble(self, assembly: Assembly) -> Image:
         return self._assembler.assemble(assembly)
+
+    def linker(self) -> bytes:
+        return self._linker.identity() + b"\n" + self._nvrtc.identity()
+
+    def link(self, link: Link) -> Image:
+        images = [self._relocatable(index, item) for index, item in enumerate(link.inputs)]
+        code = self._linker.link([image.code for image in images], parse_options(link.options))
+        kinds: dict[str, str] = {}
+        names: dict[str, str] = {}
+        for image in images:
+            kinds.update(image.kinds)
+            names.update(image.names)
+        return Image(code, names, "\n".join(image.log for image in images if image.log), kinds)
+
+    def _relocatable(self, index: int, item: Source | Assembly) -> Image:
+        """Returns an input of a link as code that can be linked. Raises Refusal, which names the input."""
+        try:
+            if isinstance(item, Source):
+                return self._nvrtc.compile(item, relocatable=True)
+            image_headers.check_input(item.code, self._capability)
+            return Image(item.code, kinds=parameter_kinds(item.code) if is_ptx(item.code) else {})
+        except Refusal as refusal:
+            refusal.message = f"input {index}: {refusal.message}"
+            raise
 
 
 def _library_folders() -> list[str]:

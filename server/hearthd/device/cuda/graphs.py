@@ -249,10 +249,12 @@ def _kernel_nodes(graph: Graph) -> list[Any]:
     launch.
     """
     (roots, *_) = checked(driver.cuGraphGetRootNodes(graph.captured, 1))
-    count = checked(driver.cuGraphGetEdges(graph.captured))[-1]
+    # version 2 also returns the kinds of the edges; version 1 refuses graphs with edges of programmatic launches
+    get_edges = getattr(driver, "cuGraphGetEdges_v2", driver.cuGraphGetEdges)
+    count = checked(get_edges(graph.captured))[-1]
     successors: dict[int, Any] = {}
     if count:
-        edges = checked(driver.cuGraphGetEdges(graph.captured, count))
+        edges = checked(get_edges(graph.captured, count))
         starts, ends = cast(Sequence[Any], edges[0]), cast(Sequence[Any], edges[1])
         successors = {int(start): end for start, end in zip(starts, ends, strict=True)}
     kernels: list[Any] = []

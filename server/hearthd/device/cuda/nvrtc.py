@@ -20,6 +20,22 @@ from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
+_DEPENDENT_LAUNCH = ("cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion")
+_DEVICE_RUNTIME = "cuda_device_runtime_api.h"
+_DEPENDENT_LAUNCH_HEADER = (
+    "hearth/programmatic_launch.h",
+    "#if __CUDA_ARCH__ >= 900\n"
+    "static __device__ __forceinline__ void cudaGridDependencySynchronize()"
+    ' { asm volatile("griddepcontrol.wait;" ::: "memory"); }\n'
+    "static __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion()"
+    ' { asm volatile("griddepcontrol.launch_dependents;"); }\n'
+    "#else\n"
+    "static __device__ __forceinline__ void cudaGridDependencySynchronize() {}\n"
+    "static __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion() {}\n"
+    "#endif\n",
+)
+"""Name and text of a header for programs that use functions of programmatic dependent launch without a header, as
+they may with nvcc. The toolkit's header includes others that NVRTC's packages do not contain."""
 _EXHAUSTED = re.compile(r"catastrophic error: out of memory|Loop in catastrophic error processing")
 
 
@@ -53,8 +69,10 @@ class NvrtcCompiler:
         includes = [f"-I{folder}" for folder in self.folders]
         return "\n".join((f"nvrtc {version}{missing}", name, *_DEFAULTS, *includes)).encode()
 
-    def compile(self, source: Source) -> Image:
+    def compile(self, source: Source, relocatable: bool = False) -> Image:
         """Compiles to CUBIN, or to PTX if NVRTC does not know the device's architecture. May block for seconds.
+
+        `relocatable`: compiles to code that can be linked, which is LTO-IR if the source's options say so.
 
         Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(NO_COMPILER), and the refusals of `parse_options`.
         """
@@ -72,22 +90,37 @@ class NvrtcCompiler:
             )
         defaults = () if parsed.has("std") else _DEFAULTS
         includes = (f"-I{folder}" for folder in self.folders)
-        options = (f"--gpu-architecture={name}", *defaults, *parsed.for_nvrtc(), *includes)
-        headers = [text.encode() for _, text in source.headers]
-        names = [name.encode() for name, _ in source.headers]
+        own = own_headers(source)
+        options = (*defaults, *parsed.for_nvrtc(), *includes, *(f"--pre-include={header}" for header, _ in own))
+        if relocatable and not parsed.has("relocatable-device-code"):
+            options += ("--relocatable-device-code=true",)
+        lto = relocatable and parsed.optimized_by_linker
+        image = self._run(source, own, (f"--gpu-architecture={name}", *options), version, lto)
+        if lto:  # LTO-IR does not have the kinds of parameters; PTX does, and is made faster than CUBIN
+            ptx_options = [option for option in options if option != "--dlink-time-opt"]
+            architecture_option = f"--gpu-architecture={name.replace('sm_', 'compute_')}"
+            described = self._run(source, own, (architecture_option, *ptx_options), version, False)
+            image = dataclasses.replace(image, kinds=described.kinds)
+        notes = parsed.without_effect(on_gpu=True)
+        return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
+
+    def _run(
+        self, source: Source, own: Sequence[tuple[str, str]], options: tuple[str, ...], version: str, lto: bool
+    ) -> Image:
+        """Compiles the source, with `own` headers of the compiler, to CUBIN or PTX, or to LTO-IR."""
+        headers = [text.encode() for _, text in (*source.headers, *own)]
+        names = [name.encode() for name, _ in (*source.headers, *own)]
         try:
             code = graph_conditions.declared(source).encode()
             program = _call(nvrtc.nvrtcCreateProgram, code, _PROGRAM.encode(), len(names), headers, names)
         except NvrtcError as error:
             raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:
-            image = self._compile(program, source, options, version)
+            return self._compile(program, source, options, version, lto)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
-        notes = parsed.without_effect(on_gpu=True)
-        return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
 
-    def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str) -> Image:
+    def _compile(self, program: Any, source: Source, options: tuple[str, ...], version: str, lto: bool) -> Image:
         try:
             for expression in source.name_expressions:
                 _call(nvrtc.nvrtcAddNameExpression, program, expression.encode())
@@ -102,6 +135,8 @@ class NvrtcCompiler:
             except NvrtcError as error:
                 problem = f"the name expression {expression!r} names no kernel or variable ({error})"
                 raise _compile_failed(problem, log) from error
+        if lto:
+            return Image(_read(program, nvrtc.nvrtcGetLTOIRSize, nvrtc.nvrtcGetLTOIR), lowered, log)
         _, _, cubin, _ = self._library
         ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx
@@ -119,6 +154,13 @@ class NvrtcCompiler:
         except Exception as error:  # missing or too old: modules can still be loaded, but not compiled
             return "", "", False, str(error) or type(error).__name__
         return f"{major}.{minor}", *architecture(self._capability, supported), ""
+
+
+def own_headers(source: Source) -> tuple[tuple[str, str], ...]:
+    """Returns the name and the text of the headers that the compiler adds in front of the source."""
+    texts = [source.code, *(text for _, text in source.headers)]
+    used = any(name in text for text in texts for name in _DEPENDENT_LAUNCH)
+    return (_DEPENDENT_LAUNCH_HEADER,) if used and not any(_DEVICE_RUNTIME in text for text in texts) else ()
 
 
 def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]) -> tuple[str, bool]:

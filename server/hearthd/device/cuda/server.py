@@ -11,6 +11,7 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.backend import launch_attributes
 from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.conditional_nodes import ConditionalNodes
@@ -33,6 +34,9 @@ _OLDEST_DRIVER = 12040
 cuModuleEnumerateFunctions, which launch checks need."""
 
 MEMORY_ALIGNMENT = 256
+_PERSISTING_L2_LIMIT = 6  # cudaLimitPersistingL2CacheSize
+_MAX_PERSISTING_L2 = 108  # cudaDevAttrMaxPersistingL2CacheSize
+_MAX_ACCESS_POLICY_WINDOW = 109  # cudaDevAttrMaxAccessPolicyWindowSize
 """Alignment in bytes of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory
 Accesses")."""
 
@@ -78,6 +82,9 @@ class CudaServer:
             cupy.cuda.Device(index).use()
             runtime.free(0)  # creates the context now rather than at the first command
             self._properties = _properties(index)
+            self._properties.persisting_l2_cache_size = _set_aside_l2(
+                min(spec.persisting_l2, self._properties.persisting_l2_cache_max_size)
+            )
             has_pools = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
             pool: Pool = StreamOrderedPool(index, spec.memory_limit) if has_pools else ArenaPool(spec.memory_limit)
         except CudaError as error:
@@ -205,6 +212,7 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
         features.append("cooperative_launch")
     if major >= 9:
         features.append("clusters")
+    features += launch_attributes.features(major)
     features += tensor_map_features(major)
     return node_pb2.DeviceProperties(
         name=props["name"].decode(errors="replace"),
@@ -229,7 +237,17 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
         runtime_version=_version(runtime.runtimeGetVersion()),
         features=features,
         memory_alignment=MEMORY_ALIGNMENT,
+        access_policy_max_window_size=runtime.deviceGetAttribute(_MAX_ACCESS_POLICY_WINDOW, index),
+        persisting_l2_cache_max_size=runtime.deviceGetAttribute(_MAX_PERSISTING_L2, index),
     )
+
+
+def _set_aside_l2(size: int) -> int:
+    """Sets aside a part of the L2 cache for persisting accesses; returns its size, which the driver may round."""
+    if not size:
+        return 0
+    runtime.deviceSetLimit(_PERSISTING_L2_LIMIT, size)
+    return int(runtime.deviceGetLimit(_PERSISTING_L2_LIMIT))
 
 
 def _uuid(index: int) -> str:

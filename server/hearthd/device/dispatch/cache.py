@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hearth_proto.launches import Record, pack, split_nested, unpack_layout
+from hearth_proto.launches import Extension, Record, pack, split_nested, unpack_layout
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.plan import DispatchPlan
-from hearthd.device.launch.arguments import dim, pack_arguments, value_bytes
+from hearthd.device.launch.arguments import attributes_of, dim, pack_arguments, value_bytes
 from hearthd.device.session.launch_plan import plan_key
 
 MAX_DISPATCHES = 256
@@ -76,6 +76,9 @@ class DispatchCache:
             layout=layout,
             buffers=handles,
             params=params,
+            extension=Extension(attributes=attributes_of(command.attributes))
+            if command.HasField("attributes")
+            else None,
         )
         places = unpack_layout(layout)
         entry = CachedDispatch(

@@ -10,8 +10,9 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.cache import DispatchCache
 from hearthd.device.dispatch.plan import BindingFailure, PointerTarget, named_transfers, read_bindings, refuse
 from hearthd.device.dispatch.run import DispatchResources, DispatchRun, TransientSlot
-from hearthd.device.launch.binder import Pointer, split
+from hearthd.device.launch.binder import Pointer, ResolvedRecord, find_window, split
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.launch_plan import with_priority
 from hearthd.device.session.session import DeviceSession
 
 
@@ -60,20 +61,19 @@ class DispatchCommands:
             raise refuse(entry.name, failures)
         if cached is None:
             cached = self._cache.add(cache_key, command, plan)
+        record = with_priority(cached.record(command, origin.stream.handle), session.priority)
+        window = find_window(session, record)
         run = DispatchRun(
             self._resources,
             origin,
-            entry,
-            cached.record(command, origin.stream.handle),
-            cached.key,
-            pointers,
+            ResolvedRecord(record, origin.stream, entry, pointers, None, cached.key, window),
             list(slots.values()),
             plan.iterations,
             command.timed,
         )
         run.arrived_ns = arrived_ns
         run.claim_transfers()
-        written, read = split(pointers, cached.read_only)
+        written, read = split(pointers, cached.read_only, window)
         operation = Operation(
             origin,
             run.step,

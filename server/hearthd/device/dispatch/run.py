@@ -19,7 +19,6 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from hearth_proto.launches import Record
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
@@ -28,7 +27,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION
-from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
+from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
 from hearthd.device.memory.reservations import Reservation
@@ -36,7 +35,6 @@ from hearthd.device.operation import Origin
 from hearthd.device.profiling.stopwatch import Stopwatch
 from hearthd.device.resources.budget import check_budget
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.module import FunctionEntry
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.streams.stream_pool import WINDOW
 from hearthd.device.transfers.staged import DirectCopies, StagedCopies
@@ -92,10 +90,7 @@ class DispatchRun:
         self,
         resources: DispatchResources,
         origin: Origin,
-        entry: FunctionEntry,
-        record: Record,
-        key: bytes,
-        pointers: list[Pointer],
+        resolved: ResolvedRecord,
         slots: list[TransientSlot],
         iterations: int,
         timed: bool,
@@ -104,10 +99,8 @@ class DispatchRun:
         self._device = device = resources.device
         self._origin = origin
         self._track = origin.stream.track
-        self._entry = entry
-        self._record = record
-        self._key = key
-        self._pointers = pointers
+        self._resolved = resolved
+        self._entry = resolved.entry
         self._slots = slots
         self._timed = timed
         self._incoming = slots
@@ -170,7 +163,7 @@ class DispatchRun:
         if self._entry.module.pending or self._track.full:
             return False
         # Checked before memory is allocated.
-        plan = self._resources.binder.check(self._entry, self._record, self._pointers, self._key)
+        plan = self._resources.binder.check(self._resolved)
         assert self._allocation is not None
         try:
             if not self._allocation.run():
@@ -186,7 +179,7 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # breaks a reference cycle between both objects
-        self._bound = self._resources.binder.fill(self._entry, plan, self._record, self._pointers)
+        self._bound = self._resources.binder.fill(plan, self._resolved)
         return True
 
     def _reserve(self) -> None:

@@ -317,7 +317,7 @@ class Capture:
 def kernel_node(bound: BoundLaunch) -> KernelNode:
     """Returns a graph node for a bound launch."""
     plan = bound.plan
-    return KernelNode(plan.function, plan.grid, plan.block, plan.shared_mem, bytes(bound.params), plan.attributes)
+    return KernelNode(plan.function, plan.grid, plan.block, plan.shared_mem, bytes(bound.params), bound.attributes)
 
 
 def uses_of(bound: BoundLaunch) -> Uses:

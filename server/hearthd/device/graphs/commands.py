@@ -261,7 +261,7 @@ class GraphCommands:
         entry.check()
         node = _node(entry, index, KernelNode)
         check_record(parsed)
-        bound = self._binder.bind(parsed.entry, parsed.record, parsed.pointers, parsed.key)
+        bound = self._binder.bind(parsed)
         check_plan(bound)
         _check_same(entry, index, node, bound)
         changed, uses = kernel_node(bound), uses_of(bound)
@@ -443,8 +443,8 @@ def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLau
     changes = []
     if plan.function is not node.function:
         changes.append(f"it launches {entry.kernels[index]}, not {plan.name}")
-    if plan.attributes != node.attributes:
-        changes.append("whether it is cooperative, and its clusters, cannot change")
+    if bound.attributes != node.attributes:
+        changes.append("whether it is cooperative, its clusters and its other attributes cannot change")
     if plan.iterations != 1:
         changes.append(f"it is one launch, not {plan.iterations}")
     if changes:

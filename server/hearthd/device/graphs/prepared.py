@@ -126,7 +126,7 @@ class PreparedCommands:
         refusals: dict[int, Refusal] = {}
         for index, resolved in enumerate(parsed):
             try:
-                bound.append(self._binder.bind(resolved.entry, resolved.record, resolved.pointers, resolved.key))
+                bound.append(self._binder.bind(resolved))
             except Refusal as refusal:
                 refusals[index] = refusal
         if refusals:
@@ -224,7 +224,7 @@ class _Run:
             chunk = launches[at : at + count]
             for bound in chunk:
                 plan = bound.plan
-                launch(plan.function, plan.grid, plan.block, plan.shared_mem, stream, bound.params, plan.attributes)
+                launch(plan.function, plan.grid, plan.block, plan.shared_mem, stream, bound.params, bound.attributes)
                 telemetry.launched += plan.weight
             count -= len(chunk)
             at = (at + len(chunk)) % len(launches)

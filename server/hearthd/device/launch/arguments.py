@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from hearth_proto.launches import TENSOR_MAP_BYTES, Place, pack_layout
+from hearth_proto.launches import TENSOR_MAP_BYTES, AccessWindow, Attributes, Place, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.session.launch_plan import Q
@@ -20,10 +20,34 @@ SCALARS = {
     "boolean": "<?",
 }
 
+_MAX_ENUMERATOR = 0xFFFF
+
 
 def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
     """Returns a grid, block or cluster; y and z are 1 if they are not set, x is not defaulted."""
     return message.x, message.y or 1, message.z or 1
+
+
+def attributes_of(message: commands_pb2.LaunchAttributes) -> Attributes:
+    """Returns the attributes of a launch for its record. Values are checked with the record.
+
+    Raises Refusal(INVALID_ARGUMENT) for enumerators that a record cannot contain.
+    """
+    window = None
+    given = message.access_policy_window
+    for name, value in (("mem_sync_domain", message.mem_sync_domain), ("hit", given.hit), ("miss", given.miss)):
+        if not 0 <= value <= _MAX_ENUMERATOR:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the launch attribute {name} is {value}, which is unknown",
+                fix="see LaunchAttributes in hearth_proto/v1/commands.proto",
+                details={"attribute": name, "value": value},
+                fields=["attributes"],
+            )
+    if message.HasField("access_policy_window"):
+        window = AccessWindow(given.buffer, given.offset, given.size, given.hit_ratio, given.hit, given.miss)
+    priority = message.priority if message.HasField("priority") else None
+    return Attributes(message.programmatic_stream_serialization, priority, message.mem_sync_domain, window)
 
 
 def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, tuple[int, ...], bytes]:

@@ -22,14 +22,23 @@ from hearth_proto.launches import (
     unpack_layout,
 )
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend import launch_limits, residency
+from hearthd.device.backend import launch_attributes, launch_limits, residency
+from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.launch_limits import Violation
 from hearthd.device.backend.resources import Function
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.platform.tally import FULL, launch_weight
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.launch_plan import LaunchPlan, Q, addresses, attributes_of, check_layout, plan_key
+from hearthd.device.session.launch_plan import (
+    LaunchPlan,
+    Q,
+    addresses,
+    attributes_of,
+    check_layout,
+    plan_key,
+    with_priority,
+)
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -50,16 +59,20 @@ class ResolvedRecord(NamedTuple):
     pointers: list[Pointer]
     grid_buffer: Buffer | None
     key: bytes
+    """Key of the launch plan; empty: to be computed from the record."""
+    window: Buffer | None = None
+    """The buffer of the access-policy window; None: the launch has no window."""
 
     def split(self) -> tuple[list[Buffer], list[Buffer]]:
-        """Returns the buffers that the kernel may write, and those that it only reads."""
-        return split(self.pointers, [place.read_only for place in unpack_layout(self.record.layout) if place.pointer])
+        """Returns the buffers that the kernel may write, and those that it only reads, among them its window."""
+        readers = [place.read_only for place in unpack_layout(self.record.layout) if place.pointer]
+        return split(self.pointers, readers, self.window)
 
 
 class BoundLaunch:
     """A launch that has passed every check and may be issued any number of times."""
 
-    __slots__ = ("buffers", "module", "params", "plan", "reads", "writes")
+    __slots__ = ("attributes", "buffers", "module", "params", "plan", "reads", "writes")
 
     def __init__(
         self,
@@ -68,9 +81,11 @@ class BoundLaunch:
         written: Sequence[Buffer],
         read: Sequence[Buffer],
         module: ModuleEntry,
+        attributes: LaunchAttributes | None = None,
     ) -> None:
         self.plan = plan
         self.params = params
+        self.attributes = attributes
         self.buffers = [*written, *read]
         self.writes: list[Usage] = [buffer.usage for buffer in written]
         self.reads: list[Usage] = [buffer.usage for buffer in read]
@@ -115,26 +130,35 @@ class Binder:
                 grid_buffer = session.buffers.find(record.extension.grid_buffer)
             except Refusal as refusal:
                 unknown.append(refusal)
+        window = None
+        try:
+            window = find_window(session, record)
+        except Refusal as refusal:
+            unknown.append(refusal)
         if len(unknown) > 1:
             first = unknown[0]
             message = "; ".join(refusal.message for refusal in unknown)
             raise Refusal(first.reason, f"launch of {entry.name}: {message}", fix=first.fix, details=first.details)
         if unknown:
             raise unknown[0]
-        return ResolvedRecord(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
+        key = plan_key(data, record)
+        return ResolvedRecord(
+            with_priority(record, session.priority), stream, entry, pointers, grid_buffer, key, window
+        )
 
-    def bind(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> BoundLaunch:
+    def bind(self, resolved: ResolvedRecord) -> BoundLaunch:
         """Makes the checks that are not cached yet, and fills in the addresses. The module must be loaded.
 
         Raises one Refusal that lists all faults.
         """
-        return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
+        return self.fill(self.check(resolved), resolved)
 
-    def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
+    def check(self, resolved: ResolvedRecord) -> LaunchPlan:
         """Makes the checks of `bind` and returns the launch plan. The buffers need not have addresses yet."""
+        record, _, entry, pointers, _, key, window = resolved
         plan = entry.plans.get(key)
         positions = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
-        out_of_bounds = _pointer_faults(record, positions, pointers)
+        out_of_bounds = _pointer_faults(record, positions, pointers) + _window_faults(record, window)
         try:
             if plan is None:
                 plan = self.plan(entry, record, key)
@@ -146,6 +170,8 @@ class Binder:
         for pointer in pointers:
             buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
             buffer.range(0, 0, f"launch of {entry.name}")  # raises if the buffer has no memory
+        if window is not None:
+            window.range(0, 0, f"access-policy window of the launch of {entry.name}")
         plan.check_integers(record.params)
         if out_of_bounds:
             raise Refusal(
@@ -156,16 +182,18 @@ class Binder:
             )
         return plan
 
-    def fill(self, entry: FunctionEntry, plan: LaunchPlan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
-        """Fills the buffers' addresses into the parameters of a checked launch."""
+    def fill(self, plan: LaunchPlan, resolved: ResolvedRecord) -> BoundLaunch:
+        """Fills the buffers' addresses into the parameters and the attributes of a checked launch."""
+        record, _, entry, pointers, _, _, window = resolved
         params = plan.params_of(record.params)
         for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
             if isinstance(pointer, TensorMapEntry):
                 params[patch : patch + TENSOR_MAP_BYTES] = pointer.data
             else:
                 Q.pack_into(params, patch, pointer.address + Q.unpack_from(params, patch)[0])
-        written, read = split(pointers, plan.readers)
-        return BoundLaunch(plan, params, written, read, entry.module)
+        written, read = split(pointers, plan.readers, window)
+        attributes = attributes_of(record, window.address if window is not None else 0)
+        return BoundLaunch(plan, params, written, read, entry.module, attributes)
 
     def issue(self, stream: LogicalStream, bound: BoundLaunch, count: int | None = None) -> None:
         """Submits the launch to the driver, ordered behind earlier users of its buffers.
@@ -195,7 +223,7 @@ class Binder:
         plan = bound.plan
         device = self._device
         device.server.launch(
-            plan.function, plan.grid, plan.block, plan.shared_mem, stream.track.stream, bound.params, plan.attributes
+            plan.function, plan.grid, plan.block, plan.shared_mem, stream.track.stream, bound.params, bound.attributes
         )
         device.telemetry.launched += plan.weight
 
@@ -225,6 +253,8 @@ class Binder:
                 f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown",
                 fix="use a client of this daemon's version",
             )
+        if record.extension is not None and record.extension.attributes is not None:
+            launch_attributes.check(self._device.limits, entry.name, record.extension.attributes)
         layout = unpack_layout(record.layout)
         faults = check_arguments(function, layout, record)
         fixes = [launch_limits.fix_of_arguments(split_nested(layout)[0], function.parameters)] if faults else []
@@ -329,10 +359,35 @@ def _pointer_faults(record: Record, positions: Sequence[tuple[int, int]], pointe
     return faults
 
 
-def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
+def find_window(session: DeviceSession, record: Record) -> Buffer | None:
+    """Returns the buffer of a record's access-policy window; None if it has no window. Raises Refusal."""
+    attributes = record.extension.attributes if record.extension is not None else None
+    if attributes is None or attributes.window is None:
+        return None
+    return session.buffers.find(attributes.window.buffer)
+
+
+def _window_faults(record: Record, window: Buffer | None) -> list[str]:
+    """Returns a message for an access-policy window that extends beyond its buffer; otherwise an empty list."""
+    attributes = record.extension.attributes if record.extension is not None else None
+    if window is None or attributes is None or attributes.window is None or window.lost is not None:
+        return []
+    start, size = attributes.window.offset, attributes.window.size
+    if start + size <= window.size:
+        return []
+    return [
+        f"the access-policy window has bytes [{start}..{start + size}) of buffer {window.handle}, which has "
+        f"{window.size}"
+    ]
+
+
+def split(
+    pointers: Sequence[Pointer], readers: Sequence[bool], window: Buffer | None = None
+) -> tuple[list[Buffer], list[Buffer]]:
     """Returns the buffers behind the pointers, each once: first those that may be written, then those only read.
 
-    Every read-only buffer is among those that are only read. The targets of an array of pointers are included.
+    Every read-only buffer is among those that are only read. The targets of an array of pointers are included, and the
+    buffer of an access-policy window.
     """
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
@@ -343,6 +398,8 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
             for reach in buffer.reaches:
                 (written if reach.may_write else read)[reach.buffer] = None
         (read if only_read else written)[buffer] = None
+    if window is not None:
+        read[window] = None
     return list(written), [buffer for buffer in read if buffer not in written]
 
 

@@ -13,7 +13,7 @@ from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordE
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.launch.arguments import dim, pack_arguments
+from hearthd.device.launch.arguments import attributes_of, dim, pack_arguments
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
@@ -388,9 +388,10 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
     dynamic = command.dynamic_grid
     iterations = command.iterations if command.HasField("iterations") else 1
     cluster = dim(command.cluster) if command.HasField("cluster") else (0, 0, 0)
-    if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid"):
+    attributes = attributes_of(command.attributes) if command.HasField("attributes") else None
+    if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid") and attributes is None:
         return None
-    return Extension(cluster, iterations, dynamic.buffer, dynamic.offset)
+    return Extension(cluster, iterations, dynamic.buffer, dynamic.offset, attributes)
 
 
 def refuse_answered_launches(_origin: Origin, _records: bytes) -> None:

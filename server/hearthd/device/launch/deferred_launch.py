@@ -29,8 +29,6 @@ class LaunchRun:
         self._origin = origin
         self._parsed = parsed
         self._capture = origin.capture
-        self._record = parsed.record
-        self._key = parsed.key
         self._bound: BoundLaunch | None = None
         self._remaining = 0
         self._grid: DynamicGrid | None = None
@@ -63,7 +61,7 @@ class LaunchRun:
             if not self._read_grid(self._grid):
                 return True
         if self._bound is None:
-            self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
+            self._bound = self._binder.bind(self._parsed)
             self._remaining = self._bound.plan.iterations
         if not self._may_issue(self._bound):
             return False
@@ -151,17 +149,16 @@ class LaunchRun:
                 fix="launch it outside the graph",
             )
         assert self._capture is not None
-        self._capture.add_launch(self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key))
+        self._capture.add_launch(self._binder.bind(parsed))
         return True
 
     def _read_grid(self, grid: DynamicGrid) -> bool:
         """Replaces the launch's grid by the one read from the buffer. Returns False if the grid is empty."""
-        extension = self._record.extension
+        record = self._parsed.record
+        extension = record.extension
         if self._bound is None and extension is not None:
-            self._record = self._record._replace(
-                grid=grid.value, extension=extension._replace(grid_buffer=0, grid_offset=0)
-            )
-            self._key = b""
+            extension = extension._replace(grid_buffer=0, grid_offset=0)
+            self._parsed = self._parsed._replace(record=record._replace(grid=grid.value, extension=extension), key=b"")
             if not all(grid.value):
                 if self.validates:
                     self._origin.reply()

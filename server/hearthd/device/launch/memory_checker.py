@@ -156,7 +156,7 @@ class Validation:
         for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
             offset = Q.unpack_from(params, patch)[0] - buffer.address
             Q.pack_into(params, patch, guarded[buffer].address + guarded[buffer].plan.buffer_offset + offset)
-        launch = BoundLaunch(bound.plan, params, (), (), bound.module)
+        launch = BoundLaunch(bound.plan, params, (), (), bound.module, bound.attributes)
         launch.writes, launch.reads = bound.writes, bound.reads
         return launch
 

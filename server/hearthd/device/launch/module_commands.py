@@ -10,8 +10,9 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.compiler import Image, Job, Source
+from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
 from hearthd.device.compiler import graph_conditions
+from hearthd.device.compiler.options import needs_linking
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
@@ -20,6 +21,12 @@ from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
 from hearthd.device.session.session import DeviceSession
+
+MAX_INPUTS = 256
+"""Most inputs of a module that is linked."""
+
+LINKED_KINDS = (commands_pb2.CODE_KIND_LTO_IR, commands_pb2.CODE_KIND_LIBRARY)
+"""Kinds of code that no device can load before it is linked."""
 
 
 class ModuleCommands:
@@ -42,33 +49,18 @@ class ModuleCommands:
         """
         session = origin.session
         entry = session.modules.add(command.module, ModuleEntry(command.module))
-        if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
-            self._compile(session, entry, command)
+        try:
+            job = _job(command)
+        except Refusal as refusal:
+            self._fail(entry, refusal)
         else:
-            self._assemble(session, entry, command.code)
+            if isinstance(job, Assembly):
+                self._assemble(session, entry, job.code)
+            else:
+                self._submit(session, entry, job)
         if not origin.answered:
             return None
         return self._describe(origin, entry)
-
-    def _compile(self, session: DeviceSession, entry: ModuleEntry, command: commands_pb2.LoadModule) -> None:
-        try:
-            source = Source(
-                code=command.code.decode(),
-                options=tuple(command.options),
-                name_expressions=tuple(command.name_expressions),
-                headers=tuple(sorted(command.headers.items())),
-            )
-        except UnicodeDecodeError as error:
-            entry.pending = False
-            entry.error = Refusal(
-                Reason.COMPILE_FAILED,
-                f"the source is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
-                fix="send the source as UTF-8 text",
-                fields=["code"],
-            )
-            return
-
-        self._submit(session, entry, source)
 
     def _assemble(self, session: DeviceSession, entry: ModuleEntry, code: bytes) -> None:
         """Loads binary code directly, or has it assembled first.
@@ -78,7 +70,6 @@ class ModuleCommands:
         """
         unassembled = Compiled(Image(code=code), None, False, 0)
         try:
-            graph_conditions.check_binary(code)
             assembly = self._device.server.compiler.assembly(code)
         except Refusal as refusal:
             self._fail(entry, refusal)
@@ -340,3 +331,40 @@ class ModuleCommands:
             return True
 
         return Operation(origin, run, reads=(entry,))
+
+
+def _job(command: commands_pb2.LoadModule) -> Job:
+    """Returns the job for the module's code: a `Link` for several inputs, and for code that has to be linked.
+
+    Raises Refusal(COMPILE_FAILED), Refusal(MODULE_INVALID).
+    """
+    inputs = [(command.kind, command.code), *((item.kind, item.code) for item in command.inputs)]
+    if len(inputs) > MAX_INPUTS:
+        raise Refusal(
+            Reason.COMPILE_FAILED,
+            f"the module has {len(inputs)} inputs; the maximum is {MAX_INPUTS}",
+            fix="link some of them before, or send an archive",
+            details={"inputs": len(inputs), "allowed": MAX_INPUTS},
+            fields=["code"],
+        )
+    options = tuple(command.options)
+    headers = tuple(sorted(command.headers.items()))
+    jobs: list[Source | Assembly] = []
+    for index, (kind, code) in enumerate(inputs):
+        if kind != commands_pb2.CODE_KIND_CUDA_CPP:
+            graph_conditions.check_binary(code)
+            jobs.append(Assembly(code))
+            continue
+        try:
+            names = () if index else tuple(command.name_expressions)
+            jobs.append(Source(code.decode(), options, names, headers))
+        except UnicodeDecodeError as error:
+            where = f"input {index}" if len(inputs) > 1 else "the source"
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"{where} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
+                fix="send the source as UTF-8 text",
+                fields=["code"],
+            ) from error
+    linked = len(jobs) > 1 or command.kind in LINKED_KINDS or needs_linking(options)
+    return Link(tuple(jobs), options) if linked else jobs[0]

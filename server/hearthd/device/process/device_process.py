@@ -142,6 +142,7 @@ class DeviceProcess:
                 properties.max_threads_per_multiprocessor,
                 properties.max_blocks_per_multiprocessor,
                 frozenset(properties.features),
+                properties.access_policy_max_window_size,
             ),
             kick=self._kick,
             retry_soon=self._retry_soon,

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from hearth_proto.launches import (
-    EXTENSION,
     HEADER,
     INTEGER_BYTES,
     TENSOR_MAP_BYTES,
@@ -14,17 +13,20 @@ from hearth_proto.launches import (
     Nested,
     Place,
     Record,
+    extension_flags,
+    extension_size,
     padded,
     split_nested,
 )
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import LaunchAttributes
+from hearthd.device.backend.graph_nodes import AccessWindow, LaunchAttributes
 from hearthd.device.backend.launch_limits import INTEGER_KINDS, converted, integer_range
 from hearthd.device.backend.resources import Function
 from hearthd.device.platform.tally import launch_weight
 
 Q = struct.Struct("<Q")
 _INTEGER = struct.Struct("<q")
+_INT32 = range(-(2**31), 2**31)
 
 KEY_OFFSET = 24
 """Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
@@ -39,7 +41,7 @@ class LaunchPlan:
     requested for launch").
     """
 
-    __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "integers",
+    __slots__ = ("addresses", "block", "function", "grid", "handles", "handles_at", "integers",
                  "iterations", "kernel_params_size", "length", "moves", "name", "params_at", "params_size", "patches",
                  "pointers", "readers", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
@@ -53,7 +55,6 @@ class LaunchPlan:
         self.shared_mem = record.shared_mem
         self.timeout_ns = record.timeout_ns
         self.iterations = extension.iterations if extension is not None else 1
-        self.attributes = attributes_of(record)
         self.threads = (
             record.grid[0] * record.grid[1] * record.grid[2] * record.block[0] * record.block[1] * record.block[2]
         )
@@ -85,8 +86,8 @@ class LaunchPlan:
         """True for each pointer that the kernel only reads through; empty if there is no such pointer."""
         if not any(self.readers):
             self.readers = ()
-        plain = extension is None and self.attributes is None
-        plain = plain and not record.flags & LaunchFlag.VALIDATE and not self._has_maps()
+        plain = extension is None and not record.flags & (LaunchFlag.COOPERATIVE | LaunchFlag.VALIDATE)
+        plain = plain and not self._has_maps()
         self.length = self.params_at + padded(self.params_size) if plain else -1
         """Size, in bytes, of a record that may take the inline path; -1 if no record of this plan may."""
 
@@ -173,13 +174,32 @@ def _patches(layout: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> 
     )
 
 
-def attributes_of(record: Record) -> LaunchAttributes | None:
-    """Returns the attributes of a cooperative or clustered launch; None for other launches."""
+def attributes_of(record: Record, window_address: int = 0) -> LaunchAttributes | None:
+    """Returns the attributes of a launch that has any; None for other launches.
+
+    `window_address` is the address of the buffer of its access-policy window, if it has one.
+    """
     cooperative = bool(record.flags & LaunchFlag.COOPERATIVE)
-    cluster = record.extension.cluster if record.extension is not None else (0, 0, 0)
-    if not cooperative and not any(cluster):
-        return None
-    return LaunchAttributes(cooperative, cluster if any(cluster) else None)
+    extension = record.extension
+    cluster = extension.cluster if extension is not None and any(extension.cluster) else None
+    given = extension.attributes if extension is not None else None
+    if given is None:
+        return LaunchAttributes(cooperative, cluster) if cooperative or cluster is not None else None
+    window = None
+    if given.window is not None:
+        _, offset, size, hit_ratio, hit, miss = given.window
+        window = AccessWindow(window_address + offset, size, hit_ratio, hit, miss)
+    return LaunchAttributes(cooperative, cluster, given.programmatic, given.priority, given.mem_sync_domain, window)
+
+
+def with_priority(record: Record, added: int) -> Record:
+    """Returns the record with `added` added to its priority, if it has one: the priority of the session's streams."""
+    extension = record.extension
+    if extension is None or extension.attributes is None or extension.attributes.priority is None:
+        return record
+    priority = max(_INT32.start, min(extension.attributes.priority + added, _INT32.stop - 1))
+    attributes = extension.attributes._replace(priority=priority)
+    return record._replace(extension=extension._replace(attributes=attributes))
 
 
 def plan_key(data: bytes, record: Record) -> bytes:
@@ -190,7 +210,8 @@ def plan_key(data: bytes, record: Record) -> bytes:
     layout_size = len(record.layout)
     if record.extension is None:
         return data[KEY_OFFSET : HEADER.size + layout_size]
-    return b"extended" + data[KEY_OFFSET : HEADER.size + EXTENSION.size + layout_size]
+    extended = extension_size(extension_flags(record.extension))
+    return b"extended" + data[KEY_OFFSET : HEADER.size + extended + layout_size]
 
 
 def check_layout(layout: Sequence[Place], params_size: int) -> str:

@@ -67,6 +67,8 @@ class DeviceSettings(Section):
     """Maximum that all sessions of one device may hold; 0: all memory of the device."""
     max_streams: int = Field(default=128, ge=1, le=1024)
     """CUDA streams of one device; further streams of clients share these."""
+    persisting_l2: Bytes = Field(default=0, ge=0)
+    """Part of a GPU's L2 cache for persisting accesses of launches, at most the device's limit; 0: none."""
     cpu_on_network: bool = False
     """True: other hosts may reach the CPU backend, whose kernels are native code."""
     cpu_tenants: Literal["confined", "trusted"] = "confined"

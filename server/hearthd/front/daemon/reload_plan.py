@@ -70,7 +70,7 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _AT_START),
     **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "the record of past losses depends on it"),
     **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _AT_SPAWN),
-    "devices.linger": _AT_SPAWN,
+    **dict.fromkeys(("devices.linger", "devices.persisting_l2"), _AT_SPAWN),
     **dict.fromkeys(
         ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
          "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _AT_START,

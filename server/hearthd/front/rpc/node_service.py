@@ -51,6 +51,8 @@ FEATURES = (
     "graph_composition",
     "graph_memory",
     "graph_conditionals",
+    "launch_attributes",
+    "linking",
 )
 
 

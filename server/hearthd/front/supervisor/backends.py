@@ -140,6 +140,7 @@ def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[D
             memory_limit=config.devices.memory_limit,
             max_handles=config.limits.max_handles,
             max_streams=config.devices.max_streams,
+            persisting_l2=config.devices.persisting_l2,
             linger=config.devices.linger,
             launch_timeout=config.launch.timeout,
             load_timeout=config.launch.load_timeout,

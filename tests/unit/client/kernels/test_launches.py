@@ -364,3 +364,40 @@ def test_a_daemon_without_pointers_in_structs_is_named(
         assert '"struct_pointers"' in caught.value.fix
     gpu.synchronize()
     assert not daemon.records and not commands(daemon, "write_pointers")
+
+
+def test_a_daemon_without_launch_attributes_or_linking_is_named(
+    gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function
+) -> None:
+    attributes = hearth.LaunchAttributes(priority=-1)
+    attempts = {
+        '"launch_attributes"': lambda: f(1, 1, (), attributes=attributes),
+        ' "launch_attributes"': lambda: gpu.dispatch(f, 1, 1, args=[], attributes=attributes),
+        '"linking"': lambda: gpu.RawModule(code=["", ""]),
+    }
+    for feature, attempt in attempts.items():
+        with pytest.raises(hearth.UnsupportedError) as caught:
+            attempt()
+        assert feature in caught.value.fix
+    gpu.synchronize()
+    assert not daemon.records
+
+
+def test_attributes_are_encoded_in_the_record(daemon: FakeDaemon) -> None:
+    daemon.features = [*daemon.features, "launch_attributes"]
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        f, x = gpu.RawKernel("source", "f"), gpu.zeros((4, 4), np.float32)
+        window = hearth.AccessPolicyWindow(x[1:3], 0.5, miss="normal")
+        full = hearth.LaunchAttributes(True, -2, window, "remote")
+        grid, block = (2,), (1,)
+        for attributes in (full, hearth.LaunchAttributes(), None, hearth.LaunchAttributes(priority=1), None):
+            for _ in range(3):
+                f(grid, block, (x,), attributes=attributes)
+        gpu.synchronize()
+    found = [record.extension and record.extension.attributes for record in daemon.records]
+    packed = launches.AccessWindow(handle_of(x), 16, 32, 0.5, 2, 0)
+    expected = [
+        launches.Attributes(True, -2, 1, packed), launches.Attributes(), None, launches.Attributes(priority=1), None
+    ]  # fmt: skip
+    assert found == [attributes for attributes in expected for _ in range(3)]

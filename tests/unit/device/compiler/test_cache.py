@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.backend.compiler import Assembly, Image, Job, Source
+from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
 from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
 from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import Compiled, CompileService
@@ -63,6 +63,17 @@ def test_assembly_and_source_never_share_a_key(code: bytes, text: str, identity:
     assert key(Assembly(code), identity) != key(Source(text), identity)
     assert key(Assembly(code), identity) != key(Assembly(code + b"x"), identity)
     assert key(Assembly(code), identity) != key(Assembly(code), identity + b"x")
+
+
+def test_a_link_has_a_key_of_all_its_inputs() -> None:
+    one, other = Source("a"), Source("b")
+    links = [
+        Link((one,)), Link((one, other)), Link((other, one)), Link((one, Assembly(b"b"))), Link((one, one, other)),
+        Link((one, other), ("-dlto",)), Link((one, Source("b", ("-DN",)))),
+        Link((one, Source("b", headers=(("h", ""),)))),
+    ]  # fmt: skip
+    keys = {key(link, b"i") for link in links} | {key(Link((one,)), b"j"), key(one, b"i")}
+    assert len(keys) == len(links) + 2
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -239,6 +250,7 @@ class CountingRunner:
             self.compiles += 1
         self.begun.release()
         assert self.go.wait(10)
+        assert not isinstance(job, Link)
         code = job.code if isinstance(job, Assembly) else job.code.encode()
         if code == b"crash":
             raise OSError("the compiler is gone")

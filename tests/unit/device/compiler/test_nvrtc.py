@@ -97,8 +97,18 @@ def test_headers_options_and_names_reach_the_compiler(pool: CompileWorkers) -> N
 def test_errors_bring_the_log(pool: CompileWorkers) -> None:
     error = refusal(pool, Source("int a;\n__device__ int b = c;\n"))
     assert error.reason is Reason.COMPILE_FAILED and "kernel.cu(2)" in error.details["log"]
-    assert "-arch" in refusal(pool, Source("", ("-arch=sm_50",))).message
+    assert "--pre-include" in refusal(pool, Source("", ("--pre-include=a.h",))).message
     assert "missing" in refusal(pool, Source("", (), ("missing<int>",))).message
+
+
+def test_functions_of_programmatic_launch_need_no_header(pool: CompileWorkers) -> None:
+    body = 'extern "C" __global__ void f(int* x) { WAIT *x = 1; cudaTriggerProgrammaticLaunchCompletion(); }'
+    image = pool.run(Source(body.replace("WAIT", "cudaGridDependencySynchronize();")))
+    assert b".text.f" in image.code
+    sent = (("wait.h", "#define WAIT cudaGridDependencySynchronize();"),)
+    assert b".text.f" in pool.run(Source('#include "wait.h"\n' + body, headers=sent)).code
+    own = ("cuda_device_runtime_api.h", "__device__ void cudaTriggerProgrammaticLaunchCompletion() {}\n#define WAIT")
+    assert b".text.f" in pool.run(Source(f'#include "{own[0]}"\n' + body, headers=(own,))).code
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ ACCEPTED = """
 --no-display-error-number               | --no-display-error-number | ignored
 -brief-diag=true                        | --brief-diagnostics=true  | ignored
 -opt-info=inline                        | --optimization-info=inline | ignored
+-rdc=true                               | --relocatable-device-code=true | ignored
+--relocatable-device-code=true          | --relocatable-device-code=true | ignored
+-dc                                     | --relocatable-device-code=true | ignored
+--device-c                              | --relocatable-device-code=true | ignored
+-dlto                                   | --dlink-time-opt          | ignored
 -rdc=false                              |                           | ignored
 --relocatable-device-code=false         |                           | ignored
 -dw                                     |                           | ignored
@@ -89,13 +94,9 @@ ACCEPTED = """
 REFUSED = """
 -include=a.h
 --pre-include=/etc/passwd
--dc
---device-c
--rdc=true
---relocatable-device-code=true
 -ewp
--dlto
---dlink-time-opt
+-dlto=yes
+-rdc=maybe
 -gen-opt-lto
 --optix-ir
 -device-float128

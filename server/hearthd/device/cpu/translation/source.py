@@ -99,6 +99,8 @@ class _Rewriter:
         self._rewrite_shared()
         self.edits.extend(spin_loops.edits_of_loops(self.tokens))
         for index, token in enumerate(self.tokens):
+            if token.kind == "string" and unsupported.is_dependency_control([token.text]):
+                self._drop_instruction(index)
             if token.kind != "name":
                 continue
             text = token.text
@@ -137,6 +139,12 @@ class _Rewriter:
         else:
             tail = "\n" * replaced.count("\n")
         self.edits.append((start, stop, text + tail))
+
+    def _drop_instruction(self, index: int) -> None:
+        """Empties the string if it is the text of an `asm`."""
+        words = [token.text for token in self.tokens[max(0, index - 4) : index]]
+        if words[-1:] == ["("] and any(word in ("asm", "__asm__", "__asm") for word in words):
+            self._replace(index, '""')
 
     def _drop_extern_c(self, index: int) -> None:
         self._replace(index, "")

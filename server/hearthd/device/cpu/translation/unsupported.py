@@ -49,6 +49,9 @@ _PATTERNS = (
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text reaches the assembler unchanged, and could make it read files."""
 
+DEPENDENCY_CONTROL = ("griddepcontrol.wait;", "griddepcontrol.launch_dependents;")
+"""Instructions of programmatic dependent launch: they do nothing where a kernel starts after the one before it."""
+
 _CLOBBERS = 3
 """Number of colons before the clobber list of an `asm`."""
 
@@ -67,8 +70,13 @@ def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
     )
 
 
+def is_dependency_control(instructions: Sequence[str]) -> bool:
+    """True if the strings of an `asm` are a single instruction of `DEPENDENCY_CONTROL`."""
+    return len(instructions) == 1 and instructions[0].strip('" \t') in DEPENDENCY_CONTROL
+
+
 def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
-    """True if an `asm`, whose tokens after the keyword begin at `at`, has no instructions and no operands."""
+    """True if an `asm`, whose tokens after the keyword begin at `at`, does nothing and has no operands."""
     while at < len(tokens) and tokens[at].text in ("volatile", "__volatile__", "__volatile", "inline"):
         at += 1
     if at >= len(tokens) or tokens[at].text != "(":
@@ -78,7 +86,9 @@ def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
     colons = sum({":": 1, "::": 2}.get(word, 0) for word in words)
     first = next((number for number, word in enumerate(words) if word in (":", "::")), len(words))
     instructions, operands = words[:first], [word for word in words[first:] if word not in (":", "::", ",")]
-    if colons > _CLOBBERS or not instructions or any(word.strip('" \t') for word in instructions):
+    if colons > _CLOBBERS or not instructions:
+        return False
+    if not is_dependency_control(instructions) and any(word.strip('" \t') for word in instructions):
         return False
     return not operands or (colons == _CLOBBERS and set(operands) == {'"memory"'} and words[-1] == '"memory"')
 

@@ -112,3 +112,7 @@ inline void __stwb(T *p, std::common_type_t<T> v) { *p = v; }
 template <class T>
 inline void __stwt(T *p, std::common_type_t<T> v) { *p = v; }
 inline void __prof_trigger(int) {}
+
+// Programmatic dependent launch (cuda_device_runtime_api.h): a kernel starts after the one before it has ended.
+inline void cudaGridDependencySynchronize() {}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
