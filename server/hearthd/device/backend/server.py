@@ -112,6 +112,11 @@ class ComputeServer(Protocol):
         """Factory of communicators for the groups that this device joins."""
         ...
 
+    @property
+    def copy_communicators(self) -> CommunicatorFactory:
+        """Factory of communicators for copies between two devices, whose only operations are `send` and `recv`."""
+        ...
+
     def close(self) -> None:
         """Frees the backend's resources at the end of the process; no other method may be called afterwards."""
         ...
