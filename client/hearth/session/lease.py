@@ -36,6 +36,8 @@ _STRUCT_POINTERS = "struct_pointers"
 """Feature of a daemon that takes device pointers in structs."""
 _GRAPH_COMPOSITION = "graph_composition"
 """Feature of a daemon that captures events and launches of graphs."""
+_PUBLISHED_EVENTS = "published_events"
+"""Feature of a daemon whose sessions share events by name."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -62,6 +64,7 @@ class NodeSession:
             premultiplies=_PREMUL_SUM in opened.features,
             struct_pointers=_STRUCT_POINTERS in opened.features,
             composes_graphs=_GRAPH_COMPOSITION in opened.features,
+            publishes_events=_PUBLISHED_EVENTS in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

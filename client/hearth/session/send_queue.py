@@ -41,6 +41,8 @@ class Limits(NamedTuple):
     """True if the daemon takes device pointers in structs, and arrays of pointers."""
     composes_graphs: bool = False
     """True if the daemon captures events and launches of graphs: a graph may consist of several streams and graphs."""
+    publishes_events: bool = False
+    """True if sessions of a tenant share events by name."""
 
 
 class _Counted(NamedTuple):

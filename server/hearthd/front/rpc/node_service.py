@@ -49,6 +49,7 @@ FEATURES = (
     "premul_sum",
     "struct_pointers",
     "graph_composition",
+    "published_events",
 )
 
 
