@@ -5,6 +5,7 @@ Imports no CuPy, so that workers start quickly.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import Any
 
 from cuda.bindings import nvrtc
 
-from hearth_proto.reasons import Refusal
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
 from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.options import parse_options
 from hearthd.device.cuda.assembler import PtxAssembler
 from hearthd.device.cuda.nvrtc import NvrtcCompiler
 
@@ -67,7 +69,15 @@ class CudaCompiler:
         return self._nvrtc.identity()
 
     def compile(self, source: Source) -> Image:
-        return self._nvrtc.compile(source)
+        image = self._nvrtc.compile(source)
+        if not parse_options(source.options).has("fsanitize"):
+            return image
+        try:
+            return dataclasses.replace(image, code=self._assembler.assemble(Assembly(image.code)).code)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.NO_COMPILER:
+                raise
+            return image  # the driver compiles the PTX
 
     def assembly(self, code: bytes) -> Assembly | None:
         return Assembly(code) if image_headers.check(code, self._capability) else None

@@ -16,6 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
+from hearthd.device.cuda.instrumentation import instrument
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
@@ -54,6 +55,8 @@ class NvrtcCompiler:
 
     def compile(self, source: Source) -> Image:
         """Compiles to CUBIN, or to PTX if NVRTC does not know the device's architecture. May block for seconds.
+
+        With -fsanitize=address, the result is instrumented PTX.
 
         Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(NO_COMPILER), and the refusals of `parse_options`.
         """
@@ -105,6 +108,8 @@ class NvrtcCompiler:
         _, _, cubin, _ = self._library
         ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx
+        if parse_options(source.options).has("fsanitize"):
+            code = instrument(ptx.rstrip(b"\0").decode()).encode()
         return Image(code=code, names=lowered, log=log, kinds=parameter_kinds(ptx))
 
     @functools.cached_property

@@ -149,6 +149,7 @@ class CudaServer:
     def _bind_code(self, launcher: CudaLauncher) -> None:
         self.load = launcher.load
         self.unload = launcher.unload
+        self.access_table = launcher.access_table
         self.launch = launcher.launch
         self.bind_launch = launcher.bind_launch
         self.first_launch_waits = launcher.first_launch_waits

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.access_table import SYMBOL
 from hearthd.device.backend.compiler import Assembly, Source
 from hearthd.device.broker.worker_entry import cuda_worker
 from hearthd.device.compiler import image_headers
@@ -259,3 +260,11 @@ def test_ptxas_is_used_without_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Refusal) as caught:
         made.assemble(Assembly(image_headers.FATBIN_MAGIC + bytes(60)))
     assert caught.value.reason is Reason.NO_COMPILER
+
+
+def test_instrumented_source_is_assembled() -> None:
+    source = Source(FINE.code, ("-fsanitize=address",))
+    image = CudaCompiler(HOPPER, (13, 0)).compile(source)
+    assert SYMBOL.encode() in image.code and image.kinds
+    plain = CudaCompiler(HOPPER, (13, 0)).compile(FINE)
+    assert SYMBOL.encode() not in plain.code and image.kinds == plain.kinds
