@@ -75,9 +75,14 @@ class CudaCompiler:
         try:
             return dataclasses.replace(image, code=self._assembler.assemble(Assembly(image.code)).code)
         except Refusal as refusal:
-            if refusal.reason is not Reason.NO_COMPILER:
-                raise
-            return image  # the driver compiles the PTX
+            if refusal.reason is Reason.NO_COMPILER:
+                return image  # the driver compiles the PTX
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"The code with the checks of -fsanitize=address cannot be assembled: {refusal.message}",
+                fix="install nvidia-nvjitlink of NVRTC's version beside the daemon, or leave out the option",
+                details=refusal.details,
+            ) from refusal
 
     def assembly(self, code: bytes) -> Assembly | None:
         return Assembly(code) if image_headers.check(code, self._capability) else None

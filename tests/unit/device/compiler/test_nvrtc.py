@@ -263,8 +263,12 @@ def test_ptxas_is_used_without_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_instrumented_source_is_assembled() -> None:
-    source = Source(FINE.code, ("-fsanitize=address",))
-    image = CudaCompiler(HOPPER, (13, 0)).compile(source)
-    assert SYMBOL.encode() in image.code and image.kinds
-    plain = CudaCompiler(HOPPER, (13, 0)).compile(FINE)
-    assert SYMBOL.encode() not in plain.code and image.kinds == plain.kinds
+    compiler, source = CudaCompiler(HOPPER, (13, 0)), Source(FINE.code, ("-fsanitize=address",))
+    plain = compiler.compile(FINE)
+    assert SYMBOL.encode() not in plain.code
+    try:
+        image = compiler.compile(source)
+    except Refusal as refusal:  # the assembler is older than NVRTC
+        assert refusal.reason is Reason.COMPILE_FAILED and "nvidia-nvjitlink" in refusal.fix
+        pytest.skip(refusal.message)
+    assert SYMBOL.encode() in image.code and image.kinds == plain.kinds
