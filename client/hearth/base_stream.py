@@ -445,7 +445,9 @@ class BaseEvent(CupyNames):
         """Name under which another session published the event; empty for an event of this session."""
 
     def record(self, stream: BaseStream | None = None) -> None:
-        """Records the event after the work submitted so far to a stream: ``stream.record(event)``. Does not block.
+        """Records the event after the work submitted so far to a stream: ``stream.record(event)``.
+
+        Does not block, unless the event is published; see `hearth.Event.publish`.
 
         Args:
             stream: Stream of the same device; None: the current one.

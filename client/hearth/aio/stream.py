@@ -75,7 +75,8 @@ class Stream(BaseStream):
             The event.
 
         Raises:
-            ArgumentError: The event belongs to another device.
+            ArgumentError: The event belongs to another device, or was attached.
+            LaunchError: The event is published; see `Event.publish`.
         """
         event = event or Event(self._connection)
         self._record(event)

@@ -61,7 +61,7 @@ class Stream(BaseStream):
         return cancelling.dropped.wait()
 
     def record(self, event: Event | None = None) -> Event:
-        """Records an event after the work submitted so far. Does not block.
+        """Records an event after the work submitted so far. Does not block, unless the event is published.
 
         Args:
             event: An event of the same device, whose earlier record is replaced; None: a new one.
@@ -70,7 +70,7 @@ class Stream(BaseStream):
             The event.
 
         Raises:
-            ArgumentError: The event belongs to another device.
+            ArgumentError: The event belongs to another device, or was attached.
         """
         event = event or Event(self._connection)
         self._record(event)
