@@ -16,7 +16,7 @@ from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.daemon.harness import DaemonProcess, on_gpu
 from tests.support.daemon.tenants import tenant, tenants
-from tests.support.gpu.server_calls import finish, get, put
+from tests.support.gpu.server_calls import finish, get
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -65,9 +65,10 @@ def copy_both_ways(rank: int, index: int, pipe: Connection, through_host: bool) 
     one = Rank(rank, index, pipe, through_host)
     server, stream = one.server, one.stream
     memory = [server.allocate(size, stream) for size in SIZES]
+    finish(server, stream)
     if rank == 0:
         for size, block in zip(SIZES, memory, strict=True):
-            put(server, block.address, contents(size), stream)
+            server.write_now(block.address, size, memoryview(contents(size)), size, 1)
     began = time.monotonic()
     for size, block in zip(SIZES, memory, strict=True):
         if rank == 0:
@@ -78,9 +79,12 @@ def copy_both_ways(rank: int, index: int, pipe: Connection, through_host: bool) 
             one.receive(block.address, size)
             one.send(block.address, size)
     enqueued = time.monotonic() - began
-    right = [
-        get(server, block.address, size, stream) == contents(size) for size, block in zip(SIZES, memory, strict=True)
-    ]
+    finish(server, stream)
+    right = []
+    for size, block in zip(SIZES, memory, strict=True):
+        found = bytearray(size)
+        server.read_now(memoryview(found), block.address, size, size, 1)
+        right.append(found == contents(size))
     pipe.send((one.communicator.through_host, right, enqueued))
     pipe.recv()
     one.communicator.abort()
