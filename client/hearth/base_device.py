@@ -27,6 +27,7 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.arrays.asarray import GpuMemory
     from hearth.interfaces import NodeContext
+    from hearth.interop.foreign_stream import ForeignStream
     from hearth.progress import Progress
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult, Reply
@@ -112,7 +113,7 @@ class BaseDevice(ABC, Generic[A, S]):
         self,
         a: Any,
         dtype: Any = None,
-        stream: BaseStream | None = None,
+        stream: BaseStream | ForeignStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
@@ -128,7 +129,9 @@ class BaseDevice(ABC, Generic[A, S]):
             a: Any object that `np.asarray` accepts or that supports DLPack; an array in this process's GPU memory; a
                 device array.
             dtype: Type of the elements; None: that of `a`.
-            stream: Stream of the copy; None: the current one.
+            stream: Stream of the copy; None: the current one. For an array in GPU memory of this process also the CUDA
+                stream of this process on which `a` was made: an object with ``__cuda_stream__`` (CuPy, PyTorch,
+                cuda.core). The copy then waits for the work of that stream.
             blocking: Blocks until pinned memory has been read. By default the device reads pinned memory
                 (`hearth.empty_pinned`, or a C-contiguous part of such an array) in the order of the stream: it must
                 stay unchanged until the stream has been synchronized, but it need not be kept alive. Other host arrays
@@ -142,6 +145,7 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: `a` cannot be converted to an array, or not to one of that dtype.
             UnsupportedError: `a` belongs to another session, or this process cannot read it.
+            ArgumentError: `stream` is no stream, or is a CUDA stream of this process and `a` is not in its GPU memory.
         """
         if isinstance(a, BaseArray):
             if a._device._node._session is not self._node._session:
@@ -150,7 +154,8 @@ class BaseDevice(ABC, Generic[A, S]):
                     reason="UNSUPPORTED",
                     fix="copy through the host, gpu.asarray(x.get()), or use a hearth.Group over both devices.",
                 )
-            if a._connection is self._connection and (dtype is None or shapes.dtype_of(dtype) == a.dtype):
+            is_own = stream is None or isinstance(stream, BaseStream)
+            if is_own and a._connection is self._connection and (dtype is None or shapes.dtype_of(dtype) == a.dtype):
                 return cast("A", a)
         return self.array(a, dtype, stream, blocking=blocking, progress=progress)
 
@@ -158,7 +163,7 @@ class BaseDevice(ABC, Generic[A, S]):
         self,
         obj: Any,
         dtype: Any = None,
-        stream: BaseStream | None = None,
+        stream: BaseStream | ForeignStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
@@ -171,7 +176,7 @@ class BaseDevice(ABC, Generic[A, S]):
         Args:
             obj: Any object that `asarray` accepts.
             dtype: Type of the elements; None: that of `obj`.
-            stream: Stream of the copy; None: the current one.
+            stream: Stream of the copy; None: the current one. See `asarray`.
             blocking: Blocks until pinned memory has been read; see `asarray`.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
@@ -181,7 +186,10 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: `obj` cannot be converted to an array, or not to one of that dtype.
             UnsupportedError: This process cannot read `obj`.
+            ArgumentError: See `asarray`.
         """
+        if stream is not None and not isinstance(stream, BaseStream):
+            return self._from_foreign_stream(obj, dtype, stream)
         if not np.is_imported():  # NumPy, if it is imported, reads the same contents from such buffers
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
@@ -214,6 +222,23 @@ class BaseDevice(ABC, Generic[A, S]):
                 return copy if target is None else copy.astype(target, stream, copy=False)
             with_host_array(obj, target, upload)
         return uploaded[0]
+
+    def _from_foreign_stream(self, obj: Any, dtype: Any, stream: Any) -> A:
+        """Copies GPU memory of this process behind the work of a CUDA stream of this process."""
+        from hearth.arrays.asarray import gpu_memory_of
+        from hearth.interop.foreign_stream import handle_of
+
+        handle = handle_of(stream)
+        memory = None if isinstance(obj, BaseArray) else gpu_memory_of(obj, handle)
+        if memory is None:
+            raise ArgumentError(
+                f"the stream is a CUDA stream of this process, and this {type(obj).__name__} is not in GPU memory of "
+                "this process.",
+                reason="INVALID_ARGUMENT",
+                fix="pass a stream of the device, gpu.stream(), or leave out stream=.",
+            )
+        copy = self._from_gpu(obj, memory, None)
+        return copy if dtype is None else copy.astype(shapes.dtype_of(dtype), copy=False)
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array with arbitrary contents.

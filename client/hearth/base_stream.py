@@ -383,7 +383,10 @@ class BaseStream(CupyNames):
         event._capture = self._capture
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.record_event.event = handle
-        attachment.submit(command)
+        if event._published:
+            event._submit_published(command, attachment)
+        else:
+            attachment.submit(command)
 
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
@@ -471,23 +474,64 @@ class BaseEvent(CupyNames):
         self._handle = 0
         self._capture: StreamCapture | None = None
         """The capture in which the event was recorded last; None if it was recorded outside a capture."""
+        self._published = False
+        """True once other sessions may have attached the event."""
+        self._attached = ""
+        """Name under which another session published the event; empty for an event of this session."""
 
     def record(self, stream: BaseStream | None = None) -> None:
-        """Records the event after the work submitted so far to a stream: ``stream.record(event)``. Does not block.
+        """Records the event after the work submitted so far to a stream: ``stream.record(event)``.
+
+        Does not block, unless the event is published; see `hearth.Event.publish`.
 
         Args:
             stream: Stream of the same device; None: the current one.
 
         Raises:
-            ArgumentError: The stream belongs to another device.
+            ArgumentError: The stream belongs to another device, or the event was attached: only the session that
+                published it records it.
         """
         (stream or current(self._connection) or BaseStream(self._connection, default=True))._record(self)
 
     def _record_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
+        if self._attached:
+            raise ArgumentError(
+                f"the event was attached as {self._attached!r}; only the session that published it records it.",
+                reason="READ_ONLY",
+                fix="record an event of this session, and publish that one.",
+            )
         if self._attachment is not attachment:
-            self._handle, self._attachment = self._connection.mint(), attachment
+            self._handle, self._attachment, self._published = self._connection.mint(), attachment, False
         return self._handle
+
+    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        """Submits a record of a published event, after which other sessions wait for the new record."""
+        raise NotImplementedError
+
+    def _request_publish(self, name: str, replace: bool) -> PendingResult[None]:
+        check_published(self._connection)
+        attachment = self._connection.attachment()
+        if self._attached:
+            self._record_on(attachment, self._connection)
+        if not name:
+            raise ArgumentError("the name is empty.", reason="INVALID_ARGUMENT", fix="pass 1 to 200 characters.")
+        command = commands_pb2.Command()
+        command.publish_event.event = self._recorded_on(attachment, self._connection)
+        command.publish_event.name, command.publish_event.replace = name, replace
+        self._published = True
+        return self._connection.request(command, lambda result: None, attachment)
+
+    def _request_attach(self, name: str) -> PendingResult[None]:
+        check_published(self._connection)
+        attachment, handle = self._connection.attachment(), self._connection.mint()
+        command = commands_pb2.Command()
+        command.attach_event.event, command.attach_event.name = handle, name
+
+        def attached(_result: commands_pb2.Result) -> None:
+            self._handle, self._attachment, self._attached = handle, attachment, name
+
+        return self._connection.request(command, attached, attachment)
 
     def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
@@ -566,6 +610,23 @@ def _outside_capture(event: BaseEvent) -> LaunchError:
         reason="CAPTURE_INVALID",
         fix="wait for the event before the capture, or record it on a stream that the capture contains.",
     )
+
+
+def check_published(connection: Connection) -> None:
+    """Checks that the daemon shares events between sessions.
+
+    Args:
+        connection: The connection to the device.
+
+    Raises:
+        UnsupportedError: The daemon is of an older version.
+    """
+    if not connection.limits.publishes_events:
+        raise UnsupportedError(
+            "the daemon is of an older version, which shares no events between sessions.",
+            reason="UNSUPPORTED",
+            fix="wait for the event, event.synchronize(), before the other session continues; or update the daemon.",
+        )
 
 
 def check_composition(connection: Connection, lacks: str) -> None:

@@ -43,7 +43,7 @@ cuda.Graph
 cuda.Event
     use gpu.event()
 cuda.Event(interprocess=True)
-    wait for the event before x.publish(name): events belong to one session
+    use event.publish(name) and, in the other process, gpu.attach_event(name)
 Graph.upload
     leave it out: the end of the block makes the graph on the device
 Graph.graph Graph.graphExec
@@ -121,7 +121,7 @@ cuda.runtime.CUDARuntimeError
 cuda.runtime.ipcGetMemHandle cuda.runtime.ipcOpenMemHandle cuda.runtime.ipcCloseMemHandle
     use x.publish(name) and, in the other process, gpu.attach(name)
 cuda.runtime.ipcGetEventHandle cuda.runtime.ipcOpenEventHandle
-    wait for the event before x.publish(name): events belong to one session
+    use event.publish(name) and, in the other process, gpu.attach_event(name)
 cuda.runtime.malloc cuda.runtime.mallocAsync cuda.runtime.mallocFromPoolAsync
     use gpu.empty(size, np.uint8)
 cuda.runtime.free cuda.runtime.freeAsync

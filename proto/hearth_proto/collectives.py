@@ -32,6 +32,10 @@ NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and
 """Size in bytes of each dtype that some backend can reduce; each backend supports some of them."""
 
 
+MAX_COPY = 1 << 30
+"""Largest copy between two devices, in bytes, that is one operation. Larger copies are several operations."""
+
+
 class Shape(NamedTuple):
     """Amount of data that one rank reads and writes.
 

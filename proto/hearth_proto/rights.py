@@ -25,8 +25,8 @@ class Right(enum.StrEnum):
     LAUNCH = "launch"  # modules, kernels, graphs, dispatch
     COLLECTIVE = "collective"
     PROFILE = "profile"  # profiles and traces
-    PUBLISH = "publish"  # publish buffers to other sessions
-    ATTACH = "attach"  # attach buffers that other sessions published
+    PUBLISH = "publish"  # publish buffers and events to other sessions
+    ATTACH = "attach"  # attach buffers and events that other sessions published
     DEDICATED = "dedicated"  # device processes that no other session shares
     OBSERVE = "observe"  # see all sessions, faults, traces and metrics, but change nothing
     ADMIN = "admin"  # see and end all sessions, drain, restart devices
@@ -60,6 +60,8 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "query_event": _NONE,
     "elapsed_time": _NONE,
     "destroy_event": _NONE,
+    "publish_event": (Right.PUBLISH,),
+    "attach_event": (Right.ATTACH,),
     "load_module": _LAUNCH,
     "get_function": _LAUNCH,
     "get_global": _LAUNCH,

@@ -53,6 +53,17 @@ with cupy.cuda.Stream(non_blocking=True) as side:
         late += 1
     z = gpu.asarray(late)  # waits for the stream that makes it
 assert (z.get() == 50).all()
+
+class Foreign:  # cuda.core's protocol
+    def __init__(self, stream): self.stream = stream
+    def __cuda_stream__(self): return 0, self.stream.ptr
+side = cupy.cuda.Stream(non_blocking=True)
+with side:
+    late = cupy.zeros(10_000_000, cupy.float32)
+    for _ in range(50):
+        late += 1
+assert (gpu.asarray(late, stream=Foreign(side)).get() == 50).all()
+assert (gpu.asarray(late, np.int32, stream=Foreign(side)).get() == 50).all()
 assert gpu.asarray(cupy.ones((3, 4), cupy.float64), np.float32).get().tolist() == [[1] * 4] * 3
 assert gpu.asarray(cupy.zeros((0, 3))).shape == (0, 3) and gpu.asarray(cupy.array(5)).item() == 5
 try:

@@ -272,6 +272,40 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
                     raise
             await asyncio.sleep(pause)
 
+    @telemetry.traced("hearth.attach_event", telemetry.of_name)
+    async def attach_event(self, name: str, *, wait: float = 0.0) -> Event:
+        """Attaches an event that another session of this tenant published: `hearth.Event.publish`.
+
+        Streams of this session wait for the event's last record, on the device. If the publisher's session ends, its
+        submitted work completes, and so does the event. Only the publisher records the event.
+
+        Args:
+            name: The published name.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
+
+        Returns:
+            The event.
+
+        Raises:
+            InvalidHandleError: No session in this process of the device publishes an event under the name
+                (``NOT_PUBLISHED``).
+            ArgumentError: `wait` is negative.
+            UnsupportedError: The daemon is of an older version.
+        """
+        backoff = backoff_within(wait)
+        while True:
+            await self._connection.opened()
+            event = Event(self._connection)
+            try:
+                await self._connection.home.result_of(event._request_attach(name))
+            except HearthError as error:
+                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
+                if pause is None:
+                    raise
+            else:
+                return event
+            await asyncio.sleep(pause)
+
     async def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.
 
@@ -511,7 +545,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Args:
             block: CuPy's keyword, without effect.
             disable_timing: CuPy's keyword, without effect: every event has a time.
-            interprocess: CuPy's keyword: must be False, because events belong to one session.
+            interprocess: CuPy's keyword: must be False: any event is shared by `Event.publish`.
 
         Returns:
             The new event.

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
 from hearth.base_stream import BaseEvent, BaseStream
+from hearth.errors import LaunchError
 
 if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
     from hearth.aio.graph import Graph
+    from hearth.session.attachment import Attachment
+    from hearth_proto.v1 import commands_pb2
 
 
 class Stream(BaseStream):
@@ -69,7 +72,8 @@ class Stream(BaseStream):
             The event.
 
         Raises:
-            ArgumentError: The event belongs to another device.
+            ArgumentError: The event belongs to another device, or was attached.
+            LaunchError: The event is published; see `Event.publish`.
         """
         event = event or Event(self._connection)
         self._record(event)
@@ -153,6 +157,33 @@ class Event(BaseEvent):
         """
         await self._connection.opened()
         await self._connection.home.result_of(self._request_query(True), timeout)
+
+    @telemetry.traced("hearth.event.publish")
+    async def publish(self, name: str, *, replace: bool = False) -> None:
+        """Lets other sessions of this tenant attach the event under a name; see `hearth.Event.publish`.
+
+        Returns when the last record has been submitted to the device. A published event cannot be recorded again,
+        because `Stream.record` does not wait for that: publish a new event under the name, with `replace`.
+
+        Args:
+            name: Name among the events of the tenant on the device, of 1 to 200 characters. An event has one name.
+            replace: Takes the name from another event.
+
+        Raises:
+            ArgumentError: The event was never recorded, was attached, or was recorded in a capture, or the name is not
+                valid.
+            InvalidHandleError: Another event has the name (``NAME_IN_USE``), or the event was lost.
+            UnsupportedError: The daemon is of an older version.
+        """
+        await self._connection.opened()
+        await self._connection.home.result_of(self._request_publish(name, replace))
+
+    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        raise LaunchError(
+            "a published event cannot be recorded again without a wait.",
+            reason="UNSUPPORTED",
+            fix="record a new event, and publish it under the name: await event.publish(name, replace=True).",
+        )
 
     async def elapsed(self, start: Event) -> float:
         """Measures the device time between two events. Returns when both are done.

@@ -149,14 +149,14 @@ def upload_from_gpu(
         size: Number of bytes.
         gpu: The GPU of this process, which copies the bytes to the host.
         owner: The object that owns the memory, which is kept alive until it has been read.
-        memory: The address and the stream of the source.
+        memory: The address and the streams of the source.
     """
     from hearth.transport.memory_segments import address_of
 
     keep = [owner]
 
     def read(into: memoryview) -> None:
-        gpu.copy(address_of(into), memory.address, len(into), memory.stream)
+        gpu.copy(address_of(into), memory.address, len(into), memory.streams)
         keep.clear()
 
     upload_read(connection, attachment, part, size, read)

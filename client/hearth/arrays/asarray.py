@@ -26,6 +26,7 @@ A = TypeVar("A", bound="ArrayLike")
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
 """Exceptions that libraries raise for an object that cannot be converted to an array."""
+_LEGACY_DEFAULT = 1
 _TO_HOST = "pass it from host memory: a.get() for CuPy, a.cpu() for PyTorch, np.asarray(a) for JAX."
 
 
@@ -35,8 +36,8 @@ class GpuMemory(NamedTuple):
     address: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    stream: int | None
-    """Handle of the producer's stream, to be synchronized before the memory is read; None: all streams."""
+    streams: tuple[int, ...] | None
+    """Handles of the streams to be synchronized before the memory is read; None: all streams."""
 
 
 def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
@@ -85,8 +86,12 @@ def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[
         del host
 
 
-def gpu_memory_of(obj: Any) -> GpuMemory | None:
+def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     """Describes an object's GPU memory; returns None if the object has none.
+
+    Args:
+        obj: The object.
+        producer: Handle of the CUDA stream on which the caller has made the contents; None: unknown.
 
     Raises:
         UnsupportedError: The memory is not contiguous, or the object supports DLPack for a device that is neither host
@@ -104,15 +109,16 @@ def gpu_memory_of(obj: Any) -> GpuMemory | None:
         dtype = np.dtype(interface["typestr"])
         shape = tuple(int(axis) for axis in interface["shape"])
         strides = interface.get("strides") or shapes.strides_of(shape, dtype.itemsize)
-        return GpuMemory(
-            _dense(obj, interface["data"][0], shape, strides, dtype), shape, dtype, interface.get("stream")
-        )
+        known = tuple(stream for stream in (interface.get("stream"), producer) if stream is not None)
+        return GpuMemory(_dense(obj, interface["data"][0], shape, strides, dtype), shape, dtype, known or None)
     kind = _dlpack_device(obj)[0]
     if kind == dlpack.CUDA:
-        with dlpack.ConsumedTensor(obj.__dlpack__()) as tensor:
+        # The producer makes the stream wait for the contents; DLPack's number of the legacy default stream is 1.
+        keywords = {} if producer is None else {"stream": producer or _LEGACY_DEFAULT}
+        with dlpack.ConsumedTensor(obj.__dlpack__(**keywords)) as tensor:
             address = _dense(obj, tensor.address, tensor.shape, tensor.strides, tensor.dtype)
             # the memory remains valid because the object keeps it
-            return GpuMemory(address, tensor.shape, tensor.dtype, None)
+            return GpuMemory(address, tensor.shape, tensor.dtype, None if producer is None else (producer,))
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
             f"this {_name(obj)} is on a device of DLPack type {kind}, which cannot be read here.",
@@ -148,7 +154,7 @@ def copy_to_device(obj: Any, memory: GpuMemory, device: DeviceContext[A], stream
         except UnsupportedError as error:
             raise _unreachable(obj, device, error) from error
         with view:
-            gpu.copy(view.address, memory.address, array.nbytes, memory.stream)
+            gpu.copy(view.address, memory.address, array.nbytes, memory.streams)
     return array
 
 

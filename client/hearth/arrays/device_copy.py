@@ -1,4 +1,4 @@
-"""Copies between arrays of one session: on one device, or to another device as one send and one receive."""
+"""Copies between arrays of one session: on one device, or to another device as sends and receives of the pair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearth.arrays.allocation import allocate
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.collective_order import sorted_order, submit_in_order
 from hearth_proto import layouts
-from hearth_proto.collectives import ITEM_SIZES
+from hearth_proto.collectives import ITEM_SIZES, MAX_COPY
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -114,9 +114,21 @@ def copy_between(destination: ArrayLike, source: ArrayLike, stream: BaseStream |
         if destination._rows is None
         else destination._device.empty(destination.shape, destination.dtype, stream)
     )
+    dtype, count = wire_elements(dense_source, dense_source.size)
+    most = MAX_COPY // ITEM_SIZES[dtype]
+    for first in range(0, count, most):
+        _copy_elements(dense_destination, dense_source, stream, dtype, first, min(most, count - first))
+    if dense_destination is not destination:
+        destination.copy_from(dense_destination, stream)
+
+
+def _copy_elements(
+    dense_destination: ArrayLike, dense_source: ArrayLike, stream: BaseStream | None, dtype: str, first: int, count: int
+) -> None:
+    """Copies `count` elements of the dtype from `first` on, as one operation of the two devices."""
     source_connection, destination_connection = dense_source._connection, dense_destination._connection
     order = sorted_order([source_connection.ordinal, destination_connection.ordinal])
-    dtype, count = wire_elements(dense_source, dense_source.size)
+    start = first * ITEM_SIZES[dtype]
     commands = []
     for peer, array, on in (
         (1, dense_source, streams.current(source_connection)),
@@ -130,14 +142,12 @@ def copy_between(destination: ArrayLike, source: ArrayLike, stream: BaseStream |
         operation = command.collective.operations.add(count=count, dtype=dtype, peer=order.rank(peer))
         if array is dense_source:
             operation.kind = commands_pb2.COLLECTIVE_KIND_SEND
-            operation.source, operation.source_offset = array._memory.handle, array._offset
+            operation.source, operation.source_offset = array._memory.handle, array._offset + start
         else:
             operation.kind = commands_pb2.COLLECTIVE_KIND_RECV
-            operation.destination, operation.destination_offset = array._memory.handle, array._offset
+            operation.destination, operation.destination_offset = array._memory.handle, array._offset + start
         commands.append((array._connection.sequence, attachment, command))
     submit_in_order(commands, order)
-    if dense_destination is not destination:
-        destination.copy_from(dense_destination, stream)
 
 
 def wire_elements(array: ArrayLike, elements: int) -> tuple[str, int]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
+from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.stream import Event, Stream
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import LaunchTypeError
+from hearth.errors import HearthError, LaunchTypeError
 from hearth.kernels import dispatch as dispatches
 
 if TYPE_CHECKING:
@@ -234,7 +236,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Args:
             block: CuPy's keyword, without effect.
             disable_timing: CuPy's keyword, without effect: every event has a time.
-            interprocess: CuPy's keyword: must be False, because events belong to one session.
+            interprocess: CuPy's keyword: must be False: any event is shared by `Event.publish`.
 
         Returns:
             The new event.
@@ -245,6 +247,41 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         if interprocess:
             raise refusal("cuda.Event(interprocess=True)")
         return Event(self._connection)
+
+    @telemetry.traced("hearth.attach_event", telemetry.of_name)
+    def attach_event(self, name: str, *, wait: float = 0.0) -> Event:
+        """Attaches an event that another session of this tenant published: `Event.publish`.
+
+        Blocks until the event is attached.
+
+        Streams of this session wait for the event's last record, on the device. If the publisher's session ends, its
+        submitted work completes, and so does the event. Only the publisher records the event.
+
+        Args:
+            name: The published name.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
+
+        Returns:
+            The event.
+
+        Raises:
+            InvalidHandleError: No session in this process of the device publishes an event under the name
+                (``NOT_PUBLISHED``).
+            ArgumentError: `wait` is negative.
+            UnsupportedError: The daemon is of an older version.
+        """
+        backoff = backoff_within(wait)
+        while True:
+            event = Event(self._connection)
+            try:
+                event._request_attach(name).wait()
+            except HearthError as error:
+                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
+                if pause is None:
+                    raise
+            else:
+                return event
+            time.sleep(pause)
 
     @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:

@@ -9,6 +9,8 @@ from hearth.base_stream import BaseEvent, BaseStream
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
+    from hearth.session.attachment import Attachment
+    from hearth_proto.v1 import commands_pb2
 
 
 class Stream(BaseStream):
@@ -56,7 +58,7 @@ class Stream(BaseStream):
         return cancelling.dropped.wait()
 
     def record(self, event: Event | None = None) -> Event:
-        """Records an event after the work submitted so far. Does not block.
+        """Records an event after the work submitted so far. Does not block, unless the event is published.
 
         Args:
             event: An event of the same device, whose earlier record is replaced; None: a new one.
@@ -65,7 +67,7 @@ class Stream(BaseStream):
             The event.
 
         Raises:
-            ArgumentError: The event belongs to another device.
+            ArgumentError: The event belongs to another device, or was attached.
         """
         event = event or Event(self._connection)
         self._record(event)
@@ -143,6 +145,31 @@ class Event(BaseEvent):
             TimeoutError: The work is not done in time; it continues.
         """
         self._request_query(True).wait(timeout)
+
+    @telemetry.traced("hearth.event.publish")
+    def publish(self, name: str, *, replace: bool = False) -> None:
+        """Lets other sessions of this tenant attach the event under a name: ``gpu.attach_event(name)``.
+
+        Blocks until the last record has been submitted to the device, not until the work before it is done. A session
+        that attaches the event afterwards waits for that record. `Stream.record` blocks in the same way for a published
+        event, so that a session that is notified after the record waits for the new record.
+
+        The name ends with the event and with this session; events that are attached already keep the last record.
+
+        Args:
+            name: Name among the events of the tenant on the device, of 1 to 200 characters. An event has one name.
+            replace: Takes the name from another event.
+
+        Raises:
+            ArgumentError: The event was never recorded, was attached, or was recorded in a capture, or the name is not
+                valid.
+            InvalidHandleError: Another event has the name (``NAME_IN_USE``), or the event was lost.
+            UnsupportedError: The daemon is of an older version.
+        """
+        self._request_publish(name, replace).wait()
+
+    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        self._connection.request(command, lambda result: None, attachment).wait()
 
     @telemetry.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:

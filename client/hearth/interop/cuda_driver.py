@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
@@ -153,15 +154,15 @@ class CudaDevice:
                 driver.call("cuMemRelease", handle)  # the mapping keeps the memory
         return CudaMapping(self, address.value, size)
 
-    def copy(self, destination: int, source: int, size: int, stream: int | None) -> None:
+    def copy(self, destination: int, source: int, size: int, streams: Sequence[int] | None) -> None:
         """Copies bytes from any GPU of this process to memory that is mapped here. Blocks until the copy is complete.
 
         Args:
             destination: Address of the destination.
             source: Address of the source.
             size: Number of bytes.
-            stream: Handle of the stream whose earlier work the copy waits for; None: all work of this process on the
-                source's GPU.
+            streams: Handles of the streams whose earlier work the copy waits for; None: all work of this process on
+                the source's GPU.
 
         Raises:
             DriverError: A call of the driver failed.
@@ -170,9 +171,9 @@ class CudaDevice:
         driver.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, source)
         source_device = self if ordinal.value == self.ordinal else CudaDevice(driver, ordinal.value)
         with _CurrentContext(driver, source_device._context):
-            if stream is None:
+            if streams is None:
                 driver.call("cuCtxSynchronize")
-            else:
+            for stream in streams or ():
                 driver.call("cuStreamSynchronize", c_void_p(stream))
         with _CurrentContext(driver, self._context):
             driver.call("cuMemcpy", destination, source, size)

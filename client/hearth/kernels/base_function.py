@@ -143,9 +143,9 @@ class BaseFunction(CupyNames):
             timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
                 limit.
             mode: ``"checked"``; ``"validate"``, which surrounds every array among the arguments with red zones and
-                reports writes to them, on the CPU backend also reads outside and accesses up to 64 GiB away (slow,
-                copies each array); or ``"unchecked"``, which leaves the check of the
-                geometry to the driver.
+                reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
+                geometry to the driver. ``"validate"`` also reports reads: on the CPU backend, with accesses up to 64
+                GiB away, and on a GPU in the red zones, for a module compiled with ``-fsanitize=address``.
             cooperative: Makes the whole grid resident at once, so that the grid can synchronize. Always True for a
                 kernel of a module with `enable_cooperative_groups`. ``"fit"`` launches at most as many blocks as can be
                 resident: a larger grid with one block along y and z is reduced, and the next call that waits for the

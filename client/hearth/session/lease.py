@@ -44,6 +44,8 @@ _LAUNCH_ATTRIBUTES = "launch_attributes"
 """Feature of a daemon that takes attributes of launches."""
 _LINKING = "linking"
 """Feature of a daemon that links modules."""
+_PUBLISHED_EVENTS = "published_events"
+"""Feature of a daemon whose sessions share events by name."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -74,6 +76,7 @@ class NodeSession:
             graph_conditionals=_GRAPH_CONDITIONALS in opened.features,
             launch_attributes=_LAUNCH_ATTRIBUTES in opened.features,
             links=_LINKING in opened.features,
+            publishes_events=_PUBLISHED_EVENTS in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

@@ -49,6 +49,8 @@ class Limits(NamedTuple):
     """True if the daemon takes attributes of launches."""
     links: bool = False
     """True if the daemon links modules of several inputs."""
+    publishes_events: bool = False
+    """True if sessions of a tenant share events by name."""
 
 
 class _Counted(NamedTuple):

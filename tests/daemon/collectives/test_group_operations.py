@@ -282,3 +282,15 @@ def test_copies_are_ordered_with_the_work_of_both_devices(devices: list[hearth.D
         x.fill(-1)
         x.copy_from(y)
     same([x, y], [np.full(1000, 19, np.int32)] * 2)
+
+
+def test_copy_larger_than_one_operation(devices: list[hearth.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hearth.arrays.device_copy.MAX_COPY", 1000)
+    host = np.arange(1003, dtype=np.int64)
+    x, y = devices[0].asarray(host), devices[1].zeros(1003, np.int64)
+    y.copy_from(x)
+    same([y], [host])
+    record = np.dtype([("a", "u1"), ("b", "<f4")], align=False)
+    z = devices[1].zeros(300, record)
+    z.copy_from(devices[0].asarray(np.ones(300, record)))
+    same([z], [np.ones(300, record)])

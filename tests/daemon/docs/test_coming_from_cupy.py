@@ -400,6 +400,13 @@ def published(port: Port) -> None:
     port.gpu.unpublish("coming-from-cupy")
 
 
+@row("cuda.runtime.ipcGetEventHandle")
+def published_event(port: Port) -> None:
+    event = port.gpu.default_stream.record()
+    event.publish("coming-from-cupy")
+    port.gpu.default_stream.wait_event(port.gpu.attach_event("coming-from-cupy"))
+
+
 @row("cuda.runtime.malloc", "cuda.runtime.free", "cuda.runtime.memset")
 def memory(port: Port) -> None:
     x = port.gpu.empty(100, np.uint8)

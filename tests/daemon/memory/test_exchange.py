@@ -217,6 +217,48 @@ def test_inaccessible_memory_is_refused(
     gpu.synchronize()
 
 
+class CudaStream:
+    """A stream of another library: `described` is what its method returns."""
+
+    def __init__(self, described: Any = (0, 77)) -> None:
+        self.described = described
+
+    def __cuda_stream__(self) -> Any:
+        return self.described
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("given", "stream", "error", "says"),
+    [
+        (OnGpu(), CudaStream(), hearth.UnsupportedError, "not a GPU"),
+        (OnGpu(), CudaStream((1, 77)), hearth.UnsupportedError, "version 1"),
+        (OnGpu(), CudaStream(77), hearth.ArgumentError, "__cuda_stream__"),
+        (OnGpu(), CudaStream((0, -1)), hearth.ArgumentError, "__cuda_stream__"),
+        (OnGpu(), object(), hearth.ArgumentError, "neither"),
+        (HOST, CudaStream(), hearth.ArgumentError, "not in GPU memory"),
+        ([1, 2], CudaStream(), hearth.ArgumentError, "not in GPU memory"),
+    ],
+    ids=["no-gpu", "version", "number", "handle", "no-stream", "host", "list"],
+)
+def test_streams_of_other_libraries(
+    gpu: hearth.Device, given: Any, stream: Any, error: type[Exception], says: str
+) -> None:
+    for copy in (gpu.asarray, gpu.array):
+        with pytest.raises(error, match=says):
+            copy(given, stream=stream)
+    with pytest.raises(hearth.ArgumentError, match="not in GPU memory"):
+        gpu.asarray(gpu.zeros(3), stream=CudaStream())
+
+
+def test_own_streams_have_no_cuda_handle(gpu: hearth.Device) -> None:
+    stream = gpu.stream()
+    assert not hasattr(stream, "__cuda_stream__")
+    with pytest.raises(hearth.UnsupportedAttributeError, match="__cuda_stream__") as caught:
+        _ = stream.__cuda_stream__  # type: ignore[attr-defined]
+    assert "no handle in this process" in caught.value.fix
+
+
 def test_invalid_capsules_are_refused() -> None:
     capsule = Exporter(HOST).__dlpack__()
     with dlpack.ConsumedTensor(capsule):

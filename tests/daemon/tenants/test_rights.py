@@ -56,6 +56,8 @@ def command(kind: str, handle: int) -> c.Command:
         "query_event": c.QueryEvent(event=handle),
         "elapsed_time": c.ElapsedTime(start=handle, end=handle),
         "destroy_event": c.DestroyEvent(event=handle),
+        "publish_event": c.PublishEvent(event=handle, name=f"event {handle}", replace=True),
+        "attach_event": c.AttachEvent(event=handle + SPARE, name=f"event {handle}"),
         "load_module": c.LoadModule(module=handle, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE.encode()),
         "unload_module": c.UnloadModule(module=handle),
         "get_function": c.GetFunction(function=handle + SPARE, module=handle, name="k"),

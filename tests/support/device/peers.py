@@ -112,11 +112,15 @@ class FakeCommunicators:
 class PeerServer(CpuServer):
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
-        self.peers = FakeCommunicators()
+        self.peers, self.copies = FakeCommunicators(), FakeCommunicators()
 
     @property
     def communicators(self) -> Any:
         return self.peers
+
+    @property
+    def copy_communicators(self) -> Any:
+        return self.copies
 
 
 class PeerRig(Rig[PeerServer]):

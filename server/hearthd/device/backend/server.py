@@ -94,6 +94,18 @@ class GuardsMemory(Protocol):
 
 
 @runtime_checkable
+class InstrumentsModules(Protocol):
+    """A backend that can compile kernels so that they check their accesses to memory (CUDA's)."""
+
+    def access_table(self, module: Any) -> int:
+        """Returns the device address of the module's table; see `hearthd.device.backend.access_table`.
+
+        0: the module is not instrumented.
+        """
+        ...
+
+
+@runtime_checkable
 class ComputeServer(Protocol):
     """A device. Created, used and closed on the device-handle thread."""
 
@@ -110,6 +122,11 @@ class ComputeServer(Protocol):
     @property
     def communicators(self) -> CommunicatorFactory:
         """Factory of communicators for the groups that this device joins."""
+        ...
+
+    @property
+    def copy_communicators(self) -> CommunicatorFactory:
+        """Factory of communicators for copies between two devices, whose only operations are `send` and `recv`."""
         ...
 
     def close(self) -> None:

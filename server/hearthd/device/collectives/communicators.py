@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.device.backend.communicator import CollectiveExchange, RankCommunicator
+from hearthd.device.backend.communicator import CollectiveExchange, CommunicatorFactory, RankCommunicator
 from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts
 from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.launch_order import LaunchOrder
@@ -50,8 +50,8 @@ class Memberships:
         self._busy: dict[Membership, None] = {}
         """Memberships that have to be checked even without an event."""
         self._ended: OrderedDict[str, Refusal] = OrderedDict()
-        self._ids: dict[str, bytes] = {}
-        """Ids created by this rank for communicators that it has not joined yet."""
+        self._ids: dict[str, tuple[CommunicatorFactory, bytes]] = {}
+        """Ids created by this rank for communicators that it has not joined yet, with their factories."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread is creating or joining, each with True while it is still wanted."""
         self.aborts = CommunicatorAborts(device, post, send)
@@ -118,7 +118,7 @@ class Memberships:
         if self._is_known(comm):
             return
         self._making[comm] = True
-        self._helper(partial(self._create_id, comm, ranks))
+        self._helper(partial(self._create_id, self._factory(message), comm, ranks))
 
     def _on_join(self, message: dict[str, Any]) -> None:
         comm, rank, ranks = str(message["comm"]), int(message["rank"]), int(message["ranks"])
@@ -126,7 +126,8 @@ class Memberships:
         if self._is_known(comm):
             return
         self._making[comm] = True
-        self._helper(partial(self._join, comm, unique_id, rank, ranks, bool(message.get("group"))))
+        factory, group = self._factory(message), bool(message.get("group"))
+        self._helper(partial(self._join, factory, comm, unique_id, rank, ranks, group))
 
     def _on_abort(self, message: dict[str, Any]) -> None:
         comm = str(message["comm"])
@@ -147,29 +148,36 @@ class Memberships:
             member, (lambda _flight: refusal) if refusal is not None else partial(in_flight_refusal, reason, 0), refusal
         )
 
+    def _factory(self, message: dict[str, Any]) -> CommunicatorFactory:
+        """Returns the factory for the transport that the message names: copies between devices, or collectives."""
+        server = self._device.server
+        return server.copy_communicators if message.get("transport") == "copy" else server.communicators
+
     def _is_known(self, comm: str) -> bool:
         return comm in self._live or comm in self._making or comm in self._ended
 
     # ---- joining ----
 
-    def _create_id(self, comm: str, ranks: int) -> None:
+    def _create_id(self, factory: CommunicatorFactory, comm: str, ranks: int) -> None:
         try:
-            unique_id = self._device.server.communicators.unique_id(ranks)
+            unique_id = factory.unique_id(ranks)
         except Exception as error:
             self._post(partial(self._join_failed, comm, error))
             return
-        self._post(partial(self._created, comm, unique_id))
+        self._post(partial(self._created, factory, comm, unique_id))
 
-    def _created(self, comm: str, unique_id: bytes) -> None:
+    def _created(self, factory: CommunicatorFactory, comm: str, unique_id: bytes) -> None:
         if self._making.pop(comm):
-            self._ids[comm] = unique_id
+            self._ids[comm] = factory, unique_id
             self._send({"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()})
         else:
-            self._device.server.communicators.forget(unique_id)
+            factory.forget(unique_id)
 
-    def _join(self, comm: str, unique_id: bytes, rank: int, ranks: int, group: bool) -> None:
+    def _join(
+        self, factory: CommunicatorFactory, comm: str, unique_id: bytes, rank: int, ranks: int, group: bool
+    ) -> None:
         try:
-            communicator = self._device.server.communicators.join(unique_id, rank, ranks)
+            communicator = factory.join(unique_id, rank, ranks)
         except Exception as error:
             self._post(partial(self._join_failed, comm, error))
             return
@@ -203,9 +211,9 @@ class Memberships:
         self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
 
     def _forget_id(self, comm: str) -> None:
-        unique_id = self._ids.pop(comm, None)
-        if unique_id is not None:
-            self._device.server.communicators.forget(unique_id)
+        factory, unique_id = self._ids.pop(comm, (None, b""))
+        if factory is not None:
+            factory.forget(unique_id)
 
     # ---- failing ----
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from hearth_proto.collectives import PEERED
 from hearth_proto.reasons import Refusal
 from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.parts import CollectivePart
 from hearthd.device.session.session import DeviceSession
+
+COPY_PIECE = 16 << 20
+"""Number of bytes of a send or receive that weigh as much as one operation: a copy between devices is submitted to the
+driver in pieces of about this size."""
 
 
 class Presenter(Protocol):
@@ -71,7 +76,7 @@ class PendingCollective:
         self.session = session
         self.key = key
         self.parts = parts
-        self.weight = len(parts) or 1
+        self.weight = _weight(parts)
         self.seconds = seconds
         """Time limit from presentation to completion, in seconds."""
         self.deadline = math.inf
@@ -141,3 +146,10 @@ class OperationRun:
         if self.count > 1:
             message["count"] = self.count
         return message
+
+
+def _weight(parts: Sequence[CollectivePart]) -> int:
+    """Returns the number of operations, in which a single send or receive counts once for each of its pieces."""
+    if len(parts) == 1 and parts[0].kind in PEERED:
+        return 1 + parts[0].size // COPY_PIECE
+    return len(parts) or 1

@@ -1,7 +1,7 @@
 """Compiler options: one list for every backend, so that a program that compiles on one backend compiles on all.
 
 Covers each option of NVRTC's documentation ("Supported Compile Options"): it is followed, has no effect, or is refused.
-Covers nvcc's options that programs for CuPy use: they have no effect.
+Covers nvcc's options that programs for CuPy use: they have no effect. Covers one option of clang, -fsanitize=address.
 Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that change
 the meaning of the source by a file of the host, and that produce code which cannot be loaded. Pure.
 """
@@ -22,6 +22,7 @@ class Effect(enum.Enum):
 
     EVERYWHERE = enum.auto()
     GPU = enum.auto()  # in NVRTC's code for a GPU, or in its messages
+    DAEMON = enum.auto()  # in what the daemon makes of NVRTC's code; no compiler gets the option
     NOWHERE = enum.auto()  # a hint about NVRTC's own work: no backend passes it on
 
 
@@ -86,6 +87,7 @@ ACCEPTED = (
     Option("no-display-error-number", "no-err-no", None, Effect.GPU),
     Option("brief-diagnostics", "brief-diag", _BOOL, Effect.GPU),
     Option("optimization-info", "opt-info", "inline", Effect.GPU),
+    Option("fsanitize", "fsanitize", "address", Effect.DAEMON),
     _WHOLE_PROGRAM,
     Option("modify-stack-limit", "modify-stack-limit", _BOOL, Effect.NOWHERE),
     Option("no-cache", "no-cache", None, Effect.NOWHERE),
@@ -218,7 +220,7 @@ class CompileOptions:
 
     def for_nvrtc(self) -> list[str]:
         """Returns the options for NVRTC, each as one string in NVRTC's form."""
-        return [_for_nvrtc(parsed) for parsed in self.options if parsed.option.effect is not Effect.NOWHERE]
+        return [_for_nvrtc(parsed) for parsed in self.options if parsed.option.effect not in _OWN]
 
     def without_effect(self, on_gpu: bool) -> list[str]:
         """Returns a line for the compile log for each option that has no effect on this kind of device."""
@@ -233,6 +235,10 @@ class CompileOptions:
             f"warning: the option '{text}' has no effect {scope}" + (f": {reason}" if reason else "")
             for text, reason in reasons.items()
         ]
+
+
+_OWN = frozenset({Effect.NOWHERE, Effect.DAEMON})
+"""Effects of options that NVRTC does not get."""
 
 
 def _for_nvrtc(parsed: ParsedOption) -> str:

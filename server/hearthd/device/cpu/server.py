@@ -76,6 +76,10 @@ class CpuServer:
     def communicators(self) -> CpuCommunicators:
         return self._communicators
 
+    @property
+    def copy_communicators(self) -> CpuCommunicators:
+        return self._communicators
+
     def close(self) -> None:
         for stream in self.streams:
             stream.close()

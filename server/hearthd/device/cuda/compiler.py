@@ -5,6 +5,7 @@ Imports no CuPy, so that workers start quickly.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import nvrtc
 
-from hearth_proto.reasons import Refusal
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Link, Source
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.options import parse_options
@@ -70,7 +71,20 @@ class CudaCompiler:
         return self._nvrtc.identity()
 
     def compile(self, source: Source) -> Image:
-        return self._nvrtc.compile(source)
+        image = self._nvrtc.compile(source)
+        if not parse_options(source.options).has("fsanitize"):
+            return image
+        try:
+            return dataclasses.replace(image, code=self._assembler.assemble(Assembly(image.code)).code)
+        except Refusal as refusal:
+            if refusal.reason is Reason.NO_COMPILER:
+                return image  # the driver compiles the PTX
+            raise Refusal(
+                Reason.COMPILE_FAILED,
+                f"The code with the checks of -fsanitize=address cannot be assembled: {refusal.message}",
+                fix="install nvidia-nvjitlink of NVRTC's version beside the daemon, or leave out the option",
+                details=refusal.details,
+            ) from refusal
 
     def assembly(self, code: bytes) -> Assembly | None:
         return Assembly(code) if image_headers.check(code, self._capability) else None

@@ -14,6 +14,7 @@ from cupy_backends.cuda.api.driver import launchKernel
 
 from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend import access_table
 from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.resources import FunctionAttributes
@@ -111,6 +112,9 @@ class CudaModule:
         self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
         self._listed: tuple[str, ...] | None = None
+        is_instrumented = access_table.SYMBOL.encode() in image.code
+        self.access_table = self.global_(access_table.SYMBOL)[0] if is_instrumented else 0
+        """Device address of the table with which the kernels check their accesses; 0: they do not check them."""
 
     def function(self, name: str) -> CudaFunction:
         cached = self._functions.get(name)
@@ -243,6 +247,11 @@ class CudaLauncher:
                 "or CUDA C++ source to compile here",
                 details={"log": log} if log else None,
             ) from error
+
+    @staticmethod
+    def access_table(module: CudaModule) -> int:
+        """Returns the device address of the module's access table; 0 if the module is not instrumented."""
+        return module.access_table
 
     def unload(self, module: CudaModule) -> None:
         """Unloads a module whose last launch has ended. Further calls have no effect."""

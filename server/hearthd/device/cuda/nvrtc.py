@@ -17,6 +17,7 @@ from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.compiler import graph_conditions
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
+from hearthd.device.cuda.instrumentation import instrument
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
@@ -73,6 +74,7 @@ class NvrtcCompiler:
         """Compiles to CUBIN, or to PTX if NVRTC does not know the device's architecture. May block for seconds.
 
         `relocatable`: compiles to code that can be linked, which is LTO-IR if the source's options say so.
+        With -fsanitize=address, the result is instrumented PTX.
 
         Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(NO_COMPILER), and the refusals of `parse_options`.
         """
@@ -140,6 +142,8 @@ class NvrtcCompiler:
         _, _, cubin, _ = self._library
         ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx
+        if parse_options(source.options).has("fsanitize"):
+            code = instrument(ptx.rstrip(b"\0").decode()).encode()
         return Image(code=code, names=lowered, log=log, kinds=parameter_kinds(ptx))
 
     @functools.cached_property

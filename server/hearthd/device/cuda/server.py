@@ -23,7 +23,8 @@ from hearthd.device.cuda.launch import CudaLauncher
 from hearthd.device.cuda.memory import GRAIN, ArenaPool, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.page_locks import PageLocks
-from hearthd.device.cuda.shared_memory import SharedAllocations
+from hearthd.device.cuda.sharing.copy_communicators import CopyCommunicators
+from hearthd.device.cuda.sharing.shared_memory import SharedAllocations
 from hearthd.device.cuda.streams import CudaStreams, HostSignals
 from hearthd.device.cuda.tensor_maps import TensorMapEncoder, tensor_map_features
 from hearthd.device.resources.host_pool import HostPool
@@ -102,6 +103,7 @@ class CudaServer:
         self._communicators = NcclCommunicators(index, capability)
         if self._communicators.available:
             self._properties.features.append("nccl")
+        self._copy_communicators = CopyCommunicators(index)
         self._streams = CudaStreams()
         self._bind_memory(SharedAllocations(index, pool), page_locks)
         self._bind_streams(CudaCopies(), HostSignals())
@@ -155,6 +157,7 @@ class CudaServer:
     def _bind_code(self, launcher: CudaLauncher) -> None:
         self.load = launcher.load
         self.unload = launcher.unload
+        self.access_table = launcher.access_table
         self.launch = launcher.launch
         self.bind_launch = launcher.bind_launch
         self.first_launch_waits = launcher.first_launch_waits
@@ -184,6 +187,10 @@ class CudaServer:
     def communicators(self) -> NcclCommunicators:
         return self._communicators
 
+    @property
+    def copy_communicators(self) -> CopyCommunicators:
+        return self._copy_communicators
+
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         """Registers `wake`, which is called when more host memory for copies is available.
 
@@ -195,7 +202,8 @@ class CudaServer:
 
     def close(self) -> None:
         """Frees what can be freed; never raises. The context is not destroyed, because other users may hold it."""
-        for close in (self._communicators.close, self._streams.close, self._pool.close, self._host.close):
+        communicators = self._communicators.close, self._copy_communicators.close
+        for close in (*communicators, self._streams.close, self._pool.close, self._host.close):
             with suppress(Exception):
                 close()
 

@@ -32,8 +32,8 @@ EXECUTED = frozenset(
         "get_function", "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare",
         "destroy_prepared",
         # Queries that involve no stream.
-        "query_event", "elapsed_time", "describe_module", "describe_function", "occupancy", "memory_usage",
-        "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace", "cancel",
+        "query_event", "elapsed_time", "publish_event", "attach_event", "describe_module", "describe_function",
+        "occupancy", "memory_usage", "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace", "cancel",
     }
 )  # fmt: skip
 """Kinds of commands without stream work, which are executed as usual."""

@@ -5,6 +5,8 @@ with the kernel and the buffer. Nothing outside the buffers is changed, as long 
 A backend that guards memory also notices reads, and accesses beyond the zones, and contains all of them.
 Addresses that a kernel reads from memory are not replaced, and a launch with an array of pointers is refused.
 
+On a backend without guards, kernels that were compiled with -fsanitize=address report their reads of the zones.
+
 If the backend checks for races, a race in the kernel's shared memory fails the launch as well.
 """
 
@@ -16,8 +18,10 @@ from typing import NamedTuple
 
 from hearth_proto.launches import unpack_layout
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend import access_table
+from hearthd.device.backend.access_table import Span
 from hearthd.device.backend.resources import GuardedMemory, HostBuffer, Memory, StrayAccess
-from hearthd.device.backend.server import ChecksRaces, GuardsMemory
+from hearthd.device.backend.server import ChecksRaces, GuardsMemory, InstrumentsModules
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, find_damage, shadow
@@ -47,6 +51,10 @@ class _GuardedCopy(NamedTuple):
         return self.memory.address if self.guard is None else self.guard.address
 
 
+_WRITES = {access_table.UNKNOWN: None, access_table.READ: False, access_table.WRITE: True}
+"""`StrayAccess.writes` by the kind that an instrumented kernel reports."""
+
+
 class Stray(NamedTuple):
     """An access outside of a buffer that the guarding backend has noticed."""
 
@@ -70,6 +78,11 @@ class Validation:
         self._race: Callable[[], Refusal | None] = lambda: None
         self._stray_accesses: list[tuple[_GuardedCopy, Callable[[], Sequence[StrayAccess]]]] = []
         """Functions that return the accesses outside of each guarded copy."""
+        server, module = device.server, bound.module
+        self._table = server.access_table(module.loaded()) if isinstance(server, InstrumentsModules) else 0
+        """Address of the access table of an instrumented module; 0 without one."""
+        self._spans: list[Span] = []
+        """Spans of the copies, by which an instrumented kernel checks its accesses."""
         for pointer in parsed.pointers:
             if isinstance(pointer, TensorMapEntry):
                 raise Refusal(
@@ -88,12 +101,17 @@ class Validation:
     def run(self) -> bool:
         """Submits the whole launch, which is answered when it is done.
 
-        Returns False if there is no staging memory for the zones.
+        Returns False if there is no staging memory for the zones, or another launch uses the module's access table.
         """
         device = self._device
         track = self._origin.stream.track
         plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}
         size = sum(sum(length for _, length in _zones(plan)) for plan in plans.values())
+        if self._table:
+            if self._bound.module.validating:
+                return False
+            self._check_count(len(plans))
+            size += access_table.BYTES
         host = device.staging.acquire(size)
         if host is None:
             return False
@@ -116,16 +134,19 @@ class Validation:
                 if copy.guard is not None:
                     copy.guard.arm(track.stream)
                     armed.append(copy)
+            self._send_table(list(guarded.values()), host)
             self._binder.issue(self._origin.stream, self._with_copies(guarded))
             if isinstance(device.server, ChecksRaces):
                 self._race = device.server.race_refusal(track.stream)
             self._disarm(armed)
+            self._fetch_table(host)
             self._restore(guarded, host)
         except Refusal:  # some of the copies may already run
             device.staging.drop(track, host)
             raise
         finally:
             self._free(guarded)
+        self._bound.module.validating = bool(self._table)
         device.telemetry.validated_launches += 1
         outcome = PendingOutcome(object(), 0)  # its success implies nothing about other checks
         device.tracks.pending_outcomes.launched(outcome, [buffer.usage for buffer in guarded])
@@ -142,6 +163,34 @@ class Validation:
             device.server.fill(copy.address, PATTERN, plan.total, track.stream)
             if buffer.size:
                 device.server.copy(copy.address + plan.buffer_offset, buffer.address, buffer.size, track.stream)
+
+    def _check_count(self, count: int) -> None:
+        """Raises Refusal(UNSUPPORTED) if the access table has no room for that number of buffers."""
+        if count > access_table.MAX_SPANS:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                f"launch of {self._bound.plan.name}: {count} buffers; an instrumented kernel checks at most "
+                f"{access_table.MAX_SPANS}",
+                fix="pass fewer buffers, or compile without -fsanitize=address",
+                details={"requested": count, "allowed": access_table.MAX_SPANS},
+            )
+
+    def _send_table(self, copies: Sequence[_GuardedCopy], host: HostBuffer) -> None:
+        """Uploads the spans of the copies to the access table of an instrumented module."""
+        if not self._table:
+            return
+        for copy in copies:
+            begin = copy.address + copy.plan.buffer_offset
+            self._spans.append(Span(copy.address, begin, begin + copy.buffer.size, copy.address + copy.plan.total))
+        host.view[: access_table.BYTES] = access_table.encode(self._spans)
+        self._device.server.upload(self._table, host, 0, access_table.BYTES, self._origin.stream.track.stream)
+
+    def _fetch_table(self, host: HostBuffer) -> None:
+        """Downloads the access table behind the kernel, and empties it: other launches of the module check nothing."""
+        if self._table:
+            server, stream = self._device.server, self._origin.stream.track.stream
+            server.download(host, 0, self._table, access_table.BYTES, stream)
+            server.fill(self._table, b"\0", access_table.SPANS, stream)
 
     def _disarm(self, armed: Sequence[_GuardedCopy]) -> None:
         stream = self._origin.stream.track.stream
@@ -163,7 +212,7 @@ class Validation:
     def _restore(self, guarded: Mapping[Buffer, _GuardedCopy], host: HostBuffer) -> None:
         device = self._device
         track = self._origin.stream.track
-        at = 0
+        at = self._table_bytes
         for copy in guarded.values():
             buffer, plan = copy.buffer, copy.plan
             if copy.written and buffer.size:
@@ -186,17 +235,23 @@ class Validation:
         Reads of the buffers, whose contents stay valid, are answered afterwards, so that the first one has the error.
         """
         damages: list[tuple[Buffer, Damage]] = []
-        at = 0
+        at = self._table_bytes
         for copy in guarded:
             for start, size in _zones(copy.plan):
                 damage = find_damage(host.view[at : at + size], start, copy.plan)
                 at += size
                 if damage is not None:
                     damages.append((copy.buffer, damage))
-        self._device.staging.release(host)
         strays = [
             Stray(copy.buffer, access) for copy, stray_accesses in self._stray_accesses for access in stray_accesses()
         ]
+        if self._table:
+            for record in access_table.decode(host.view[: access_table.BYTES], self._spans):
+                access = StrayAccess(record.offset, _WRITES[record.kind], record.block)
+                strays.append(Stray(guarded[record.span].buffer, access))
+            self._bound.module.validating = False
+            self._device.kick(self._origin.session)
+        self._device.staging.release(host)
         if damages or strays:
             self._origin.fail(refuse(self._bound.plan.name, damages, self._arguments(), strays))
         elif (race := self._race()) is not None:
@@ -205,6 +260,11 @@ class Validation:
             self._origin.reply()
         self._device.tracks.pending_outcomes.settle(outcome)
         outcome.report()
+
+    @property
+    def _table_bytes(self) -> int:
+        """Size of the access table at the beginning of the staging memory; 0 without a table."""
+        return access_table.BYTES if self._table else 0
 
     def _arguments(self) -> dict[Buffer, int]:
         """Returns for each buffer the number of the first argument that points to it."""

@@ -9,6 +9,7 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
+from hearthd.device.launch.published_events import PublishedEvents, check_owned
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.platform.event_loop import countdown
 from hearthd.device.profiling.profile import ProfileCommands
@@ -28,8 +29,9 @@ class StreamCommands:
     No command blocks the device-handle thread: answers are sent from completion callbacks.
     """
 
-    def __init__(self, device: DeviceContext, profiles: ProfileCommands) -> None:
+    def __init__(self, device: DeviceContext, profiles: ProfileCommands, published: PublishedEvents) -> None:
         self._device = device
+        self._published = published
         self._profiles = profiles
 
     # ---- streams ----
@@ -72,7 +74,10 @@ class StreamCommands:
         if entry is None:
             entry = session.events.add(command.event, EventEntry(command.event))
         event = entry
+        check_owned(event, "recorded")
         if origin.capture is not None:
+            if event.published:
+                raise _captured_publication(event)
             operation: Operation = origin.capture.record(origin, event)
             return operation
         event.capture = None
@@ -173,9 +178,7 @@ class StreamCommands:
         event = origin.session.events.pop(command.event)
 
         def run() -> bool:
-            if event.event is not None:
-                self._device.tracks.retire(event.event)
-                event.event = None
+            self._published.release(event)
             origin.reply()
             return True
 
@@ -264,6 +267,15 @@ def _check_not_captured(event: EventEntry) -> None:
             fix="record the event again outside a capture, for example behind a launch of the graph",
             details={"event": event.handle, "graph": graph},
         )
+
+
+def _captured_publication(event: EventEntry) -> Refusal:
+    return Refusal(
+        Reason.CAPTURE_INVALID,
+        f"event {event.handle} is published, and cannot be recorded in a capture: the device does not reach it",
+        fix="record another event in the capture",
+        details={"event": event.handle},
+    )
 
 
 def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:

@@ -15,9 +15,26 @@ import select
 import socket
 import struct
 import threading
+from typing import Protocol
 
 _TIMEOUT_S = 5.0
 _CREDENTIALS = struct.Struct("=3i")
+
+
+class HandOver(Protocol):
+    """Passes segments between processes: `SegmentExchange`, or the client of a broker."""
+
+    def keep(self, nonce: bytes, file: int) -> None:
+        """Keeps the segment for other processes. Raises OSError."""
+        ...
+
+    def drop(self, nonce: bytes) -> None:
+        """Ends `keep`. Has no effect if this process does not keep the segment."""
+        ...
+
+    def fetch(self, nonce: bytes) -> int:
+        """Returns the file of a segment. Raises OSError if no process keeps the segment."""
+        ...
 
 
 class SegmentExchange:
@@ -92,6 +109,22 @@ class SegmentExchange:
         with end:
             if _is_trusted(end):
                 socket.send_fds(end, [b"!"], [file])
+
+
+class _Current:
+    """The object with which this process passes segments."""
+
+    hand_over: HandOver = SegmentExchange()
+
+
+def use(hand_over: HandOver) -> None:
+    """Makes this process pass segments with `hand_over` from now on."""
+    _Current.hand_over = hand_over
+
+
+def hand_over() -> HandOver:
+    """Returns the object with which this process passes segments: by default, a `SegmentExchange` in this process."""
+    return _Current.hand_over
 
 
 def _address(nonce: bytes) -> str:

@@ -19,6 +19,7 @@ from hearthd.device.launch.cancel_commands import CancelCommands
 from hearthd.device.launch.commands import LaunchCommands, refuse_answered_launches
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
+from hearthd.device.launch.published_events import PublishedEvents
 from hearthd.device.launch.stream_commands import StreamCommands
 from hearthd.device.launch.tensor_maps import TensorMapCommands
 from hearthd.device.launch.watchdog import Watchdog
@@ -65,7 +66,8 @@ class CommandRegistry:
         resources = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
-        stream_commands = StreamCommands(device, self._profiles)
+        self.events = PublishedEvents(device)
+        stream_commands = StreamCommands(device, self._profiles, self.events)
         self.cancels = CancelCommands(device)
         keepers = Keepers(self.memory, self._modules, self.segments)
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
@@ -111,6 +113,8 @@ class CommandRegistry:
             "query_event": stream_commands.query_event,
             "elapsed_time": stream_commands.elapsed_time,
             "destroy_event": stream_commands.destroy_event,
+            "publish_event": self.events.publish,
+            "attach_event": self.events.attach,
             "sync": stream_commands.sync,
             "flush": stream_commands.flush,
             "start_profile": self._profiles.start,
@@ -142,6 +146,7 @@ class CommandRegistry:
         self.snapshots.close(session)
         self.publishing.close(session)
         self.collectives.close(session)
+        self.events.close(session)
         for module in session.modules.items.values():
             self._modules.release(session, module)
 

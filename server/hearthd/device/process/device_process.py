@@ -30,7 +30,7 @@ from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.context import DeviceContext
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform import spin_policy
+from hearthd.device.platform import segment_exchange, spin_policy
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
@@ -62,8 +62,10 @@ because allocating this much takes 20 us."""
 def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
     """Returns the backend that the specification names.
 
-    If `broker` is given, the backend reads all host files through it.
+    If `broker` is given, the backend reads all host files through it, and passes segments to other processes.
     """
+    if broker is not None:
+        segment_exchange.use(broker)
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
@@ -72,9 +74,6 @@ def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer
 
     if broker is None:
         return CpuServer(spec)
-    from hearthd.device.cpu.collective import shared_segment
-
-    shared_segment.use(broker)
     return CpuServer(spec, BrokeredLibraries(broker))
 
 

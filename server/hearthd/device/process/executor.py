@@ -369,9 +369,6 @@ class Executor:
             operation.abandon(refusal)
         self.on_close(session)
         self.registry.close(session)
-        for event in session.events.items.values():
-            if event.event is not None:
-                self._device.tracks.retire(event.event)
         release_tracks = self._device.tracks.withhold(session.tracks())
         for stream in session.streams.items.values():
             self._device.tracks.release(stream.track)

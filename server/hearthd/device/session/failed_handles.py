@@ -27,6 +27,7 @@ CREATED: dict[str, CreatedHandles] = {
     "get_function": lambda session, command: (session.functions, (command.function,)),
     "get_global": lambda session, command: (session.buffers, (command.buffer,)),
     "record_event": lambda session, command: (session.events, (command.event,)),
+    "attach_event": lambda session, command: (session.events, (command.event,)),
     "create_tensor_map": lambda session, command: (session.tensor_maps, (command.tensor_map,)),
     "begin_capture": lambda session, command: (session.graphs, (command.graph,)),
     "prepare": lambda session, command: (session.prepared, (command.prepared,)),

@@ -26,6 +26,7 @@ class ModuleEntry:
         "prints",
         "released",
         "retry_load",
+        "validating",
         "variables",
     )
 
@@ -45,6 +46,8 @@ class ModuleEntry:
         """Number of graphs and prepared launches that use the module; its code is kept for them after the handle is
         destroyed."""
         self.released = False
+        self.validating = False
+        """True while a validated launch uses the module's access table."""
         self.variables: dict[str, Any] = {}
         """Global variables by name: one `hearthd.device.session.buffer.Buffer` each, shared by all handles of that
         variable."""

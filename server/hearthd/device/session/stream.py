@@ -158,18 +158,43 @@ class LogicalStream:
             self.marked[self] = None
 
 
+class EventMark:
+    """The last record of an event, which the handles of several sessions may share."""
+
+    __slots__ = ("event", "holders")
+
+    def __init__(self) -> None:
+        self.event: Event | None = None
+        """The driver's event; None until the event has been recorded."""
+        self.holders = 1
+        """Number of handles. The last one releases the driver's event."""
+
+
 class EventEntry:
     """A client's event; `event` is None until it has been recorded."""
 
-    __slots__ = ("capture", "event", "handle", "point")
+    __slots__ = ("attached", "capture", "handle", "mark", "point", "published")
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, mark: EventMark | None = None) -> None:
         self.handle = handle
-        self.event: Event | None = None
+        self.mark = EventMark() if mark is None else mark
+        self.attached = False
+        """True for the event of another session, which published it."""
+        self.published = False
+        """True once other sessions may have attached the event."""
         self.capture: Any = None
         """The capture in which the event was recorded last (`Capturing`); None if it was recorded outside a capture."""
         self.point: frozenset[int] = frozenset()
         """Nodes of the graph that complete before the event, if it was recorded in a capture."""
+
+    @property
+    def event(self) -> Event | None:
+        """The driver's event of the last record; None until the event has been recorded."""
+        return self.mark.event
+
+    @event.setter
+    def event(self, event: Event | None) -> None:
+        self.mark.event = event
 
 
 class ProfileEntry:

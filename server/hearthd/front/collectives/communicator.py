@@ -11,8 +11,11 @@ from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Rank
 REMEMBERED = 1024
 """Maximum number of operations under way whose keys one communicator remembers."""
 
-Identity = tuple[str, tuple[RankLocation, ...]]
-"""The owner (empty: all sessions that share the processes), and the locations of the ranks."""
+Identity = tuple[str, tuple[RankLocation, ...], bool]
+"""The owner (empty: all sessions that share the processes), the locations of the ranks, and True for copies."""
+
+COPY = {"transport": "copy"}
+"""Fields of the messages about a communicator of copies that the ranks' processes need to create it."""
 
 
 @dataclass
@@ -26,6 +29,8 @@ class Communicator:
     locations: tuple[RankLocation, ...]
     deadline: float
     """Time by which all ranks must have joined."""
+    copies: bool = False
+    """True for a communicator of copies between two devices; see `Match.is_copy`."""
     unique_id: str = ""
     joined: set[int] = field(default_factory=set)
     """The ranks that have joined."""
@@ -52,8 +57,13 @@ class Communicator:
 
     @property
     def identity(self) -> Identity:
-        """The owner and the locations, which together identify at most one communicator."""
-        return self.key.scope, self.locations
+        """The owner, the locations and the transport, which together identify at most one communicator."""
+        return self.key.scope, self.locations, self.copies
+
+    @property
+    def transport(self) -> dict[str, Any]:
+        """The fields of `create_id` and `join` that name the transport; empty for the backend's collectives."""
+        return COPY if self.copies else {}
 
     def frame(self, op: str, rank: int, /, **fields: Any) -> DeviceMessage:
         """Returns the message `op` to a rank about this communicator, with `fields` added."""

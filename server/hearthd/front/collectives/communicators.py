@@ -1,9 +1,10 @@
 """Communicators: created when a group first needs one, then kept, and always aborted on all ranks together.
 
-Pure, like `matcher.py`. A communicator is keyed by the locations of its ranks, in rank order. Communicators of local
-devices are shared by all sessions of those processes; communicators of a group over daemons belong to that group.
-Complete operations wait here while their communicator is being created. Afterwards every rank gets `go` in one order,
-which is the same on every link. After an abort, a new communicator is created when the ranks present again.
+Pure, like `matcher.py`. A communicator is keyed by the locations of its ranks, in rank order; copies between two
+devices have separate communicators. Communicators of local devices are shared by all sessions of those processes;
+communicators of a group over daemons belong to that group. Complete operations wait here while their communicator is
+being created. Afterwards every rank gets `go` in one order, which is the same on every link. After an abort, a new
+communicator is created when the ranks present again.
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ class Communicators:
         If its communicator is not ready, the operation waits for it; if there is none, one is created.
         """
         locations = match.locations
-        comm = self._by_identity.get((match.key.scope, locations))
+        comm = self._by_identity.get((match.key.scope, locations, match.is_copy))
         messages: list[DeviceMessage] = []
         if comm is None:
             comm = self._create(match)
-            messages += [*self._evict_idle(comm), comm.frame("create_id", 0, ranks=len(comm.locations))]
+            messages += [
+                *self._evict_idle(comm),
+                comm.frame("create_id", 0, ranks=len(comm.locations), **comm.transport),
+            ]
         else:
             self._by_id[comm.id] = self._by_id.pop(comm.id)  # most recently used
         comm.users.add((match.key.owner, match.key.members))
@@ -84,7 +88,7 @@ class Communicators:
     def _create(self, match: Match) -> Communicator:
         locations = match.locations
         name = f"{self._nonce}-{next(self._numbers)}"
-        comm = Communicator(name, match.key, locations, match.deadline, done=[0] * len(locations))
+        comm = Communicator(name, match.key, locations, match.deadline, match.is_copy, done=[0] * len(locations))
         self._by_identity[comm.identity] = self._by_id[comm.id] = comm
         return comm
 
@@ -139,7 +143,8 @@ class Communicators:
             comm.unique_id = str(body["unique_id"])
             size = len(comm.locations)
             return [
-                comm.frame("join", member, unique_id=comm.unique_id, rank=member, ranks=size) for member in range(size)
+                comm.frame("join", member, unique_id=comm.unique_id, rank=member, ranks=size, **comm.transport)
+                for member in range(size)
             ]
         if op == "joined" and comm.unique_id:
             return self._on_joined(comm, rank)

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hearth_proto.collectives import ITEM_SIZES, MAX_COPY
+
 GROUP = "group:"
+
+TRANSFERS = ("send", "recv")
+"""Kinds of operations that move data from one rank to another."""
 
 
 class RankLocation(NamedTuple):
@@ -123,6 +128,26 @@ class Match:
         return [rank for rank in range(len(self.key.members)) if rank not in self.presentations]
 
     @property
+    def is_copy(self) -> bool:
+        """True for one send and its receive between two devices of this daemon: a copy between devices.
+
+        Copies have separate communicators, which copy from one device to the other without NCCL. Available only after
+        all ranks have presented.
+        """
+        return (
+            not self.key.group
+            and len(self.key.members) == 2
+            and all(_is_copy(presentation.operations) for presentation in self.presentations.values())
+        )
+
+    @property
     def locations(self) -> tuple[RankLocation, ...]:
         """The locations of all ranks, in rank order. Available only after all ranks have presented."""
         return tuple([self.presentations[rank].location for rank in range(len(self.key.members))])
+
+
+def _is_copy(operations: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns True for one send or receive that is not too large for a copy."""
+    if len(operations) != 1 or operations[0].get("kind") not in TRANSFERS:
+        return False
+    return int(operations[0].get("count", 0)) * ITEM_SIZES.get(operations[0].get("dtype", ""), 1) <= MAX_COPY

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hearthd.front.collectives.match import TRANSFERS
+
 Operation = Mapping[str, Any]
 
 _FIELDS = {
@@ -76,7 +78,7 @@ def find_mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismat
 
 
 def _is_transfer(operation: Operation) -> bool:
-    return operation.get("kind") in ("send", "recv")
+    return operation.get("kind") in TRANSFERS
 
 
 def _collective_operations(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:

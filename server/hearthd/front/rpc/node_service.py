@@ -53,6 +53,7 @@ FEATURES = (
     "graph_conditionals",
     "launch_attributes",
     "linking",
+    "published_events",
 )
 
 

@@ -21,7 +21,7 @@ WAITS: dict[str, set[str]] = {
     },
     "Device": {
         "state", "generation", "synchronize", "flush", "memory_usage", "memory_cleanup", "prepare", "publish",
-        "unpublish", "attach", "published", "dispatch", "get", "cancel",
+        "unpublish", "attach", "attach_event", "published", "dispatch", "get", "cancel",
     },
     "DeviceArray": {"get", "item", "tolist", "tobytes", "readinto", "ipc", "publish"},
     "RawModule": {"compile", "functions", "globals", "get_global"},
@@ -31,7 +31,7 @@ WAITS: dict[str, set[str]] = {
         "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout",
     },
     "Stream": {"synchronize", "done", "cancel", "end_capture"},
-    "Event": {"synchronize", "done", "elapsed"},
+    "Event": {"synchronize", "done", "elapsed", "publish"},
     "Graph": set(),
     "Prepared": set(),
     "Profile": set(),

@@ -176,7 +176,7 @@ def test_memory_of_this_process_is_copied(stream: int | None, waits: str) -> Non
     """A copy waits for earlier work on the source, which may be on another GPU, and is complete when the call
     returns."""
     library = Library()  # reports that the source is on GPU 0
-    device(library).copy(ADDRESS, 0x700000000000, 4096, stream)
+    device(library).copy(ADDRESS, 0x700000000000, 4096, None if stream is None else (stream,))
     after = library.calls[library.calls.index("cuPointerGetAttribute") :]
     assert after == [
         "cuPointerGetAttribute", "cuDeviceGet", "cuDevicePrimaryCtxRetain",

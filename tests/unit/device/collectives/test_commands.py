@@ -14,6 +14,9 @@ from hearth_proto.reasons import Reason, Refusal, from_status, from_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.collectives.launch_order import MAX_LAUNCHED
 from hearthd.device.collectives.negotiation import REFILL
+from hearthd.device.collectives.parts import BufferRange, CollectivePart
+from hearthd.device.collectives.pending import COPY_PIECE, OperationKey, PendingCollective
+from hearthd.device.session.buffer import Buffer
 from tests.support.device.peers import WRITTEN, PeerRig, collective, encode, operation
 
 ALL_GATHER = c.COLLECTIVE_KIND_ALL_GATHER
@@ -252,6 +255,28 @@ def test_communicators_are_made_off_the_device_handle_thread(rig: PeerRig) -> No
     rig.join()
     assert set(rig.server.peers.threads) == {"unique_id", "join"}
     assert rig.thread not in rig.server.peers.threads.values()
+
+
+def test_communicators_of_copies_are_made_by_another_factory(rig: PeerRig) -> None:
+    rig.tell("create_id", comm="a-1", ranks=2, transport="copy")
+    rig.hear("id")
+    rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=0, ranks=2, transport="copy")
+    assert rig.hear("joined")["comm"] == "a-1"
+    assert len(rig.server.copies.joined) == 1 and not rig.server.peers.threads
+    rig.tell("create_id", comm="a-2", ranks=2, transport="copy")
+    rig.hear("id")
+    rig.abort(comm="a-2")
+    rig.gauges()
+    assert rig.server.copies.forgotten == [b"id of 2"]
+
+
+@pytest.mark.parametrize(("size", "weight"), [(0, 1), (1, 1), (COPY_PIECE, 2), (10 * COPY_PIECE + 1, 11)])
+def test_copy_weighs_as_much_as_its_pieces(size: int, weight: int) -> None:
+    """The driver blocks a thread that has submitted too much, and a copy is submitted in pieces."""
+    source = BufferRange(Buffer(1, size), 0, size)
+    part = CollectivePart("send", size, "uint8", "", 0, 1, 0, source, None)
+    key = OperationKey(1, "", (0, 1), 1)
+    assert PendingCollective(None, None, key, [part], 30.0).weight == weight  # type: ignore[arg-type]
 
 
 # ---- groups over daemons ----

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.access_table import SYMBOL
 from hearthd.device.backend.compiler import Assembly, Source
 from hearthd.device.broker.worker_entry import cuda_worker
 from hearthd.device.compiler import image_headers
@@ -269,3 +270,15 @@ def test_ptxas_is_used_without_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Refusal) as caught:
         made.assemble(Assembly(image_headers.FATBIN_MAGIC + bytes(60)))
     assert caught.value.reason is Reason.NO_COMPILER
+
+
+def test_instrumented_source_is_assembled() -> None:
+    compiler, source = CudaCompiler(HOPPER, (13, 0)), Source(FINE.code, ("-fsanitize=address",))
+    plain = compiler.compile(FINE)
+    assert SYMBOL.encode() not in plain.code
+    try:
+        image = compiler.compile(source)
+    except Refusal as refusal:  # the assembler is older than NVRTC
+        assert refusal.reason is Reason.COMPILE_FAILED and "nvidia-nvjitlink" in refusal.fix
+        pytest.skip(refusal.message)
+    assert SYMBOL.encode() in image.code and image.kinds == plain.kinds

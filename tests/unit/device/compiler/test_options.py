@@ -56,6 +56,7 @@ ACCEPTED = """
 -dc                                     | --relocatable-device-code=true | ignored
 --device-c                              | --relocatable-device-code=true | ignored
 -dlto                                   | --dlink-time-opt          | ignored
+-fsanitize=address                      |                           |
 -rdc=false                              |                           | ignored
 --relocatable-device-code=false         |                           | ignored
 -dw                                     |                           | ignored
@@ -146,7 +147,8 @@ def test_accepted_option(text: str, nvrtc: str, ignored: str) -> None:
     assert parsed.for_nvrtc() == ([nvrtc] if nvrtc else [])
     notes = parse_cpu_options([text]).notes
     assert any("has no effect on the CPU backend" in note and text in note for note in notes) == bool(ignored)
-    assert bool(parsed.without_effect(on_gpu=True)) == (not nvrtc)
+    is_own = parsed.has("fsanitize")  # the daemon follows it itself
+    assert bool(parsed.without_effect(on_gpu=True)) == (not nvrtc and not is_own)
     assert not parse_cpu_options([text, "-w"]).notes
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth_proto.collectives import MAX_COPY
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
@@ -69,6 +70,31 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
     assert ops(communicators.submit(complete(0, 1, process=2))) == [(0, "create_id")], "other processes"
     assert ops(communicators.submit(over_daemons("aa"))) == [(0, "create_id")], "a group over daemons has its own"
     assert len(communicators) == 4
+
+
+def copy(count: int = 8, *, sequence: int = 1, receives: int = 1, **more: Any) -> Match:
+    """Returns a send from device 0 to device 1 and its receive, or a batch of receives."""
+    match = complete(0, 1, sequence=sequence, **more)
+    send = {"kind": "send", "count": count, "dtype": "float32", "reduce": "", "root": 0, "peer": 1}
+    recv = {**send, "kind": "recv", "peer": 0}
+    for rank, operations in ((0, [send] * receives), (1, [recv] * receives)):
+        match.presentations[rank] = match.presentations[rank]._replace(operations=operations)
+    return match
+
+
+def test_copies_between_two_devices_have_a_communicator_without_nccl() -> None:
+    communicators = ready(0, 1)
+    (request,) = communicators.submit(copy(sequence=2))
+    assert request.body["op"] == "create_id" and request.body["transport"] == "copy"
+    comm = request.body["comm"]
+    joins = communicators.on_message(location(0), message("id", comm, unique_id="u"))
+    assert [send.body["transport"] for send in joins] == ["copy", "copy"]
+    communicators.on_message(location(0), message("joined", comm))
+    sends = communicators.on_message(location(1), message("joined", comm))
+    assert [send.body["comm"] for send in sends] == [comm, comm]
+    assert [send.body["comm"] for send in communicators.submit(copy(sequence=3))] == [comm, comm], "kept"
+    for match in (copy(sequence=4, receives=2), copy(MAX_COPY // 4 + 1, sequence=5), complete(0, 1, sequence=6)):
+        assert {send.body["comm"] for send in communicators.submit(match)} == {FIRST}, "no copy"
 
 
 def over_daemons(group: str, sequence: int = 1) -> Match:

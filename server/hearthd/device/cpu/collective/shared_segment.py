@@ -13,48 +13,17 @@ import os
 import secrets
 import threading
 from pathlib import Path
-from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.libraries import LibraryMaker
-from hearthd.device.platform.segment_exchange import SegmentExchange
+from hearthd.device.platform.segment_exchange import hand_over
 from hearthd.shared import sealed_memory
 
 MAX_RANKS = 128
 
 _NONCE_BYTES = 16
 _OTHER_BUILD = 1
-
-
-class HandOver(Protocol):
-    """Passes segments between processes.
-
-    Implemented by `hearthd.device.platform.segment_exchange.SegmentExchange` and by the client of a broker.
-    """
-
-    def keep(self, nonce: bytes, file: int) -> None:
-        """Keeps the segment for other processes. Raises OSError."""
-        ...
-
-    def drop(self, nonce: bytes) -> None:
-        """Ends `keep`. Has no effect if this process does not keep the segment."""
-        ...
-
-    def fetch(self, nonce: bytes) -> int:
-        """Returns the file of a segment. Raises OSError if no process keeps the segment."""
-        ...
-
-
-class _Current:
-    """The object with which this process passes segments."""
-
-    hand_over: HandOver = SegmentExchange()
-
-
-def use(hand_over: HandOver) -> None:
-    """Makes this process pass segments with `hand_over` from now on."""
-    _Current.hand_over = hand_over
 
 
 _created: dict[bytes, int] = {}
@@ -106,7 +75,7 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
             view = ctypes.c_char.from_buffer(memory)
             code.hearth_segment_init(ctypes.addressof(view), ranks, nonce)
             del view
-        _Current.hand_over.keep(nonce, fd)
+        hand_over().keep(nonce, fd)
     except OSError as error:
         os.close(fd)
         raise Refusal(
@@ -129,7 +98,7 @@ def release(descriptor: bytes) -> None:
         fd = _created.pop(descriptor, None)
     # not in a forked process, where the file descriptor may be a different file
     if fd is not None and _parse(descriptor)[1] == os.getpid():
-        _Current.hand_over.drop(_parse(descriptor)[3])
+        hand_over().drop(_parse(descriptor)[3])
         os.close(fd)
 
 
@@ -150,7 +119,7 @@ def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None)
             details={"requested": machine, "allowed": _machine()},
         )
     try:
-        fd = _Current.hand_over.fetch(nonce)
+        fd = hand_over().fetch(nonce)
     except OSError as error:
         raise Refusal(
             Reason.COMMUNICATOR_FAILED,
