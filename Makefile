@@ -55,8 +55,8 @@ LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
 # Of make test-compiled: the unit tests of the compiled packages.
-COMPILED := $(patsubst %,tests/unit/%,proto shared device/fast_path device/scheduler device/launch device/streams \
-  device/session device/channels device/process device/test_outbox.py)
+COMPILED := $(patsubst %,tests/unit/%,proto shared device/scheduler device/launch device/streams \
+  device/session device/transfers device/channels device/process device/test_outbox.py)
 # Of make wheels.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 

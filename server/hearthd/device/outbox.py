@@ -86,7 +86,7 @@ class Vectors:
 
 
 class LaneSink(Protocol):
-    """Interface of a lane (`hearthd.device.channels.lane.LaneConnection`) for the outbox and the fast path."""
+    """Interface of a lane (`hearthd.device.channels.lane.LaneConnection`) for the outbox."""
 
     channel: int
     number: int
@@ -109,6 +109,13 @@ class LaneSink(Protocol):
         """Records that batch `seq`, of `size` bytes, was accepted."""
         ...
 
+    def answer(self, seq: int, payload: bytes) -> bool:
+        """Sends a response together with the acknowledgement of the last batch.
+
+        Returns False, without effect, if other frames must be sent first.
+        """
+        ...
+
     def put(self, kind: int, payload: bytes = b"") -> None:
         """Queues a frame for the client."""
         ...
@@ -119,17 +126,6 @@ class LaneSink(Protocol):
 
     def acknowledge(self, seq: int) -> bool:
         """Records that every batch up to `seq` was executed. Returns True if the lane has something to `settle`."""
-        ...
-
-    def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response together with the acknowledgement of the last batch.
-
-        Returns False, without effect, if other frames must be sent first.
-        """
-        ...
-
-    def respond(self, payload: bytes) -> bool:
-        """Sends a response. Returns False, without effect, if other frames must be sent first."""
         ...
 
     def repeated(self) -> None:
@@ -160,9 +156,9 @@ class Outbox:
         self._buffers = self._vectors.buffers
         self._urgent = False
         self._copies_due = 0.0
-        self._ack: tuple[int, int] | None = None
-        """Channel and batch number of the acknowledgement at the end of the queue for the front. The next response of
-        that channel carries it. None if no acknowledgement is queued."""
+        self._ack: tuple[int, int, int] | None = None
+        """Channel, batch number and flags of the acknowledgement at the end of the queue for the front. The next
+        response of that channel carries it. None if no acknowledgement is queued."""
         self.lanes: dict[int, LaneSink] = {}
         """The lane of each channel that has one, by channel number."""
         self._unsettled: dict[LaneSink, None] = {}
@@ -175,9 +171,12 @@ class Outbox:
 
         A response or an acknowledgement is also sent over the channel's lane, if the channel has a lane.
         """
+        is_copy = kind == RECEIVED
         if kind in LANES and self.lanes:
             lane = self.lanes.get(channel)
             if lane is not None:
+                is_copy = True
+                flags |= LANED
                 if kind == RESPONSE:
                     lane.put(kind, payload)
                     self._unsettled[lane] = None
@@ -185,74 +184,44 @@ class Outbox:
                     self._ack_pending[lane] = None
                     if lane.acknowledge(id):
                         self._unsettled[lane] = None
-                self._copy(HEADER.pack(len(payload), kind, flags | LANED, channel, id), payload)
-                return
         ack = self._ack
-        if ack is not None and (channel != ack[0] or kind not in LANES):
+        if ack is not None and (channel != ack[0] or flags != ack[2] or kind not in LANES):
             self._put_ack()
+            ack = None
         if kind == ACK:  # all earlier batches are executed too, so this acknowledgement may replace an earlier one
             if not self._buffers and ack is None:
                 self._copies_due = time.perf_counter() + COPY_S
-            self._ack = channel, id
+            self._ack = channel, id, flags
             return
-        if self._ack is not None:
-            id, self._ack = self._ack[1], None
-        head = header(kind, len(payload), channel=channel, id=id, flags=flags)
-        if kind == RECEIVED:
-            self._copy(head, payload)
-        else:
-            self._urgent = True
-            self._vectors.put(head, payload)
+        if ack is not None:
+            id, self._ack = ack[1], None
+        elif is_copy and not self._buffers:
+            self._copies_due = time.perf_counter() + COPY_S
+        self._urgent = self._urgent or not is_copy
+        self._vectors.put(header(kind, len(payload), channel=channel, id=id, flags=flags), payload)
 
-    def _put_ack(self) -> None:
-        """Queues the pending acknowledgement ahead of the next frame."""
-        if self._ack is not None:
-            channel, seq = self._ack
-            self._ack = None
-            self._buffers.append(HEADER.pack(0, ACK, 0, channel, seq))
+    def answer_batch(self, lane: LaneSink, seq: int, payload: bytes) -> None:
+        """Sends a response together with the acknowledgement of its batch `seq`, at once unless other frames are first.
 
-    def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
-        """Sends a response with the acknowledgement of its batch `seq`.
-
-        The batch is the last that arrived over this lane, and all earlier batches are executed. Sent at once unless
-        other frames must be sent first.
+        The batch is the last that arrived over the lane, and all earlier batches are executed.
         """
         channel = lane.channel
         if self._urgent or not lane.answer(seq, payload):
             self.put(ACK, channel=channel, id=seq)
             self.put(RESPONSE, payload, channel=channel)
+            self.answer()
             return
-        ack = HEADER.pack(0, ACK, LANED, channel, seq)
-        self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
-
-    def inline_linked(self, channel: int, seq: int, payload: bytes) -> None:
-        """Sends a response at once, as `inline` does, for a batch that came over the link."""
         self._put_ack()
-        self._buffers.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
-        self._urgent = True
-        self.send()
-
-    def now(self, channel: int, payload: bytes, last: bool = True) -> None:
-        """Sends a response at once unless other frames must be sent first.
-
-        A response that is not the `last` is queued: the next response may follow within the same iteration of the loop,
-        and one message then carries both.
-        """
-        lane = self.lanes.get(channel)
-        if lane is None or self._urgent or not last or not lane.respond(payload):
-            self.put(RESPONSE, payload, channel=channel)
-            if last:
-                self.answer()
-            return
-        self._copy(HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
-
-    def _copy(self, head: bytes, payload: bytes) -> None:
-        """Queues a copy of frames for the front, which is sent together with other frames."""
-        if self._ack is not None:
-            self._put_ack()
-        elif not self._buffers:
+        if not self._buffers:
             self._copies_due = time.perf_counter() + COPY_S
-        self._vectors.put(head, payload)
+        self._vectors.put(HEADER.pack(len(payload), RESPONSE, LANED, channel, seq), payload)
+
+    def _put_ack(self) -> None:
+        """Queues the pending acknowledgement ahead of the next frame."""
+        if self._ack is not None:
+            channel, seq, flags = self._ack
+            self._ack = None
+            self._buffers.append(HEADER.pack(0, ACK, flags, channel, seq))
 
     def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
         """Queues a CHUNK whose payload is `head` followed by `data`, without copying `data`."""

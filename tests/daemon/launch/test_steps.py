@@ -14,7 +14,7 @@ from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common
 
 SIZES = (1, 7, 256, 1024, 4095, 4096, 16 << 10, (16 << 10) + 1)
-"""Numbers of elements of 4 bytes: the largest are read on the queued path."""
+"""Numbers of elements of 4 bytes."""
 
 
 def test_steps_in_sequence(daemon: DaemonProcess, gpu: hearth.Device) -> None:

@@ -207,7 +207,7 @@ def test_launches_that_read_a_published_array_do_not_wait_for_each_other(
     side.synchronize()
     module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
     try:
-        for _ in range(3):  # repeated: a launch takes the queued path, the inline path or the replay cache
+        for _ in range(3):  # repeated: a launch is an operation, direct, or in the replay cache
             saxpy((4,), (256,), reading(array, out), stream=side)
         side.synchronize(timeout=30)
     finally:

@@ -161,7 +161,8 @@ def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPa
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(y, attachment, None), y.nbytes)
-        live.connection.close()  # the daemon notices before the client
+        live.connection.close()
+        gpu.stream().synchronize()  # the daemon has noticed before the client
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
             x.set(values[::-1])  # queued behind the upload whose bytes never arrive
@@ -191,6 +192,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(z, attachment, mine), z.nbytes)
         live.connection.close()
+        gpu.stream().synchronize()  # the daemon has noticed
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
             threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes never arrive

@@ -1,4 +1,4 @@
-"""Copies on the inline path, and their answers."""
+"""Copies from and to shared memory, and their answers."""
 
 from __future__ import annotations
 
@@ -51,25 +51,15 @@ class Asked(Refusing, Polled):
 
 
 class Sharing(Passing):
-    """A device process whose inline copies are observed. `given` lists the copies on the inline path, `signalled` the
-    requests for which `run` found a signal."""
+    """A device process with shared memory. `signalled` counts the requests for which the device wrote a signal."""
 
     server: Any
 
     def started(self) -> None:
         super().started()
-        self.given = self.signalled = 0
+        self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
-        inline_path = self.process.executor.inline_path
-        real = inline_path.submit_copy
-
-        def give(*what: Any) -> Any:
-            copy = real(*what)
-            self.given += copy is not None
-            return copy
-
-        inline_path.submit_copy = give
 
     def share(self, channel: int = 1, size: int = 2 * SIZE) -> tuple[segment_client.Client, mmap.mmap]:
         connection = segment_client.hand_over(self.files, channel)

@@ -1,13 +1,15 @@
-"""A device process with lanes, in which eligible batches take the inline path, or none does."""
+"""A device process with lanes, in which batches run on arrival, or wait for the next iteration of the loop."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from hearthd.device.cpu.server import CpuServer
-from tests.support.device.lane_rig import Laned
+from hearthd.device.session.session import DeviceSession
+from tests.support.device.lane_rig import Client, Laned
 
 
 class Polled(CpuServer):
@@ -19,30 +21,64 @@ class Polled(CpuServer):
 
 
 class Passing(Laned):
-    """A device process with lanes. With `inline_path` False all batches take the queued path."""
+    """A device process with lanes. With `on_arrival` False no batch runs in the iteration in which it arrives.
 
-    def __init__(self, server: type[CpuServer], inline_path: bool = True) -> None:
-        self._taken = self.offered = 0
-        self.inline_path = inline_path
+    `answered`: number of arrivals that were answered in their iteration. `steps`: number of steps.
+    """
+
+    def __init__(self, server: type[CpuServer], on_arrival: bool = True) -> None:
+        self._ran = self.steps = self.answered = 0
+        self.on_arrival = on_arrival
         self.channels = itertools.count(2)
         super().__init__(server)
 
     @property
-    def taken(self) -> int:
-        """Returns the number of batches that took the inline path. Waits first, because a batch is answered before it
-        is counted."""
+    def ran(self) -> int:
+        """Returns the number of batches that ran on arrival. Waits first, because a batch is answered before it is
+        counted."""
         self.barrier()
-        return self._taken
+        return self._ran
 
     def started(self) -> None:
-        inline_path = self.process.executor.inline_path
-        inline_path.execute = self._counting(inline_path.execute)
+        executor = self.process.executor
+        executor.on_arrival = self._counting(executor.on_arrival)
+        executor.steps.execute = self._counting_steps(executor.steps.execute)
 
-    def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
+    def _counting(self, real: Callable[[DeviceSession], None]) -> Callable[[DeviceSession], None]:
+        sharing = self.process.executor.sharing
+
+        def run(session: DeviceSession) -> None:
+            if self.on_arrival:
+                last, before = session.last_seq, sharing.answered
+                sharing.answered = False
+                real(session)
+                self._ran += session.last_seq - last
+                self.answered += sharing.answered
+                sharing.answered = sharing.answered or before
+
+        return run
+
+    def _counting_steps(self, real: Callable[..., bool]) -> Callable[..., bool]:
+        sharing = self.process.executor.sharing
+
         def execute(*arguments: Any) -> bool:
-            self.offered += 1
-            taken = self.inline_path and real(*arguments)
-            self._taken += taken
-            return taken
+            before, sharing.answered = sharing.answered, False
+            ran = self.on_arrival and real(*arguments)
+            self._ran += ran
+            self.steps += ran
+            self.answered += sharing.answered
+            sharing.answered = sharing.answered or before
+            return ran
 
         return execute
+
+    def submitted(self, client: Client, channel: int = 1) -> None:
+        """Returns when the process has run, or deferred, the batches that the client has sent over its lane."""
+        session = self.process.executor.session(channel)
+        assert session is not None
+        for _ in range(6000):
+            if session.last_seq == client.seq:
+                self.barrier()  # the batch has been begun: this waits for its end
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"batch {client.seq} did not arrive; the last is {session.last_seq}")

@@ -1,4 +1,4 @@
-"""A device process in which temporaries take the inline or the queued path, and sessions that compare the resulting
+"""A device process in which temporaries are executed at once or as operations, and sessions that compare the resulting
 states."""
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Watched(CpuServer):
 
 
 class Ways(Laned):
-    """A device process that records paths. With `at_once` False all batches take the queued path; `taken` names the
-    commands that did not."""
+    """A device process in which, with `at_once` False, all commands are executed as operations. `taken` names the
+    commands that were executed at once."""
 
     server: Watched
 
@@ -152,7 +152,7 @@ class Run:
         return counts | {f"reason {name}": count for name, count in telemetry.reasons.items()}
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that must be equal on both paths. Tracks are numbered in the order in which the session
+        """Returns the state that must be equal in both ways. Tracks are numbered in the order in which the session
         first used them."""
         executor = self.rig.process.executor
         session = self.rig.session(self.channel)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth_proto.frames import FrameReader, Kind
+from hearth_proto.frames import Flag, Frame, FrameReader, Kind
 from hearthd.device.outbox import COPY_S, Outbox
 
 FrameKeys = list[tuple[int, int, int]]
@@ -23,13 +23,17 @@ class Peer:
         self._link = link
         self.outbox = Outbox(link, lambda wanted: None)
 
-    def received(self) -> FrameKeys:
-        """Returns kind, channel and id of the frames that have arrived."""
+    def frames(self) -> list[Frame]:
+        """Returns the frames that have arrived."""
         try:
             data = self.end.recv(1 << 20)
         except BlockingIOError:
             return []
-        return [(frame.kind, frame.channel, frame.id) for frame in FrameReader().feed(data)]
+        return FrameReader().feed(data)
+
+    def received(self) -> FrameKeys:
+        """Returns kind, channel and id of the frames that have arrived."""
+        return [(frame.kind, frame.channel, frame.id) for frame in self.frames()]
 
     def close(self) -> None:
         self._link.close()
@@ -91,12 +95,34 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     assert outbox.max_sleep(None) is None
 
 
-def test_immediate_response_waits_for_the_next_unless_it_is_the_last(peer: Peer) -> None:
+class FakeLane:
+    """A lane that has nothing to send."""
+
+    def put(self, kind: int, payload: bytes = b"") -> None:
+        pass
+
+    def put_ack(self) -> None:
+        pass
+
+    def acknowledge(self, seq: int) -> bool:
+        return False
+
+    def settle(self) -> None:
+        pass
+
+
+def test_copy_of_a_response_carries_the_copy_of_the_ack_before_it(peer: Peer) -> None:
+    """An acknowledgement from before the lane is not a copy, and stays separate."""
     outbox = peer.outbox
-    outbox.now(3, b"first", last=False)
-    assert not peer.received()
-    outbox.now(3, b"second")
-    assert peer.received() == [(Kind.RESPONSE, 3, 0)] * 2
-    outbox.now(3, b"third", last=False)
+    outbox.put(Kind.ACK, channel=3, id=6)
+    outbox.lanes[3] = FakeLane()  # type: ignore[assignment]
+    for seq in (7, 8):
+        outbox.put(Kind.ACK, channel=3, id=seq)
+    outbox.put(Kind.RESPONSE, b"done", channel=3)
+    outbox.put(Kind.RESPONSE, b"done", channel=3)
+    outbox.put(Kind.PONG, id=1)
     outbox.send()
-    assert peer.received() == [(Kind.RESPONSE, 3, 0)], "at the latest when the turn is over"
+    laned = int(Flag.LANED)
+    assert [(frame.kind, frame.flags, frame.id) for frame in peer.frames()] == [
+        (Kind.ACK, 0, 6), (Kind.RESPONSE, laned, 8), (Kind.RESPONSE, laned, 0), (Kind.PONG, 0, 1)
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
 """Connections of clients to the device process: lanes, shared-memory segments, stripes.
 
-Above: `hearthd.device.cuda` and `hearthd.device.cpu`. Below: `hearthd.device.fast_path`.
+Above: `hearthd.device.cuda` and `hearthd.device.cpu`. Below: `hearthd.device.scheduler`.
 """

@@ -59,10 +59,11 @@ class LaneConnection:
 
     Device-handle thread only. Accepts no frames before `begin`, and none beyond the client's window.
 
-    `inline_path` is called first with a batch that arrives while no other batch is queued on the lane; it returns True
-    if it has executed the batch, see `hearthd.device.fast_path.inline_path`. `on_frame` receives all other frames.
-    `crowded` returns True if the front has too many frames to read. `on_end` is called once: with an empty string when
-    the client has disconnected, or with the reason when the client has violated the protocol.
+    `run_step` is called first with a batch that arrives while no other batch is under way on the lane; it returns True
+    if it has executed the batch, see `hearthd.device.scheduler.steps`. `on_frame` receives all other frames, and
+    `on_batches` the channel after the frames of one receive. `crowded` returns True if the front has too many frames to
+    read. `on_end` is called once: with an empty string when the client has disconnected, or with the reason when the
+    client has violated the protocol.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class LaneConnection:
         on_frame: Callable[[Frame], None],
         crowded: Callable[[], bool],
         on_end: Callable[[LaneConnection, str], None],
-        inline_path: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
+        on_batches: Callable[[int], None] = lambda channel: None,
+        run_step: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
         self.number = number
@@ -87,7 +89,8 @@ class LaneConnection:
         self._on_frame = on_frame
         self._crowded = crowded
         self._on_end = on_end
-        self._inline_path = inline_path
+        self._on_batches = on_batches
+        self._run_step = run_step
         self._max_frame = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._max_frame)
         self._has_partial_frame = False
@@ -172,41 +175,15 @@ class LaneConnection:
         self._executed = self._acked = seq
         self._sizes.clear()
         self._unacked = 0
-        self._write(ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0) + payload)
+        self._out.put(ANSWER.pack(0, ACK, 0, 0, seq, len(payload), RESPONSE, 0, 0, 0), payload)
+        self._unread = ANSWER.size + len(payload)
+        self.settle()
         return True
 
     @property
     def clear(self) -> bool:
         """True if every frame that was queued for the client has been sent."""
         return not self._unread and self._open
-
-    def respond(self, payload: bytes) -> bool:
-        """Sends a response immediately, after the ack of executed batches.
-
-        Returns False, with no effect, if other frames must be sent first.
-        """
-        if self._unread or self._error or not self._open:
-            return False
-        head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
-        if self._acked != self._executed:
-            head = self._ack() + head
-        self._write(head + payload)
-        return True
-
-    def _write(self, data: bytes) -> None:
-        """Sends data while nothing else is queued; queues the part that the socket does not accept."""
-        try:
-            sent = self._end.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._ended("")
-            return
-        if sent < len(data):
-            self._out.buffers.append(data[sent:])
-            self._unread = len(data) - sent
-        if self._unread or not self._reading:
-            self._watch()
 
     def put_ack(self) -> None:
         """Queues the ack of executed batches."""
@@ -300,6 +277,7 @@ class LaneConnection:
                 for frame in self._reader.feed(data[at:] if at else data):
                     self._frame(*frame)
                 self._has_partial_frame = self._reader.pending > 0
+            self._on_batches(self.channel)
         except (FrameError, LaneError) as error:
             self._ended(str(error))
 
@@ -323,7 +301,7 @@ class LaneConnection:
                 or flags
                 or self._unacked
                 or self._unread
-                or not self._inline_path(self, seq, payload)
+                or not self._run_step(self, seq, payload)
             ):
                 self._frame(kind, flags, channel, seq, payload)
         return at

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.channels.lane import LaneConnection, LaneLimits
-from hearthd.device.fast_path.inline_path import InlinePath
-from hearthd.device.outbox import RECEIVED, Outbox
+from hearthd.device.outbox import RECEIVED, LaneSink, Outbox
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
@@ -38,7 +37,6 @@ class LaneExecutor(Protocol):
 
     in_order: dict[int, Callable[[DeviceSession, Frame], None]]
     """Handlers by frame kind, called after all earlier frames of the session have been handled."""
-    inline_path: InlinePath
     sharing: FairShare
 
     def session(self, channel: int) -> DeviceSession | None:
@@ -47,6 +45,14 @@ class LaneExecutor(Protocol):
 
     def frame(self, frame: Frame) -> None:
         """Handles a frame as if it had arrived over the link. A frame of an unknown session is ignored."""
+        ...
+
+    def run_step(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
+        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general way."""
+        ...
+
+    def run_on_arrival(self, channel: int) -> None:
+        """Runs the batches of the channel that have arrived, if no other session has work."""
         ...
 
 
@@ -127,9 +133,17 @@ class LaneConnections:
 
     def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
-        crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.execute_batch
         lane = LaneConnection(
-            end, channel, number, limits, self._loop, self._on_frame, crowded, self._on_end, inline_path
+            end,
+            channel,
+            number,
+            limits,
+            self._loop,
+            self._on_frame,
+            lambda: self._outbox.crowded,
+            self._on_end,
+            self._executor.run_on_arrival,
+            self._executor.run_step,
         )
         self._outbox.lanes[channel] = lane
         self._outbox.schedule_settle(lane)

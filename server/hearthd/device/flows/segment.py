@@ -40,7 +40,7 @@ class Segment:
         self.address = 0
         self.view = memoryview(b"")
         self.signals = False
-        """True if the segment is for completion signals; see `hearthd.device.fast_path.completion_signal`."""
+        """True if the segment is for completion signals; see `hearthd.device.transfers.completion_signal`."""
         self.locked = 0
         """Number of leading bytes that are page-locked."""
         self.ready = self.over = False

@@ -1,6 +1,6 @@
 """Launch commands: packed records, submitted to the driver.
 
-A launch whose function has a plan for this geometry and layout takes the inline path: one dictionary lookup replaces
+A launch whose function has a plan for this geometry and layout is launched directly: one dictionary lookup replaces
 all checks except those of the buffers. Any other launch becomes an operation that may wait, and goes through `Binder`.
 """
 
@@ -198,7 +198,7 @@ class LaunchCommands:
     def _launch_planned(
         self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
-        """Launches on the inline path. Returns False, without effect, if a buffer needs further checks."""
+        """Launches directly. Returns False, without effect, if a buffer needs further checks."""
         device = self._device
         buffers = session.buffers.items
         if plan.integers and not plan.integers_fit(data, at + plan.params_at):

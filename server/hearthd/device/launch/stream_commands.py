@@ -17,6 +17,8 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import EventEntry, LogicalStream
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.streams.stream_errors import StreamFailure, surface
+from hearthd.device.streams.stream_pool import PooledStream
+from hearthd.device.transfers.completion_signal import signal
 
 GRACE_S = 1e-3
 """Seconds after which an event query is answered as not done. An event that was just recorded on an idle stream is
@@ -200,16 +202,26 @@ class StreamCommands:
         return Operation(origin, partial(run, origin), writes=(origin.stream,), barrier=command.all_streams)
 
     def _sync_one(self, origin: Origin) -> bool:
-        stream, session, tracks = origin.stream, origin.session, self._device.tracks
+        stream, session = origin.stream, origin.session
         answer = self._timed_answer(origin, lambda: (stream,))
         if session.snapshots or stream.flights:
             answer = _after_snapshots(session, stream, answer) if session.snapshots else answer
             answer = both(stream.flights, answer) if stream.flights else answer
-        if tracks.idle(stream.track):
-            answer()
-        else:
-            tracks.on_complete(stream.track, answer)
+        self._answer_when_done(origin, stream.track, answer)
         return True
+
+    def _answer_when_done(self, origin: Origin, track: PooledStream, answer: Callable[[], None]) -> None:
+        """Calls `answer` when the track is done. The device also signals the end of a copy that is the last work."""
+        tracks, stream = self._device.tracks, origin.stream
+        if (
+            track is stream.track
+            and track.copied_at > track.done_position
+            and track.copied_at == tracks.ordering.position(track.index)
+        ):
+            signalled = signal(self._device, origin)
+            if signalled is not None:
+                answer = _in_turn(answer, signalled.drop)
+        tracks.answer_when_done(track, answer)
 
     def _sync_all(self, origin: Origin) -> bool:
         session, tracks = origin.session, self._device.tracks
@@ -218,7 +230,11 @@ class StreamCommands:
         answer = _after_snapshots(session, None, answer) if session.snapshots else answer
         # Recording an event on each of many tracks is expensive, so idle tracks are skipped.
         busy = tracks.busy(session.tracks())
-        tracks.after_all(busy, both(flights, answer) if flights else answer)
+        answer = both(flights, answer) if flights else answer
+        if len(busy) > 1:
+            tracks.after_all(busy, answer)
+        else:
+            self._answer_when_done(origin, busy[0] if busy else origin.stream.track, answer)
         return True
 
     def _timed_answer(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
@@ -289,6 +305,14 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
         origin.reply_error(surface(failures))
     else:
         origin.reply()
+
+
+def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both_in_turn() -> None:
+        first()
+        second()
+
+    return both_in_turn
 
 
 def _after_snapshots(

@@ -157,7 +157,7 @@ class MemoryCommands:
     def hold_reached(self, session: DeviceSession, buffer: Buffer, reached: Sequence[Reach]) -> None:
         """Makes `buffer` an array of pointers to the buffers `reached`, whose memory is kept until `release_reached`.
 
-        The array itself is held as well, so that no free of it takes the inline path.
+        The array itself is held as well, so that each free of it is an operation.
         """
         if reached:
             buffer.reaches = tuple(reached)

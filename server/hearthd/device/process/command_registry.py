@@ -10,7 +10,6 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.dispatch.commands import DispatchCommands
 from hearthd.device.dispatch.run import DispatchResources
 from hearthd.device.durable.commands import SnapshotCommands
-from hearthd.device.fast_path.temporaries import Temporaries
 from hearthd.device.graphs.commands import GraphCommands
 from hearthd.device.graphs.prepared import PreparedCommands
 from hearthd.device.ipc.publish import Publishing
@@ -28,6 +27,7 @@ from hearthd.device.operation import Operation, Origin, ReplySink
 from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.profiling.trace import TraceCommands
+from hearthd.device.scheduler.temporaries import Temporaries
 from hearthd.device.session.holdings import Keepers
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory

@@ -326,15 +326,10 @@ class DeviceProcess:
             frames = self._reader.feed(data)
         except FrameError as error:
             self._die(f"the front's link has lost its framing: {error}")
-        if (
-            len(frames) == 1
-            and frames[0].kind == BATCH
-            and not self._reader.pending
-            and self.executor.inline_path.take_linked(frames[0].channel, frames[0].payload)
-        ):
-            return
         for frame in frames:
             self._frame(frame)
+        if len(frames) == 1 and frames[0].kind == BATCH:
+            self.executor.run_on_arrival(frames[0].channel)
 
     def _frame(self, frame: Frame) -> None:
         if frame.kind == Kind.PING:

@@ -11,14 +11,16 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
-from hearthd.device.fast_path.inline_path import InlinePath
 from hearthd.device.launch.watchdog import shorter_limit
 from hearthd.device.operation import Origin, internal_error, submit
+from hearthd.device.outbox import LaneSink
 from hearthd.device.platform.telemetry import resident_bytes
 from hearthd.device.process.command_registry import CommandRegistry
 from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
 from hearthd.device.scheduler.arrivals import Arrivals
+from hearthd.device.scheduler.batch_run import Runners
 from hearthd.device.scheduler.fair_share import FairShare
+from hearthd.device.scheduler.steps import Steps
 from hearthd.device.session import failed_handles, permissions
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.session import BatchEntry, DeviceSession
@@ -55,8 +57,12 @@ class Executor:
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
         device.telemetry.register(self._handlers)
         device.idle_work.tenant_of = self._tenant_of
-        self.sharing = FairShare(device, Arrivals(device, registry.launches, self, registry.at_once), self._perform)
-        self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
+        runners = Runners(device, registry.launches, self, registry.at_once)
+        self.sharing = FairShare(device, Arrivals(runners), self._perform)
+        self.steps = Steps(device, self, registry.launches, self.sharing, lambda: self.has_deferred)
+        self.on_arrival: Callable[[DeviceSession], None] = self.sharing.run_on_arrival
+        """Runs the batches of a session that have arrived. An attribute, so that an observer can replace it in a
+        compiled class."""
         self._at_once: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.downloads.frame,
@@ -95,6 +101,17 @@ class Executor:
             handler(session, frame)
         else:
             self.sharing.enqueue(session, frame)
+
+    def run_step(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
+        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general way."""
+        session = self._sessions.get(lane.channel)
+        return session is not None and self.steps.execute(lane, session, seq, payload)
+
+    def run_on_arrival(self, channel: int) -> None:
+        """Runs the batches of the channel that have arrived, if no other session has work."""
+        session = self._sessions.get(channel)
+        if session is not None and not self.has_deferred:
+            self.on_arrival(session)
 
     def session(self, channel: int) -> DeviceSession | None:
         """Returns the open session of the channel; None if there is none."""

@@ -46,7 +46,7 @@ class IdlePolicy:
 
     def begin(self) -> None:
         """Begins an iteration of the loop."""
-        self._executor.inline_path.answered = False
+        self._executor.sharing.answered = False
         self.expected_until = 0.0
 
     def defers_housekeeping(self) -> bool:
@@ -68,8 +68,8 @@ class IdlePolicy:
 
         Such a client has just been answered, and its next request should not have to wait for housekeeping.
         """
-        inline_path, sharing = self._executor.inline_path, self._executor.sharing
-        answered, inline_path.answered = inline_path.answered, False
+        sharing = self._executor.sharing
+        answered, sharing.answered = sharing.answered, False
         if not answered:
             return False
         if sharing.active:

@@ -2,7 +2,7 @@
 
 The times are those at which the command arrived, was submitted to the device, started and ended.
 
-Without a trace, a session has no records, and its launches may take the inline path.
+Without a trace, a session has no records, and its launches may need no operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Fair scheduling of sessions: arrivals, backlog, shares, time slices and device time.
 
-Above: `hearthd.device.fast_path`. Below: `hearthd.device.durable`.
+Above: `hearthd.device.channels`. Below: `hearthd.device.durable`.
 """

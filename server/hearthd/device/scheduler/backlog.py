@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
@@ -59,6 +59,19 @@ class Slice:
         return sum(track.submitted - base.get(track, track.first_submitted) for track in tracks)
 
 
+class Work(Protocol):
+    """The commands of a frame that is being executed: `hearthd.device.scheduler.batch_run`."""
+
+    @property
+    def remaining(self) -> Sequence[commands_pb2.Command] | None:
+        """The commands of a batch that have not run, including one that has run in part; None for a call."""
+        ...
+
+    def run(self) -> bool:
+        """Runs commands until the session must stop. Returns True once all have run."""
+        ...
+
+
 Changes = dict[int, bool]
 """Events that commands record or destroy. True: the commands record the event exactly once and do nothing else to
 it."""
@@ -80,7 +93,6 @@ class Backlog:
     __slots__ = (
         "active",
         "awaited_queries",
-        "batch",
         "closing",
         "copies",
         "debt",
@@ -94,10 +106,8 @@ class Backlog:
         "launches",
         "metered",
         "need",
-        "next_index",
         "open",
         "pace",
-        "paused",
         "peeked",
         "quota",
         "room",
@@ -119,12 +129,8 @@ class Backlog:
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
         """The frame that is being executed."""
-        self.batch: commands_pb2.Batch | None = None  # the batch in that frame
-        self.next_index = self.paused = 0
-        """`next_index`: index of the next command in the batch. `paused`: nanoseconds for which execution of the batch
-        has paused."""
-        self.work: Iterator[None] | None = None
-        """The generator that executes the rest of the frame."""
+        self.work: Work | None = None
+        """The rest of that frame; None if all of it has been executed."""
         self.peeked: dict[int, PeekedBatch] = {}
         """Decoded batches among the frames, by `id` of the frame."""
         self.awaited_queries: dict[int, list[commands_pb2.Command]] = {}

@@ -41,6 +41,9 @@ BATCH, CLOSE = Kind.BATCH, Kind.CLOSE
 LINGER_S = 0.25
 """Time, in seconds, for which a session that is alone again continues in slices: the other session may return."""
 
+POLL_S = 2e-5
+"""Seconds for which completion is polled without checking the sockets; no longer than one loop iteration takes."""
+
 STRETCH_S = 5e-4
 """Time, in seconds, for which a session that is alone may occupy this thread before other sessions are checked."""
 
@@ -71,6 +74,11 @@ class FairShare:
         """Last time at which more than one session had work, in seconds."""
         self.turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
+        self.poll_s = POLL_S
+        """Seconds for which the completion that a client waits for is polled without a check of the sockets."""
+        self.answered = False
+        """True if a command was answered in the loop iteration in which it arrived, since the caller last reset the
+        attribute."""
 
     # ---- sessions and frames ----
 
@@ -90,8 +98,34 @@ class FairShare:
         if not backlog.active:
             self._wake(backlog)
 
+    def run_on_arrival(self, session: DeviceSession) -> None:
+        """Runs the commands of a session that is alone, in the loop iteration in which they have arrived.
+
+        A client that launches and waits in a loop pays for every step in between. Its answer is sent before the
+        accounting, if the work that it waits for completes within moments.
+        """
+        backlog = self.backlogs[session.channel]
+        if self.slicing.on or self.turns.on or len(self._active) != 1 or not backlog.waiting:
+            return
+        tracks, began = self._tracks, self.meter.clock()
+        tracks.take_awaited()
+        self._execute(backlog)
+        track = tracks.take_awaited()
+        if track is not None:
+            if not tracks.notified:
+                tracks.poll_track(track, self.poll_s)
+            self.answered = not track.pending
+            self._device.outbox.answer()
+        if not backlog.active:
+            return  # the session has ended
+        if backlog.metered or backlog.waiting or tracks.live:
+            self._account(backlog, began)
+        else:
+            self._mark_idle(backlog)
+            self._charge(backlog, began, NEVER - backlog.room)
+
     def backlog_if_alone(self, session: DeviceSession) -> Backlog | None:
-        """Returns the session's backlog if the session may submit at once, outside the queue; otherwise None.
+        """Returns the session's backlog if a batch may bypass it; otherwise None.
 
         It may do so if no other session has work, all frames of the session have been executed, and nothing else limits
         its submissions.
@@ -104,23 +138,27 @@ class FairShare:
             return None
         return backlog
 
-    def submitted(self, backlog: Backlog, since: float | None = None) -> None:
-        """Marks a session that was alone as active after it has submitted work, starting at `since`."""
+    def ran_at_once(self, backlog: Backlog, began: float, commands: int, answered: bool) -> None:
+        """Accounts for `commands` that bypassed the backlog of a session that is alone, from the time `began` on.
+
+        `answered` is True if the client has been answered.
+        """
+        if answered:
+            self.answered = True
         if not backlog.active:
+            if not self._tracks.live:
+                backlog.sparse = True
+                self._charge(backlog, began, commands)
+                return
             backlog.active = True
             self._active[backlog] = None
-        self._run_alone(backlog, since)
+        self._account(backlog, began)
 
-    def completed_inline(self, backlog: Backlog, since: float, commands: int) -> None:
-        """Accounts for `commands` completed commands that a session alone on the device has submitted since `since`.
-
-        No session was active meanwhile.
-        """
-        backlog.sparse = True
+    def _charge(self, backlog: Backlog, began: float, commands: int) -> None:
+        """Charges a session that was alone for commands that were submitted from `began` on, and are done."""
         if commands:
             backlog.used_at_since = backlog.used
-            now = self.meter.charge_interval(backlog, since)
-            backlog.update_pace(commands, since, now)
+            backlog.update_pace(commands, began, self.meter.charge_interval(backlog, began))
 
     def last_batch(self, session: DeviceSession) -> int:
         """Returns the number of the last batch that was executed or is queued with its number."""
@@ -215,7 +253,9 @@ class FairShare:
         if self.slicing.on:
             self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
-            self._run_alone(next(iter(self._active)))
+            backlog = next(iter(self._active))
+            self._execute(backlog)
+            self._account(backlog)
         self.turns.report(self._active)
 
     def settle(self, idle: bool) -> None:
@@ -264,8 +304,13 @@ class FairShare:
                         self._end_session(backlog)
                     self._perform(backlog.session, frame)
                     continue
-                backlog.work = handler(backlog, frame)
-            if next(backlog.work, _END) is _END:
+                work = handler(backlog, frame)
+                if work is None:
+                    continue
+                backlog.work = work
+            else:
+                work = backlog.work
+            if work.run():
                 backlog.work = None
             elif (backlog.need or backlog.standstill.stream) and backlog.closing:
                 self._abandon(backlog)
@@ -294,15 +339,20 @@ class FairShare:
 
     # ---- one session alone ----
 
-    def _run_alone(self, backlog: Backlog, since: float | None = None) -> None:
-        if backlog.waiting and not backlog.stands_still(self._tracks):
-            backlog.room, backlog.launches = NEVER, True
-            if self._advance(backlog, COMMANDS_PER_CHECK):
-                deadline = self.meter.clock() + STRETCH_S
-                while backlog.standstill.stream is None and self._advance(backlog, COMMANDS_PER_CHECK):
-                    if self.meter.clock() > deadline:
-                        self._more = True
-                        break
+    def _execute(self, backlog: Backlog) -> None:
+        """Runs commands of a session that is alone, for a bounded short time."""
+        backlog.room, backlog.launches = NEVER, True
+        if not backlog.waiting or backlog.stands_still(self._tracks):
+            return
+        if self._advance(backlog, COMMANDS_PER_CHECK):
+            deadline = self.meter.clock() + STRETCH_S
+            while backlog.standstill.stream is None and self._advance(backlog, COMMANDS_PER_CHECK):
+                if self.meter.clock() > deadline:
+                    self._more = True
+                    break
+
+    def _account(self, backlog: Backlog, since: float | None = None) -> None:
+        """Starts to count the device time of a session that is alone, or marks the session as idle."""
         if backlog.active and not backlog.metered:
             if backlog.under_way(self._tracks):
                 backlog.metered = True
@@ -352,9 +402,6 @@ class FairShare:
         self.turns.on_turn(frame)
         if self.turns.bounded and not self.slicing.on:
             self._start_slicing()
-
-
-_END = object()
 
 
 def _no_op() -> None:

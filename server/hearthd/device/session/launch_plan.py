@@ -89,7 +89,7 @@ class LaunchPlan:
         plain = extension is None and not record.flags & (LaunchFlag.COOPERATIVE | LaunchFlag.VALIDATE)
         plain = plain and not self._has_maps()
         self.length = self.params_at + padded(self.params_size) if plain else -1
-        """Size, in bytes, of a record that may take the inline path; -1 if no record of this plan may."""
+        """Size, in bytes, of a record that may be launched directly; -1 if no record of this plan may."""
 
     def _has_maps(self) -> bool:
         return any(tensor_map for _, tensor_map in self.pointers)

@@ -54,6 +54,7 @@ class StreamPool:
         self.live: dict[PooledStream, None] = {}
         """Tracks that are not `idle`. Usually few of many; they are polled in each loop iteration."""
         self.pending_outcomes = PendingOutcomes()
+        self._awaited: PooledStream | None = None
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
         """Returns a track for a logical stream: a free one, a new one within the limit, or the one with fewest users.
@@ -273,9 +274,18 @@ class StreamPool:
         track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
 
-    def expect(self) -> None:
-        """Starts the spin-wait, because a session waits from now on for work that is under way."""
-        self.spin_policy.begin(time.perf_counter())
+    def answer_when_done(self, track: PooledStream, answer: Callback) -> None:
+        """Calls `answer`, for which a client waits, when all work submitted to the track so far is done."""
+        self._awaited = track
+        if self.idle(track):
+            answer()
+        else:
+            self.on_complete(track, answer)
+
+    def take_awaited(self) -> PooledStream | None:
+        """Returns the track of the latest answer that was promised since the last call; None if there was none."""
+        track, self._awaited = self._awaited, None
+        return track
 
     def after_all(self, tracks: Collection[PooledStream], callback: Callback) -> None:
         """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""

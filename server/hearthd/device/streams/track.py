@@ -45,6 +45,7 @@ class PooledStream:
     __slots__ = (
         "barred",
         "budget",
+        "copied_at",
         "done_position",
         "exclusive",
         "finished",
@@ -89,6 +90,8 @@ class PooledStream:
         """Number of reasons to withhold the track from new users until its work is done; see `track_choice`."""
         self.withheld_since = 0.0
         self.done_position = 0
+        self.copied_at = 0
+        """Position of the latest copy from or to memory that a client shares."""
         self.finished = 0
         """Number of commands, among those `submitted`, that are known to be done."""
         self.timing = TIME_NEXT

@@ -119,14 +119,14 @@ class CopyCommands:
         direct.address = address = locate(buffer, rows, "read")
         size = rows.size
         if not size:
-            device.tracks.on_complete(track, partial(_answer_read, origin, b""))
+            device.tracks.answer_when_done(track, partial(_answer_read, origin, b""))
             return True
         host = None if direct.waits else device.staging.find(size, origin.session)
         if host is not None:
             self._copies.download(origin, buffer, address, host, size, _pieces_of(rows))
             outcomes = device.tracks.pending_outcomes.of_buffer(buffer.usage)
             arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
-            device.tracks.on_complete(track, both(outcomes, arrived) if outcomes else arrived)
+            device.tracks.answer_when_done(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
         data = direct.read(0, size) if direct.waits or device.staging.refusal(size) is not None else None

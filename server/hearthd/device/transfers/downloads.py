@@ -198,7 +198,7 @@ class Downloads:
     def _copy_to_host(self, copy_chunk: ChunkCopy, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
         try:
             copy_chunk(host, at, size)
-        except Refusal:  # freed behind the part that the driver has accepted
+        except Exception:  # freed behind the part that the driver has accepted
             if isinstance(host, ChunkSlot):
                 self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
             raise

@@ -22,6 +22,7 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.completion_forecast import CopyForecast
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.transfers.completion_signal import signal
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
@@ -50,6 +51,7 @@ class SegmentCopy:
         "over",
         "rows",
         "segment",
+        "signalled",
         "start",
         "submitted",
     )  # fmt: skip
@@ -80,6 +82,8 @@ class SegmentCopy:
         self.forecast: CopyForecast | None = None
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of the collectives that the copied bytes depended on."""
+        self.signalled: Segment | None = None
+        """The segment in which the device signals the end of the copy; None without a signal."""
         self.over = False
         segment.hold()
 
@@ -89,6 +93,8 @@ class SegmentCopy:
             self.over = True
             self.on_done(time.perf_counter_ns() - self.created_ns)
             self.segment.drop()
+            if self.signalled is not None:
+                self.signalled.drop()
 
 
 class SegmentCopies:
@@ -176,14 +182,13 @@ class SegmentCopies:
         if copy.rows.size == buffer.size:
             buffer.failure = None
         self._device.telemetry.upload_shared_memory_bytes += copy.rows.size
-        self._predict(copy, UP)
-        self._device.tracks.on_complete(copy.origin.stream.track, partial(self._written, copy))
+        self._answer_when_done(copy, UP, partial(self._written, copy))
         return True
 
     def _written(self, copy: SegmentCopy) -> None:
-        self._on_completed(copy, time.perf_counter())
-        copy.end()
+        now = time.perf_counter()
         copy.origin.reply()
+        self._end(copy, now)
 
     def _read(self, copy: SegmentCopy) -> bool:
         if not copy.submitted and refused_read(copy.origin, copy.buffer):
@@ -193,30 +198,37 @@ class SegmentCopies:
         if not self._submit(copy, address, self._download, self._get):
             return False
         self._device.telemetry.download_shared_memory_bytes += copy.rows.size
-        self._predict(copy, DOWN)
         arrived = partial(self._arrived, copy)
-        if copy.outcomes:
-            arrived = both(copy.outcomes, arrived)  # type: ignore[assignment]
-        self._device.tracks.on_complete(copy.origin.stream.track, arrived)
+        self._answer_when_done(copy, DOWN, both(copy.outcomes, arrived) if copy.outcomes else arrived)
         return True
 
     def _arrived(self, copy: SegmentCopy) -> None:
         now, origin = time.perf_counter(), copy.origin
         if not (copy.outcomes and refused_read(origin, copy.buffer, copy.outcomes)):
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=copy.rows.size)))
-        if not origin.stream.track.pending:  # no more completions follow: answer before the accounting
+        self._end(copy, now)
+
+    def _answer_when_done(self, copy: SegmentCopy, direction: int, answer: Callable[[], None]) -> None:
+        """Calls `answer` when a copy that has been submitted completely is done.
+
+        Starts a forecast if the stream had no earlier work.
+        """
+        tracks, track = self._device.tracks, copy.origin.stream.track
+        if copy.segment.pinned:
+            if copy.began:
+                copy.forecast = tracks.forecast.begin(direction, copy.rows.size, copy.began)
+            if not copy.outcomes:
+                copy.signalled = signal(self._device, copy.origin)
+            track.copied_at = tracks.ordering.position(track.index)
+        tracks.answer_when_done(track, answer)
+
+    def _end(self, copy: SegmentCopy, now: float) -> None:
+        """Accounts for a copy that was done at the time `now` and has been answered."""
+        if not copy.origin.stream.track.pending:  # no more completions follow: send the answer before the accounting
             self._device.outbox.answer()
-        self._on_completed(copy, now)
-        copy.end()
-
-    def _predict(self, copy: SegmentCopy, direction: int) -> None:
-        """Starts a forecast for a copy that has been submitted completely, if the stream had no earlier work."""
-        if copy.began and copy.segment.pinned:
-            copy.forecast = self._device.tracks.forecast.begin(direction, copy.rows.size, copy.began)
-
-    def _on_completed(self, copy: SegmentCopy, now: float) -> None:
         if copy.forecast is not None:
             self._device.tracks.forecast.completed(copy.forecast, now)
+        copy.end()
 
     # ---- copies ----
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hearth_proto.layouts import RowLayout
-from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
@@ -72,7 +71,7 @@ class StagedCopies:
     ) -> None:
         """Copies from the device to a host buffer.
 
-        The caller keeps the host buffer, unless this method raises Refusal: then the host buffer is released.
+        The caller keeps the host buffer, unless this method raises an exception: then the host buffer is released.
         """
         device = self._device
         track = origin.stream.track
@@ -83,7 +82,7 @@ class StagedCopies:
                 device.server.download(host, 0, address, size, track.stream)
             else:
                 self._download(address, host, out_of, track.stream)
-        except Refusal:
+        except Exception:
             device.staging.drop(track, host)
             raise
         device.telemetry.device_to_host_bytes += size

@@ -220,9 +220,10 @@ class DeviceLink(FrameSocket):
     def _on_response(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)
         if channel is not None:
+            is_copy = bool(frame.flags & _LANED)
             if frame.id:
-                channel.on_ack(frame.id)
-            channel.on_response(frame.payload, bool(frame.flags & _LANED))
+                channel.on_ack(frame.id, is_copy)
+            channel.on_response(frame.payload, is_copy)
 
     def _on_received(self, frame: Frame) -> None:
         channel = self.channels.get(frame.channel)

@@ -45,11 +45,6 @@ def share_signals(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
     return memory
 
 
-def given(rig: Sharing, copies: int) -> None:
-    """Returns when the device has received `copies` copies; the order of the lane and the link is not defined."""
-    until(lambda: rig.given == copies, f"{copies} copies")
-
-
 def until(condition: Callable[[], bool], description: str) -> None:
     for _ in range(2000):
         if condition():
@@ -69,13 +64,13 @@ def test_signal_comes_after_the_copy_and_before_the_answer(rig: Sharing) -> None
         memory[:8] = number.to_bytes(8, "little")
         gate = shut(rig)
         client.batch(write(request=number, buffer=2))
-        given(rig, number - 1)
+        rig.submitted(client)
         assert word(signals) < number
         gate.set()
         assert client.response().result.request == number == word(signals)
         gate = shut(rig)
         client.batch(read(request=number + 1, buffer=2))
-        given(rig, number)
+        rig.submitted(client)
         assert word(signals) == number
         gate.set()
         assert client.response().result.request == number + 1 == word(signals)
@@ -87,7 +82,7 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     signals = share_signals(rig, ends)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
-    given(rig, 1)
+    rig.submitted(client)
     telemetry = rig.process.device.telemetry
     before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
@@ -117,6 +112,22 @@ def test_failed_copies_are_not_signalled(rig: Sharing) -> None:
     assert word(signals) == 0
     client.batch(write(request=6, buffer=2))
     assert client.response().result.request == 6 == word(signals)
+
+
+def test_wait_that_reports_a_failure_of_another_stream_is_not_signalled(rig: Sharing) -> None:
+    ends = client, _, _ = begin(rig)
+    signals = share_signals(rig, ends)
+    client.batch(Command(create_stream=c.CreateStream(stream=5)))
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    client.batch(write(stream=5, buffer=9))  # the wait for all streams reports this failure
+    unanswered(client)  # all that the lane has to send has been sent
+    client.batch(Command(request=3, sync=c.Sync(all_streams=True)))
+    rig.submitted(client)
+    gate.set()
+    results = [client.response().result for _ in range(2)]
+    assert results[0].request == 2 == word(signals)
+    assert results[1].request == 3 and results[1].HasField("error")
 
 
 @pytest.mark.parametrize("more", [{"signals": False}, {"signals": 1}, {"signals": "yes"}, {"signals": None}])
@@ -153,7 +164,7 @@ def test_signals_end_with_their_segment(rig: Sharing) -> None:
     assert client.response().result.request == 2 == word(signals)
     gate = shut(rig)
     client.batch(write(request=3, buffer=2))
-    given(rig, 2)
+    rig.submitted(client)
     connection.release(7)
     connection.share(8, 64).close()  # the process has handled the release by then
     gate.set()
@@ -168,7 +179,7 @@ def test_session_that_ends_with_a_pending_signal(rig: Sharing) -> None:
     share_signals(rig, ends)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
-    given(rig, 1)
+    rig.submitted(client)
     rig.send(Kind.CLOSE, channel=1)
     rig.barrier()
     gate.set()

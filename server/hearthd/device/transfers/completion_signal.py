@@ -12,35 +12,37 @@ from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import DeviceContext
-from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.flows.segment import Segment
-from hearthd.device.session.stream import LogicalStream
+from hearthd.device.operation import Origin
 
 
-def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, request: bytes) -> Segment | None:
-    """Makes the device signal that all work of the stream so far is done, under `request`, an encoded varint.
+def signal(device: DeviceContext, origin: Origin) -> Segment | None:
+    """Makes the device signal, under the request of `origin`, that all work of its stream so far is done.
 
     Returns None if the device will not signal; otherwise the segment. The caller must drop the segment after the track
     has completed this work, in a callback registered after this call.
     """
-    session, lane = batch.session, batch.lane
+    session, stream = origin.session, origin.stream
     signals = session.signals
+    if signals is None or not origin.request or origin.batch is None:
+        return None
+    lane = device.outbox.lanes.get(session.channel)
     if (
-        signals is None
-        or lane is None
+        lane is None
         or not lane.clear
-        or stream.errors
+        or session.streams.marked
         or session.deferred
+        or session.snapshots
+        or session.trace is not None
         or device.output.suspects
         or device.tracks.pending_outcomes.open
     ):
         return None
-    segment = signals.segment
     try:
-        device.server.signal(signals.address, plain_batch.number(request), stream.track.stream)
+        device.server.signal(signals.address, origin.request, stream.track.stream)
     except Refusal:  # the driver cannot write there; the answer alone is sufficient
         session.signals = None
         return None
+    segment = signals.segment
     segment.hold()
     return segment

@@ -1,4 +1,4 @@
-"""Temporaries in unusual situations are left to the queued path, with the same results."""
+"""Temporaries in unusual situations are executed as operations, with the same results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[Ways, Ways]]:
         ways.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "queued"])
+@pytest.fixture(params=[True, False], ids=["at once", "operations"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Ways]:
     ways = Ways(request.param)
     yield ways

@@ -1,24 +1,27 @@
-"""Temporaries: allocations, fills, writes and frees of buffers that are executed at once.
+"""Temporaries: allocations, fills, writes, short reads and frees of buffers that are executed at once.
 
 Commands are executed here only while no other command of the session is waiting.
 
-A command that may have to wait, is traced or is answered needs an origin and an operation, which cost more than an
-allocation from the pool. A command without these needs has the same effects here as on the queued path
-(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`), or no effect, and then the queued path
-executes it.
+A command that may have to wait, is traced or may fail needs an origin and an operation, which cost more than an
+allocation from the pool (figures: `docs/performance.md`). A command without these needs has the same effects here as
+on the queued path (`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`), or no effect, and then
+the queued path executes it.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_free import FEW
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin, ReplySink, internal_error
-from hearthd.device.scheduler.arrivals import InlineHandler
+from hearthd.device.scheduler.batch_run import InlineHandler
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -40,6 +43,7 @@ class Temporaries:
             "free": (self.free, 0),
             "fill": (self.fill, 1),
             "write": (self.write, 1),
+            "read": (self.read, 1),
         }
         """Handlers by name of the command's field. Each returns False, without effect, if the queued path must execute
         the command."""
@@ -157,10 +161,58 @@ class Temporaries:
         self._counts["write"] += 1
         return True
 
+    def read(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+        """Reads one range of a buffer that has no failures into the answer."""
+        stream = _plain_stream(session, command, "read", answered=True)
+        read = command.read
+        if stream is None or read.transfer or read.HasField("shared") or read.HasField("rows"):
+            return False
+        device, track, size = self._device, stream.track, read.size
+        buffer = session.buffers.items.get(read.buffer)
+        if (
+            buffer is None
+            or not 0 < size <= device.spec.max_inline_bytes
+            or read.offset + size > buffer.size
+            or buffer.failure is not None
+            or buffer.lost is not None
+            or stream.errors
+            or stream.starting
+            or track.full
+            or device.tracks.pending_outcomes.open
+        ):
+            return False
+        staging = device.staging
+        host = staging.find(size, session)
+        if host is None:
+            return False
+        device.tracks.claim_position(track, (), (buffer.usage,))
+        try:
+            device.server.download(host, 0, buffer.address + read.offset, size, track.stream)
+        except DeviceFault:
+            raise
+        except Exception:
+            staging.drop(track, host)
+            return False
+        device.tracks.answer_when_done(track, partial(self._answer, session, command.request, host, size))
+        telemetry = device.telemetry
+        telemetry.device_to_host_bytes += size
+        telemetry.device_to_host_operations += 1
+        telemetry.download_inline_bytes += size
+        self._counts["read"] += 1
+        return True
 
-def _plain_stream(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
-    """Returns the command's stream if the command has no answer and need not wait; otherwise None."""
-    if command.request or session.deferred or session.trace is not None:
+    def _answer(self, session: DeviceSession, request: int, host: HostBuffer, size: int) -> None:
+        """Answers a read, whose bytes are in `host`."""
+        read = commands_pb2.ReadResult(data=bytes(host.view[:size]), size=size)
+        self._device.staging.release(host)
+        self._replies.result(session, 0, commands_pb2.Result(request=request, read=read))
+
+
+def _plain_stream(
+    session: DeviceSession, command: commands_pb2.Command, kind: str, answered: bool = False
+) -> LogicalStream | None:
+    """Returns the command's stream if the command need not wait, and is `answered` or not as given; otherwise None."""
+    if bool(command.request) != answered or session.deferred or session.trace is not None:
         return None
     permissions = session.permissions
     if permissions is not None and kind not in permissions.allowed:

@@ -1,4 +1,4 @@
-"""Temporaries that are allocated and freed at once: random programs have the same results as on the queued path."""
+"""Temporaries that are executed at once: random programs have the same results as with operations."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BEGINNING = [Command(allocate=c.Allocate(buffer=handle, size=64)) for handle in 
 
 @given(st.data())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_inline_and_queued_path_give_same_results(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
+def test_programs_give_same_results(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=8), min_size=1, max_size=5))
     program = [BEGINNING, *program]
     assert run(pair[0], program, 0) == run(pair[1], program, 0)
@@ -103,9 +103,7 @@ def test_inline_and_queued_path_give_same_results(pair: tuple[Ways, Ways], data:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_inline_and_queued_path_give_same_results_if_memory_is_scarce(
-    pair: tuple[Ways, Ways], data: st.DataObject
-) -> None:
+def test_programs_give_same_results_if_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
     """Commands run one by one, because whether a waiting allocation is served or refused depends on the timing of the
     commands directly behind it."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))
@@ -122,7 +120,7 @@ def temporary(handle: int) -> list[c.Command]:
     ]
 
 
-def test_most_commands_took_inline_path(pair: tuple[Ways, Ways]) -> None:
+def test_most_commands_are_executed_at_once(pair: tuple[Ways, Ways]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     del short.taken[:]

@@ -1,4 +1,4 @@
-"""Programs of batches, and the responses that a client receives on the inline and on the queued path."""
+"""Programs of batches, and the responses that a client receives."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
     assert rig.end_lane(channel) == client.seq
     copies = [frame for frame in rig.copies() if frame.channel == channel]
     assert all(frame.flags == Flag.LANED for frame in copies)
-    acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
+    acks = [frame.id for frame in copies if frame.id]
     assert acks == sorted(set(acks)) and acks[-1] == client.seq
     front_copies = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
     assert front_copies == heard.responses, "the front keeps what the client was told"
