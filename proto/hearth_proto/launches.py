@@ -153,8 +153,8 @@ class Extension(NamedTuple):
     attributes: Attributes | None = None  # sets LaunchFlag.ATTRIBUTES when packed
 
 
-class Place(NamedTuple):
-    """A parameter of a layout.
+class LayoutEntry(NamedTuple):
+    """An entry of a layout: a parameter, or a pointer inside one.
 
     `pointer`: a buffer's address, or a tensor map if `size` is 128. `read_only` for a value: a signed integer of 8
     bytes, which the daemon converts to the parameter's type.
@@ -167,10 +167,10 @@ class Place(NamedTuple):
 
 
 class Nested(NamedTuple):
-    """A nested pointer: the index of the kernel parameter that contains it, and its place."""
+    """A nested pointer: the index of the kernel parameter that contains it, and its entry."""
 
     parameter: int
-    place: Place
+    entry: LayoutEntry
 
 
 class Record(NamedTuple):
@@ -192,44 +192,46 @@ class Record(NamedTuple):
     extension: Extension | None = None  # sets LaunchFlag.EXTENDED when packed
 
 
-def pack_layout(parameters: Sequence[Place]) -> bytes:
+def pack_layout(parameters: Sequence[LayoutEntry]) -> bytes:
     """Returns the packed layout of all parameters."""
     return b"".join(
         PARAMETER.pack(
-            place.offset | (READ_ONLY_BIT if place.read_only else 0), place.size | (POINTER_BIT if place.pointer else 0)
+            entry.offset | (READ_ONLY_BIT if entry.read_only else 0), entry.size | (POINTER_BIT if entry.pointer else 0)
         )
-        for place in parameters
+        for entry in parameters
     )
 
 
-def unpack_layout(layout: bytes) -> list[Place]:
+def unpack_layout(layout: bytes) -> list[LayoutEntry]:
     """Returns the parameters of a packed layout: the inverse of `pack_layout`."""
     return [
-        Place(offset & ~READ_ONLY_BIT, size & ~POINTER_BIT, bool(size & POINTER_BIT), bool(offset & READ_ONLY_BIT))
+        LayoutEntry(
+            offset & ~READ_ONLY_BIT, size & ~POINTER_BIT, bool(size & POINTER_BIT), bool(offset & READ_ONLY_BIT)
+        )
         for offset, size in PARAMETER.iter_unpack(layout)
     ]
 
 
-def split_nested(places: Sequence[Place]) -> tuple[list[Place], list[Nested]]:
+def split_nested(entries: Sequence[LayoutEntry]) -> tuple[list[LayoutEntry], list[Nested]]:
     """Separates the kernel's parameters from the nested pointers.
 
     A pointer that starts before the end of the parameter in front of it is nested in that parameter.
 
     Args:
-        places: All entries of a layout.
+        entries: All entries of a layout.
 
     Returns:
         The parameters, and the nested pointers, each in the order of the layout.
     """
-    parameters: list[Place] = []
+    parameters: list[LayoutEntry] = []
     nested: list[Nested] = []
     end = 0
-    for place in places:
-        if place.pointer and place.offset < end:
-            nested.append(Nested(len(parameters) - 1, place))
+    for entry in entries:
+        if entry.pointer and entry.offset < end:
+            nested.append(Nested(len(parameters) - 1, entry))
         else:
-            parameters.append(place)
-            end = place.offset + place.size
+            parameters.append(entry)
+            end = entry.offset + entry.size
     return parameters, nested
 
 

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from hearth_proto import launches
-from hearth_proto.launches import Extension, Place, Record
+from hearth_proto.launches import Extension, LayoutEntry, Record
 from hearth_proto.v1 import commands_pb2
 from tests.fuzz.templates import CLOSED, TEMPLATES
 
@@ -187,8 +187,9 @@ class Maker:
         """Returns packed launches, most of which are well formed."""
         pick = self.rng.choice
         places = pick((
-            [Place(0, 8, True), Place(8, 4)], [Place(0, 8, True, True), Place(8, 4)], [Place(0, 8), Place(8, 4)],
-            [Place(0, 128, True), Place(128, 4)], [Place(0, 8, True)], [],
+            [LayoutEntry(0, 8, True), LayoutEntry(8, 4)], [LayoutEntry(0, 8, True, True), LayoutEntry(8, 4)],
+            [LayoutEntry(0, 8), LayoutEntry(8, 4)],
+            [LayoutEntry(0, 128, True), LayoutEntry(128, 4)], [LayoutEntry(0, 8, True)], [],
         ))  # fmt: skip
         size = max((place.offset + place.size for place in places), default=0)
         pointers = sum(place.pointer for place in places) + pick((0, 0, 0, 1))

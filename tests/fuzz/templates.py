@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
 SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
 """Handles: an object of every kind, with a buffer of 16 bytes; a buffer of 4096 bytes; a stream and a module's
 variable; the other objects."""
-LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
+LAYOUT = pack_layout([LayoutEntry(0, 8, True), LayoutEntry(8, 4)])
 ONE = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
 """A packed launch."""
 

@@ -153,25 +153,25 @@ class DeviceArray(BaseArray):
         after `timeout` seconds.
         """
         connection, source = self._connection, host_copy.contiguous(self, stream)
-        part = host_copy.part_of(source, attachment, stream)
+        region = host_copy.region_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
         if not blocking and callers_memory and host_copy.is_recorded(self, stream) and registered.shareable(data):
             from hearth.transfer import captured_copy
 
             await connection.wait_attached()  # memory is shared with a device process that is known
-            record = partial(captured_copy.record, DOWN, connection, attachment, part, data)
+            record = partial(captured_copy.record, DOWN, connection, attachment, region, data)
             if await connection.home.call(record):
                 return
         if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
             connection, attachment, len(data)
         ):
-            reading = router.reading(connection, attachment, part, data, report)
+            reading = router.reading(connection, attachment, region, data, report)
             await connection.home.result_of(reading, timeout)
         elif not blocking and callers_memory and transfers.fillable(connection, attachment, data):
-            await transfers.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
+            await transfers.fill(connection, cast("LoopAttachment", attachment), region, data, timeout, report)
         else:
             await transfers.download(
-                connection, cast("LoopAttachment", attachment), part, data, timeout, report, owned=not callers_memory
+                connection, cast("LoopAttachment", attachment), region, data, timeout, report, owned=not callers_memory
             )
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
@@ -269,7 +269,7 @@ class DeviceArray(BaseArray):
     def _send(
         self,
         attachment: Attachment,
-        part: plan.BufferPart,
+        region: plan.BufferRegion,
         data: memoryview,
         report: Progress | None,
         blocking: bool,
@@ -278,7 +278,7 @@ class DeviceArray(BaseArray):
         if not in_loop():  # a plain call from another thread, which may block
             if recorded:
                 self._connection.block_until_attached()  # memory is shared with a device process that is known
-            router.write(self._connection, attachment, part, data, report, blocking=blocking, recorded=recorded)
+            router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)
             return
         if blocking:
             raise ArgumentError(
@@ -290,7 +290,7 @@ class DeviceArray(BaseArray):
         if recorded and registered.shareable(data):
             from hearth.transfer import captured_copy
 
-            if captured_copy.record(UP, self._connection, attachment, part, data, register=False):
+            if captured_copy.record(UP, self._connection, attachment, region, data, register=False):
                 return
             raise LaunchError(
                 "a copy from pinned memory cannot be recorded in the event loop before the memory is shared with the "
@@ -299,9 +299,9 @@ class DeviceArray(BaseArray):
                 fix="record it in a thread: await asyncio.to_thread(x.set, a, stream).",
             )
         if plan.inline(len(data), attachment.session.limits):
-            router.write(self._connection, attachment, part, data, report, shared=False)
+            router.write(self._connection, attachment, region, data, report, shared=False)
         else:
-            transfers.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
+            transfers.upload(self._connection, cast("LoopAttachment", attachment), region, data, report)
 
 
 def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, size: int) -> bool:

@@ -629,7 +629,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         array = allocate(self, memory.shape, shapes.dtype_of(memory.dtype), stream)
         if array.nbytes:
             attachment = cast("LoopAttachment", array._usable())
-            target = host_copy.part_of(array, attachment, stream)
+            target = host_copy.region_of(array, attachment, stream)
             transfers.upload_from_gpu(self._connection, attachment, target, array.nbytes, gpu, obj, memory)
         return array
 

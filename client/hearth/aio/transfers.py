@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Reply
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
 
 
 class _Transfer:
@@ -59,7 +59,11 @@ def _in_loop(home: Home, report: Progress) -> Progress:
 
 
 def upload(
-    connection: LoopConnection, attachment: LoopAttachment, part: BufferPart, data: memoryview, report: Progress | None
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    region: BufferRegion,
+    data: memoryview,
+    report: Progress | None,
 ) -> None:
     """Writes bytes in the order of the stream.
 
@@ -71,7 +75,7 @@ def upload(
     Args:
         connection: The connection to the device.
         attachment: The attachment to use.
-        part: The bytes on the device to overwrite, and the stream.
+        region: The bytes on the device to overwrite, and the stream.
         data: The bytes to write.
         report: Progress callback, called in the event loop; None: none.
 
@@ -84,7 +88,7 @@ def upload(
         if not (registered.shareable(data) and registered.likely(connection, attachment)):
             # the caller may change its memory as soon as this call returns
             data = registered.copy_of_bytes(connection, attachment, data)
-        reply, number = router.begin_upload(connection, attachment, part, size)
+        reply, number = router.begin_upload(connection, attachment, region, size)
     except BaseException:
         connection.finish_upload(size)
         raise
@@ -95,7 +99,7 @@ def upload(
 def upload_read(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: BufferPart,
+    region: BufferRegion,
     size: int,
     read: Callable[[memoryview], None],
 ) -> None:
@@ -106,7 +110,7 @@ def upload_read(
     Args:
         connection: The connection to the device.
         attachment: The attachment to use.
-        part: The bytes on the device to overwrite, and the stream.
+        region: The bytes on the device to overwrite, and the stream.
         size: Number of bytes.
         read: Fills the host memory that it is given; called in a thread, may block.
 
@@ -115,7 +119,7 @@ def upload_read(
     """
     connection.add_upload(size)
     try:
-        reply, number = router.begin_upload(connection, attachment, part, size)
+        reply, number = router.begin_upload(connection, attachment, region, size)
     except BaseException:
         connection.finish_upload(size)
         raise
@@ -134,7 +138,7 @@ def upload_read(
 def upload_from_gpu(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: BufferPart,
+    region: BufferRegion,
     size: int,
     gpu: CudaDevice,
     owner: object,
@@ -145,7 +149,7 @@ def upload_from_gpu(
     Args:
         connection: The connection to the device.
         attachment: The attachment to use.
-        part: The bytes on the device to write, and the stream.
+        region: The bytes on the device to write, and the stream.
         size: Number of bytes.
         gpu: The GPU of this process, which copies the bytes to the host.
         owner: The object that owns the memory, which is kept alive until it has been read.
@@ -159,7 +163,7 @@ def upload_from_gpu(
         gpu.copy(address_of(into), memory.address, len(into), memory.streams)
         keep.clear()
 
-    upload_read(connection, attachment, part, size, read)
+    upload_read(connection, attachment, region, size, read)
 
 
 class _Upload(_Transfer):
@@ -336,7 +340,7 @@ class _Download(_Transfer):
 async def download(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: BufferPart,
+    region: BufferRegion,
     into: memoryview,
     timeout: float | None,
     report: Progress | None,
@@ -348,7 +352,7 @@ async def download(
     Args:
         connection: The connection to the device.
         attachment: The attachment to use.
-        part: The bytes on the device to read, and the stream.
+        region: The bytes on the device to read, and the stream.
         into: The memory to fill.
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
@@ -360,7 +364,7 @@ async def download(
     """
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
-    reply, number = router.begin_download(connection, attachment, part, len(into))
+    reply, number = router.begin_download(connection, attachment, region, len(into))
     transfer = _Download(connection, attachment, reply, number, report, into, owned=owned)
     work: Work[bool] | Work[None] = home.downloads.run(transfer.begin)
     shared = False
@@ -403,7 +407,7 @@ def fillable(connection: LoopConnection, attachment: Attachment, into: memoryvie
 async def fill(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: BufferPart,
+    region: BufferRegion,
     into: memoryview,
     timeout: float | None,
     report: Progress | None,
@@ -416,7 +420,7 @@ async def fill(
     Args:
         connection: The connection to the device.
         attachment: The attachment to use.
-        part: The bytes on the device to read, and the stream.
+        region: The bytes on the device to read, and the stream.
         into: The memory to fill.
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
@@ -426,7 +430,7 @@ async def fill(
         HearthError: The read failed.
     """
     home = connection.home
-    reply, number = router.begin_download(connection, attachment, part, len(into))
+    reply, number = router.begin_download(connection, attachment, region, len(into))
     transfer = _Download(connection, attachment, reply, number, report, into, owned=True)
     work = home.downloads.run(transfer.fill)
     try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
 
 
 @refuse_operators
@@ -575,7 +575,7 @@ class BaseArray(DeviceOperand):
     def _send(
         self,
         attachment: Attachment,
-        part: BufferPart,
+        region: BufferRegion,
         data: memoryview,
         report: Progress | None,
         blocking: bool,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         def _send(
             self,
             attachment: Attachment,
-            part: plan.BufferPart,
+            region: plan.BufferRegion,
             data: memoryview,
             report: Progress | None,
             blocking: bool,
@@ -134,7 +134,7 @@ class PinnedCopies:
         pair.copies[direction, None if on is None else id(on)] = copy
 
 
-def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferPart:
+def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferRegion:
     """Describes the bytes of an array for a transfer.
 
     Args:
@@ -150,7 +150,7 @@ def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> 
     """
     stream = streams.resolve(on, array._connection, attachment)
     rows = array._rows
-    return plan.BufferPart(stream, array._memory.handle, array._offset, None if rows is None else array._as_rows())
+    return plan.BufferRegion(stream, array._memory.handle, array._offset, None if rows is None else array._as_rows())
 
 
 def contiguous(array: A, on: BaseStream | None) -> A:
@@ -218,9 +218,9 @@ def write(
         return
     attachment = array._usable()
     source, host = host, np.ascontiguousarray(host, array.dtype)
-    part = part_of(array, attachment, stream)
+    region = region_of(array, attachment, stream)
     report, recorded = progresses.reporter(show, "upload"), is_recorded(array, stream)
-    copy = array._send(attachment, part, plan.host_bytes(host), report, blocking, recorded)
+    copy = array._send(attachment, region, plan.host_bytes(host), report, blocking, recorded)
     if copy is not None and host is source:
         _remember(array, host, UP, stream, copy)
 
@@ -244,9 +244,9 @@ def write_bytes(
         array.copy_from(temporary, stream)
         return
     attachment = array._usable()
-    part = part_of(array, attachment, stream)
+    region = region_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
-    array._send(attachment, part, data, report, blocking, is_recorded(array, stream))
+    array._send(attachment, region, data, report, blocking, is_recorded(array, stream))
 
 
 # ---- reads ----
@@ -309,11 +309,11 @@ def fetch(
         HearthError: Earlier work on the stream or the array failed.
     """
     source = contiguous(array, on)
-    connection, part = array._connection, part_of(source, attachment, on)
+    connection, region = array._connection, region_of(source, attachment, on)
     report, recorded = progresses.reporter(show, "download"), is_recorded(array, on)
-    copy = router.read(connection, attachment, part, data, timeout, report, blocking=blocking, recorded=recorded)
+    copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking, recorded=recorded)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
-        connection.raise_deferred(part.stream, array._memory.handle)
+        connection.raise_deferred(region.stream, array._memory.handle)
     return copy if source is array else None
 
 

@@ -116,8 +116,8 @@ class ManyReads:
         try:
             array = host_copy.contiguous(array, on)
             rows = None if array._rows is None else array._as_rows()
-            part = plan.BufferPart(stream, array._memory.handle, array._offset, rows)
-            pending = router.reading(self._connection, attachment, part, data)
+            region = plan.BufferRegion(stream, array._memory.handle, array._offset, rows)
+            pending = router.reading(self._connection, attachment, region, data)
         except HearthError as error:  # a deferred error of the stream, or the end of the attachment
             self._failed.append((index, error))
             return True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
 
 
 class DeviceArray(BaseArray):
@@ -289,10 +289,10 @@ class DeviceArray(BaseArray):
     def _send(
         self,
         attachment: Attachment,
-        part: BufferPart,
+        region: BufferRegion,
         data: memoryview,
         report: Progress | None,
         blocking: bool,
         recorded: bool,
     ) -> PinnedCopy | None:
-        return router.write(self._connection, attachment, part, data, report, blocking=blocking, recorded=recorded)
+        return router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)

@@ -102,7 +102,7 @@ class Signature:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         offset = 0
-        places: list[launches.Place] = []
+        entries: list[launches.LayoutEntry] = []
         codes: list[str] = []
         for index, (code, size, alignment, pointer, read_only, nested) in enumerate(parameters):
             gap = -offset % alignment
@@ -114,21 +114,21 @@ class Signature:
                     reason="LAUNCH_INVALID",
                     fix="pass large structs through device memory.",
                 )
-            places.append(launches.Place(offset, size, pointer, read_only))
-            places += [launches.Place(offset + at, _ADDRESS_BYTES, True, reads) for at, reads in nested]
+            entries.append(launches.LayoutEntry(offset, size, pointer, read_only))
+            entries += [launches.LayoutEntry(offset + at, _ADDRESS_BYTES, True, reads) for at, reads in nested]
             codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
             offset += size
         self.block_size = offset
-        self.parameters = len(places)
-        packed = launches.pack_layout(places)
+        self.parameters = len(entries)
+        packed = launches.pack_layout(entries)
         self.layout = packed.ljust(launches.padded(len(packed)), b"\0")
-        exact = launches.pack_layout([place._replace(read_only=place.read_only and place.pointer) for place in places])
+        exact = launches.pack_layout([entry._replace(read_only=entry.read_only and entry.pointer) for entry in entries])
         self.exact_layout = exact.ljust(len(self.layout), b"\0")
         """The layout for a daemon that does not convert integers."""
         self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
         self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
         structs = tuple(index for index, parameter in enumerate(parameters) if parameter.nested)
-        self.handles = sum(place.pointer for place in places)
+        self.handles = sum(entry.pointer for entry in entries)
         """Number of buffers and tensor maps that the record names."""
         tail = struct.Struct(f"<{self.handles}Q{''.join(codes)}{-offset % 8}x")
         self.pack: Callable[..., bytes] = tail.pack

@@ -11,14 +11,14 @@ from hearth.transport.spin_wait import UP
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
 
 
 def record(
     direction: int,
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     data: memoryview,
     *,
     register: bool = True,
@@ -32,7 +32,7 @@ def record(
         direction: `UP`: from `data` to the device; `DOWN`: from the device to `data`.
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Part of the buffer, and the stream.
+        region: Part of the buffer, and the stream.
         data: The bytes.
         register: True to share the memory with the device process if it is not shared yet, which blocks meanwhile.
 
@@ -52,11 +52,11 @@ def record(
         return False
     size = len(data)
     if direction == UP:
-        command = part.write()
+        command = region.write()
         command.write.size = size
         location = command.write.shared
     else:
-        command = part.read(size)
+        command = region.read(size)
         location = command.read.shared
     location.segment, location.offset = number, position.offset
     position.segment.spoiled = True

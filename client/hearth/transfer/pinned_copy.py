@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Memory
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
     from hearth.transfer.shared_memory import Shared
     from hearth.transport.memory_segments import Segment, SegmentPosition
 
@@ -65,7 +65,7 @@ class PinnedCopy:
         direction: int,
         connection: Connection,
         shared: Shared,
-        part: BufferPart,
+        region: BufferRegion,
         position: SegmentPosition,
         number: int,
         size: int,
@@ -75,16 +75,16 @@ class PinnedCopy:
         self._connection = connection
         self._shared = shared
         self._attachment = shared.attachment
-        self.stream, self._buffer = part.stream, part.buffer
+        self.stream, self._buffer = region.stream, region.buffer
         self._segment = weakref.ref(position.segment)
         location = commands_pb2.Shared(segment=number, offset=position.offset)
         self._expected: tuple[bytes, commands_pb2.Result] | None = None
         if direction == UP:
-            command = part.write()
+            command = region.write()
             command.write.size = size
             command.write.shared.CopyFrom(location)
         else:
-            command = part.read(size)
+            command = region.read(size)
             command.read.shared.CopyFrom(location)
             result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
             self._expected = result.SerializeToString(), result

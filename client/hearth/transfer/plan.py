@@ -43,8 +43,8 @@ _BATCH_MARGIN = 256
 """Bytes reserved for the rest of the command and the batch around inline data."""
 
 
-class BufferPart(NamedTuple):
-    """Part of a buffer that a copy on `stream` writes or reads.
+class BufferRegion(NamedTuple):
+    """Region of a buffer that a copy on `stream` writes or reads.
 
     It begins at byte `offset`, or consists of the `rows` of a pitched layout.
     """
@@ -55,7 +55,7 @@ class BufferPart(NamedTuple):
     rows: RowLayout | None = None
 
     def write(self) -> commands_pb2.Command:
-        """Returns a write command to this part; the caller adds the source of the bytes."""
+        """Returns a write command to this region; the caller adds the source of the bytes."""
         command = commands_pb2.Command(stream=self.stream)
         command.write.buffer = self.buffer
         command.write.offset = self.offset
@@ -64,7 +64,7 @@ class BufferPart(NamedTuple):
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
-        """Returns a command that reads this part; the caller adds the destination of the bytes.
+        """Returns a command that reads this region; the caller adds the destination of the bytes.
 
         Args:
             size: Number of bytes.
@@ -77,8 +77,8 @@ class BufferPart(NamedTuple):
             _set_rows(command.read.rows, self.rows)
         return command
 
-    def skip(self, done: int) -> BufferPart:
-        """Returns the part after the first `done` bytes; for rows, after the complete rows among them.
+    def skip(self, done: int) -> BufferRegion:
+        """Returns the region after the first `done` bytes; for rows, after the complete rows among them.
 
         Args:
             done: Number of bytes.

@@ -27,7 +27,7 @@ from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Pieces, Slot, 
 if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.connection import Connection
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
     from hearth.transfer.shared_memory import Shared
     from hearth_proto.v1 import commands_pb2
 
@@ -43,16 +43,16 @@ class _Transfer(ABC):
     """Base class of both directions. The lock is never held while data is sent or copied."""
 
     def __init__(
-        self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
+        self, connection: Connection, shared: Shared, region: BufferRegion, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._origin = current_origin(part.stream, part.buffer)
+        self._origin = current_origin(region.stream, region.buffer)
         self._shared = shared
-        self._part = part
+        self._region = region
         self._host = host
         self._progress = progress
         self._threads = threads()
-        width = part.rows.width if part.rows is not None else 1
+        width = region.rows.width if region.rows is not None else 1
         self._pieces = Pieces(len(host), piece_bytes(len(host), self._threads), width)
         self._lock = threading.Lock()
         self._next = 0
@@ -128,11 +128,11 @@ class _Transfer(ABC):
         self._next += 1
         return self._pieces[self._next - 1]
 
-    def _part_of(self, piece: Piece) -> BufferPart:
-        part = self._part.skip(piece.start)
-        if part.rows is None:
-            return part
-        return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))
+    def _region_of(self, piece: Piece) -> BufferRegion:
+        region = self._region.skip(piece.start)
+        if region.rows is None:
+            return region
+        return region._replace(rows=region.rows._replace(rows=piece.size // region.rows.width))
 
     def _send(self, slot: Slot, command: commands_pb2.Command, ending: CompletionHandler, one_way: bool) -> None:
         slot.sent = True
@@ -167,12 +167,12 @@ class RingUpload(_Transfer):
         self,
         connection: Connection,
         shared: Shared,
-        part: BufferPart,
+        region: BufferRegion,
         host: Bytes,
         progress: Progress | None,
         waits: bool = True,
     ) -> None:
-        super().__init__(connection, shared, part, host, progress)
+        super().__init__(connection, shared, region, host, progress)
         self._waits = waits
 
     def run(self) -> int:
@@ -193,7 +193,7 @@ class RingUpload(_Transfer):
                 if piece is None:
                     return ring.release(slot)
                 slot.segment.bytes[: piece.size] = self._host[piece.start : piece.start + piece.size]
-                command = self._part_of(piece).write()
+                command = self._region_of(piece).write()
                 command.write.size = piece.size
                 command.write.shared.segment = slot.number
                 self._send(slot, command, CompletionHandler(partial(self._ended, slot)), one_way=True)
@@ -220,12 +220,12 @@ class RingDownload(_Transfer):
         self,
         connection: Connection,
         shared: Shared,
-        part: BufferPart,
+        region: BufferRegion,
         host: Bytes,
         progress: Progress | None,
         timeout: float | None,
     ) -> None:
-        super().__init__(connection, shared, part, host, progress)
+        super().__init__(connection, shared, region, host, progress)
         self._timeout = timeout
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._arrived: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
@@ -268,7 +268,7 @@ class RingDownload(_Transfer):
             if piece is None:
                 ring.release(slot)
                 break
-            command = self._part_of(piece).read(piece.size)
+            command = self._region_of(piece).read(piece.size)
             command.read.shared.segment = slot.number
             self._send(slot, command, CompletionHandler(partial(self._ended, slot, piece), reports=True), one_way=False)
         with self._lock:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
@@ -29,7 +29,7 @@ _CAUSE_S = 5.0
 def write(
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     data: memoryview,
     progress: Progress | None = None,
     *,
@@ -37,7 +37,7 @@ def write(
     shared: bool = True,
     recorded: bool = False,
 ) -> PinnedCopy | None:
-    """Writes `data` to `part` of a buffer.
+    """Writes `data` to `region` of a buffer.
 
     When this returns, `data` has been read, except for memory that is shared with the device (`hearth.empty_pinned`):
     it is read in the order of the stream, unless `blocking`. Small writes, and writes of shared memory unless
@@ -46,7 +46,7 @@ def write(
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Destination in the buffer, and the stream.
+        region: Destination in the buffer, and the stream.
         data: Contiguous bytes; their number is the size of the write.
         progress: Receives the number of bytes sent, and the total; None: not reported.
         blocking: True to wait until shared memory has been read.
@@ -65,28 +65,28 @@ def write(
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
-    if recorded and not blocking and _captured(UP, connection, attachment, part, data):
+    if recorded and not blocking and _captured(UP, connection, attachment, region, data):
         return None
     if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.write(
-            connection, attachment, part, data, progress, inline=inline, blocking=blocking
+            connection, attachment, region, data, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
-        part, data, progress = part.skip(done), data[done:], plan.remaining_progress(progress, done, size)
+        region, data, progress = region.skip(done), data[done:], plan.remaining_progress(progress, done, size)
     if inline:
-        if part.rows is None:
-            attachment.submit(encode.write(part.stream, part.buffer, part.offset, data))
+        if region.rows is None:
+            attachment.submit(encode.write(region.stream, region.buffer, region.offset, data))
         else:
-            command = part.write()
+            command = region.write()
             command.write.data = bytes(data)
             attachment.submit(command)
         if progress is not None:
             progress(size, size)
         return None
-    _upload(connection, attachment, part, data, progress)
+    _upload(connection, attachment, region, data, progress)
     return None
 
 
@@ -100,35 +100,35 @@ def _may_share(connection: Connection, inline: bool, size: int) -> bool:
 
 
 def _captured(
-    direction: int, connection: Connection, attachment: Attachment, part: BufferPart, data: memoryview
+    direction: int, connection: Connection, attachment: Attachment, region: BufferRegion, data: memoryview
 ) -> bool:
     """Records a copy of shared memory in a graph. Returns False if the memory is not shared."""
     if "hearth.transport.memory_segments" not in sys.modules:
         return False
     from hearth.transfer import captured_copy
 
-    return captured_copy.record(direction, connection, attachment, part, data)
+    return captured_copy.record(direction, connection, attachment, region, data)
 
 
 def _upload(
-    connection: Connection, attachment: Attachment, part: BufferPart, data: memoryview, progress: Progress | None
+    connection: Connection, attachment: Attachment, region: BufferRegion, data: memoryview, progress: Progress | None
 ) -> None:
     """Uploads over separate streams, while commands continue on the Execute stream."""
-    reply, number = begin_upload(connection, attachment, part, len(data))
+    reply, number = begin_upload(connection, attachment, region, len(data))
     carry_upload(connection, attachment, reply, number, data, progress)
 
 
-def begin_upload(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
+def begin_upload(connection: Connection, attachment: Attachment, region: BufferRegion, size: int) -> tuple[Reply, int]:
     """Sends a write command whose bytes travel separately. Returns its reply and the number of the transfer.
 
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Destination in the buffer, and the stream.
+        region: Destination in the buffer, and the stream.
         size: Number of bytes.
     """
     number = connection.mint()
-    command = part.write()
+    command = region.write()
     command.write.transfer = number
     command.write.size = size
     return attachment.request(command), number
@@ -179,7 +179,7 @@ def carry_upload(
 def read(
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     into: memoryview,
     timeout: float | None = None,
     progress: Progress | None = None,
@@ -187,7 +187,7 @@ def read(
     blocking: bool = True,
     recorded: bool = False,
 ) -> PinnedCopy | None:
-    """Reads bytes of `part` of a buffer into `into`, after the earlier work on its stream.
+    """Reads bytes of `region` of a buffer into `into`, after the earlier work on its stream.
 
     When this returns, `into` has been filled, except for memory that is shared with the device: it is filled in the
     order of the stream, unless `blocking`.
@@ -195,7 +195,7 @@ def read(
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Source in the buffer, and the stream.
+        region: Source in the buffer, and the stream.
         into: Contiguous writable bytes; their number is the size of the read.
         timeout: Longest wait in seconds; None: without a limit.
         progress: Receives the number of bytes that have arrived, and the total; None: not reported.
@@ -213,37 +213,41 @@ def read(
         HearthError: Earlier work of the stream failed.
     """
     size = len(into)
-    connection.raise_deferred(part.stream, part.buffer)
+    connection.raise_deferred(region.stream, region.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if recorded and not blocking and _captured(DOWN, connection, attachment, part, into):
+    if recorded and not blocking and _captured(DOWN, connection, attachment, region, into):
         return None
     if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.read(
-            connection, attachment, part, into, timeout, progress, inline=inline, blocking=blocking
+            connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
-        part, into, progress = part.skip(done), into[done:], plan.remaining_progress(progress, done, size)
+        region, into, progress = region.skip(done), into[done:], plan.remaining_progress(progress, done, size)
     remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
-        reading(connection, attachment, part, into, progress).wait(remaining)
+        reading(connection, attachment, region, into, progress).wait(remaining)
         return None
-    _download(connection, attachment, part, into, remaining, progress)
+    _download(connection, attachment, region, into, remaining, progress)
     return None
 
 
 def reading(
-    connection: Connection, attachment: Attachment, part: BufferPart, into: memoryview, progress: Progress | None = None
+    connection: Connection,
+    attachment: Attachment,
+    region: BufferRegion,
+    into: memoryview,
+    progress: Progress | None = None,
 ) -> PendingResult[None]:
     """Sends a read of a few bytes, which arrive in its answer. Returns the pending result, which fills `into`.
 
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Source in the buffer, and the stream.
+        region: Source in the buffer, and the stream.
         into: Contiguous writable bytes; their number is the size of the read.
         progress: Called once the bytes have arrived; None: not reported.
     """
@@ -256,35 +260,37 @@ def reading(
         if progress is not None:
             progress(size, size)
 
-    is_contiguous = part.rows is None
-    command = encode.read(part.stream, part.buffer, part.offset, size) if is_contiguous else part.read(size)
+    is_contiguous = region.rows is None
+    command = encode.read(region.stream, region.buffer, region.offset, size) if is_contiguous else region.read(size)
     return connection.request(command, read, attachment, reports=True)
 
 
 def _download(
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     into: memoryview,
     timeout: float | None,
     progress: Progress | None,
 ) -> None:
     """Downloads over separate streams, while commands continue on the Execute stream."""
-    reply, number = begin_download(connection, attachment, part, len(into))
+    reply, number = begin_download(connection, attachment, region, len(into))
     carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
-def begin_download(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
+def begin_download(
+    connection: Connection, attachment: Attachment, region: BufferRegion, size: int
+) -> tuple[Reply, int]:
     """Sends a read command whose bytes travel separately. Returns its reply and the number of the transfer.
 
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Source in the buffer, and the stream.
+        region: Source in the buffer, and the stream.
         size: Number of bytes.
     """
     number = connection.mint()
-    command = part.read(size)
+    command = region.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
     if reply.on_late_error is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.transfer.plan import BufferPart
+    from hearth.transfer.plan import BufferRegion
 
 
 class Moved(NamedTuple):
@@ -37,7 +37,7 @@ NOTHING = Moved()
 def write(
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     data: memoryview,
     progress: Progress | None,
     *,
@@ -51,7 +51,7 @@ def write(
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Destination in the buffer, and the stream.
+        region: Destination in the buffer, and the stream.
         data: Bytes to upload.
         progress: Receives the number of bytes sent, and the total; None: not reported.
         inline: True if `data` may also travel in a batch, and does if the ring has not been used frequently or has no
@@ -66,20 +66,20 @@ def write(
         return NOTHING
     number = 0 if position is None else shared.number(position.segment)
     if position is not None and number:
-        copy = PinnedCopy(UP, connection, shared, part, position, number, len(data))
+        copy = PinnedCopy(UP, connection, shared, region, position, number, len(data))
         return _pinned(copy, data, None, progress, blocking)
     if inline and (position is not None or not shared.ring.ready):
         return NOTHING
     from hearth.transfer import ring_copy  # imported only for ordinary arrays
 
-    upload = ring_copy.RingUpload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
+    upload = ring_copy.RingUpload(connection, shared, region, np.frombuffer(data, np.uint8), progress, waits=not inline)
     return Moved(upload.run())
 
 
 def read(
     connection: Connection,
     attachment: Attachment,
-    part: BufferPart,
+    region: BufferRegion,
     into: memoryview,
     timeout: float | None,
     progress: Progress | None,
@@ -94,7 +94,7 @@ def read(
     Args:
         connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
-        part: Source in the buffer, and the stream.
+        region: Source in the buffer, and the stream.
         into: Destination of the bytes.
         timeout: Longest wait in seconds; None: without a limit.
         progress: Receives the number of bytes that have arrived, and the total; None: not reported.
@@ -109,13 +109,13 @@ def read(
         return NOTHING
     number = 0 if position is None else shared.number(position.segment)
     if position is not None and number:
-        copy = PinnedCopy(DOWN, connection, shared, part, position, number, len(into))
+        copy = PinnedCopy(DOWN, connection, shared, region, position, number, len(into))
         return _pinned(copy, into, timeout, progress, blocking)
     if inline and (position is not None or not shared.ring.ready):
         return NOTHING
     from hearth.transfer import ring_copy
 
-    download = ring_copy.RingDownload(connection, shared, part, np.frombuffer(into, np.uint8), progress, timeout)
+    download = ring_copy.RingDownload(connection, shared, region, np.frombuffer(into, np.uint8), progress, timeout)
     return Moved(download.run())
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.kernels import COMMON
 from tests.support.daemon.raw import Execute, Raw
 
-LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
+LAYOUT = pack_layout([LayoutEntry(0, 8, True), LayoutEntry(8, 4)])
 
 
 def record(function: int, buffer: int, *, stream: int = 0, offset: int = 0) -> bytes:

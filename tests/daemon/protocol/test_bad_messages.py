@@ -93,7 +93,7 @@ def test_a_message_beyond_grpcs_own_limit(raw: Raw) -> None:
 def record(function: int, buffer: int = KEEP, n: int = 1) -> bytes:
     """Returns a record of `add_one(buffer, n)`."""
     params = (0).to_bytes(8, "little") + n.to_bytes(4, "little")
-    layout = launches.pack_layout([launches.Place(0, 8, True), launches.Place(8, 4)])
+    layout = launches.pack_layout([launches.LayoutEntry(0, 8, True), launches.LayoutEntry(8, 4)])
     fields = launches.Record(function, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (buffer,), params)
     return launches.pack(fields)
 

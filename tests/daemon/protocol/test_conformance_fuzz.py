@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto import launches
-from hearth_proto.launches import Extension, Place, Record, pack, pack_layout
+from hearth_proto.launches import Extension, LayoutEntry, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from tests.fuzz import messages as fuzzed
@@ -82,11 +82,11 @@ def records(draw: st.DrawFn) -> bytes:
     places = draw(
         st.sampled_from(
             [
-                [Place(0, 8, True), Place(8, 4)],
-                [Place(0, 8, True, True), Place(8, 4)],
-                [Place(0, 8), Place(8, 4)],
-                [Place(0, 128, True), Place(128, 4)],
-                [Place(0, 8, True)],
+                [LayoutEntry(0, 8, True), LayoutEntry(8, 4)],
+                [LayoutEntry(0, 8, True, True), LayoutEntry(8, 4)],
+                [LayoutEntry(0, 8), LayoutEntry(8, 4)],
+                [LayoutEntry(0, 128, True), LayoutEntry(128, 4)],
+                [LayoutEntry(0, 8, True)],
                 [],
             ]
         )

@@ -13,7 +13,7 @@ import pytest
 
 import hearth
 from hearth_proto import reasons, rights
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import commands_pb2 as c
@@ -120,7 +120,7 @@ def command(kind: str, handle: int) -> c.Command:
 
 
 def packed(handle: int) -> bytes:
-    layout = pack_layout([Place(0, 8, pointer=True)])
+    layout = pack_layout([LayoutEntry(0, 8, pointer=True)])
     return pack(Record(handle, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (handle,), bytes(8)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from tests.support.device.link import DeviceLink
@@ -32,7 +32,7 @@ extern "C" __global__ void rest(unsigned long long* done, long long nanoseconds)
 """,
 }
 """A kernel of a known duration. On the CPU it sleeps, because the machine's processors are shared with other tests."""
-LAYOUT = pack_layout([Place(0, 8, pointer=True), Place(8, 8)])
+LAYOUT = pack_layout([LayoutEntry(0, 8, pointer=True), LayoutEntry(8, 8)])
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 
 from hearth_proto import descriptors
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
@@ -29,7 +29,7 @@ LIMITS = {
 SOURCE = b"""
 extern "C" __global__ void add(unsigned long long* sum, unsigned long long what) { *sum = *sum * 3 + what; }
 """
-LAYOUT = pack_layout([Place(0, 8, pointer=True), Place(8, 8)])
+LAYOUT = pack_layout([LayoutEntry(0, 8, pointer=True), LayoutEntry(8, 8)])
 
 
 class Client:

@@ -14,7 +14,7 @@ from hearth_proto.launches import (
     Attributes,
     Extension,
     LaunchFlag,
-    Place,
+    LayoutEntry,
     Record,
     RecordError,
     extension_flags,
@@ -27,7 +27,8 @@ from hearth_proto.launches import (
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 layouts = st.lists(
-    st.builds(Place, st.integers(0, 2**15 - 1), st.integers(0, 2**15 - 1), st.booleans(), st.booleans()), max_size=12
+    st.builds(LayoutEntry, st.integers(0, 2**15 - 1), st.integers(0, 2**15 - 1), st.booleans(), st.booleans()),
+    max_size=12,
 )
 u16 = st.integers(0, 2**16 - 1)
 windows = st.builds(AccessWindow, u64, u64, u64, st.floats(0, 1, width=32), u16, u16)
@@ -78,7 +79,7 @@ def test_attributes_that_are_not_known_are_refused() -> None:
 
 
 @given(layouts)
-def test_layout_round_trip(layout: list[Place]) -> None:
+def test_layout_round_trip(layout: list[LayoutEntry]) -> None:
     assert unpack_layout(pack_layout(layout)) == layout
 
 

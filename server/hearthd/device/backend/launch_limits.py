@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearth_proto.launches import TENSOR_MAP_BYTES, Place
+from hearth_proto.launches import TENSOR_MAP_BYTES, LayoutEntry
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Dim
 
@@ -95,7 +95,9 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
     return violations
 
 
-def check_parameters(arguments: Sequence[Place], parameters: Sequence[tuple[int, int]], kinds: str = "") -> list[str]:
+def check_parameters(
+    arguments: Sequence[LayoutEntry], parameters: Sequence[tuple[int, int]], kinds: str = ""
+) -> list[str]:
     """Returns the errors in the number, sizes and types of the arguments, one sentence each.
 
     Offsets may differ, because the daemon moves the arguments. `kinds`: as in `Function`; empty: unknown.
@@ -119,7 +121,7 @@ def check_parameters(arguments: Sequence[Place], parameters: Sequence[tuple[int,
     return violations
 
 
-def converted(argument: Place) -> bool:
+def converted(argument: LayoutEntry) -> bool:
     """True for an integer that is converted to the parameter's type."""
     return argument.read_only and not argument.pointer
 
@@ -151,7 +153,7 @@ def _scalar(kind: str, size: int) -> str:
     return f" (pass np.float{8 * size}(x))" if kind == "f" else ""
 
 
-def _kind(argument: Place) -> str:
+def _kind(argument: LayoutEntry) -> str:
     if not argument.pointer:
         return ""
     return " (a tensor map)" if argument.size == TENSOR_MAP_BYTES else " (a buffer)"
@@ -186,7 +188,7 @@ def refuse(
 LIMITS_FIX = "launch within these limits; node.device(i).properties and the function's attributes hold them"
 
 
-def fix_of_arguments(arguments: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> str:
+def fix_of_arguments(arguments: Sequence[LayoutEntry], parameters: Sequence[tuple[int, int]]) -> str:
     """Returns the fix for arguments that do not match the kernel's parameters.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from hearth_proto.launches import TENSOR_MAP_BYTES, AccessWindow, Attributes, Place, pack_layout
+from hearth_proto.launches import TENSOR_MAP_BYTES, AccessWindow, Attributes, LayoutEntry, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.session.launch_plan import Q
@@ -55,7 +55,7 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
 
     Every argument starts at a multiple of 8 bytes; the launch plan moves it to the offset that the kernel expects.
     """
-    layout: list[Place] = []
+    layout: list[LayoutEntry] = []
     buffers: list[int] = []
     block = bytearray()
     for index, argument in enumerate(arguments):
@@ -82,12 +82,12 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
             value = value_bytes(argument)
         block += bytes(-len(block) % 8)
         start = len(block)
-        layout.append(Place(start, len(value), kind in ("pointer", "tensor_map"), read_only))
+        layout.append(LayoutEntry(start, len(value), kind in ("pointer", "tensor_map"), read_only))
         block += value
         for field in argument.structure.pointers if kind == "structure" else ():
             _check_field(index, field, len(value))
             buffers.append(field.pointer.buffer)
-            layout.append(Place(start + field.at, Q.size, True, field.pointer.read_only))
+            layout.append(LayoutEntry(start + field.at, Q.size, True, field.pointer.read_only))
             Q.pack_into(block, start + field.at, field.pointer.offset)
         if len(block) > 0x7FFF:
             raise Refusal(

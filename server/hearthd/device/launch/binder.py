@@ -13,7 +13,7 @@ from hearth_proto.launches import (
     MAX_PARAMETER_BYTES,
     TENSOR_MAP_BYTES,
     LaunchFlag,
-    Place,
+    LayoutEntry,
     Record,
     RecordError,
     pack,
@@ -65,7 +65,7 @@ class ResolvedRecord(NamedTuple):
 
     def split(self) -> tuple[list[Buffer], list[Buffer]]:
         """Returns the buffers that the kernel may write, and those that it only reads, among them its window."""
-        readers = [place.read_only for place in unpack_layout(self.record.layout) if place.pointer]
+        readers = [argument.read_only for argument in unpack_layout(self.record.layout) if argument.pointer]
         return split(self.pointers, readers, self.window)
 
 
@@ -115,11 +115,11 @@ class Binder:
         stream = session.streams.find(record.stream)
         entry = session.functions.find(record.function)
         entry.module.ensure_loading()
-        pointer_places = [place for place in unpack_layout(record.layout) if place.pointer]
+        pointer_arguments = [argument for argument in unpack_layout(record.layout) if argument.pointer]
         pointers: list[Pointer] = []
         unknown: list[Refusal] = []
         for index, handle in enumerate(record.buffers):
-            tensor_map = index < len(pointer_places) and pointer_places[index].size == TENSOR_MAP_BYTES
+            tensor_map = index < len(pointer_arguments) and pointer_arguments[index].size == TENSOR_MAP_BYTES
             try:
                 pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
             except Refusal as refusal:
@@ -403,11 +403,11 @@ def split(
     return list(written), [buffer for buffer in read if buffer not in written]
 
 
-def check_arguments(function: Function, layout: Sequence[Place], record: Record) -> list[str]:
+def check_arguments(function: Function, layout: Sequence[LayoutEntry], record: Record) -> list[str]:
     """Returns the faults in the number, sizes and offsets of the arguments."""
     if len(record.params) > MAX_PARAMETER_BYTES:
         return [f"the arguments take {len(record.params)} bytes; the maximum is {MAX_PARAMETER_BYTES}"]
-    if sum(place.pointer for place in layout) != len(record.buffers):
+    if sum(argument.pointer for argument in layout) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
     malformed = check_layout(layout, len(record.params))
     if malformed:

@@ -234,7 +234,7 @@ class CallRun:
 
     @property
     def remaining(self) -> None:
-        """None, because a call is no part of a batch."""
+        """Always None: a call is no part of a batch."""
         return None
 
     def run(self) -> bool:

@@ -10,8 +10,8 @@ from hearth_proto.launches import (
     INTEGER_BYTES,
     TENSOR_MAP_BYTES,
     LaunchFlag,
+    LayoutEntry,
     Nested,
-    Place,
     Record,
     extension_flags,
     extension_size,
@@ -45,7 +45,7 @@ class LaunchPlan:
                  "iterations", "kernel_params_size", "length", "moves", "name", "params_at", "params_size", "patches",
                  "pointers", "readers", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
-    def __init__(self, function: Function, name: str, record: Record, layout: Sequence[Place]) -> None:
+    def __init__(self, function: Function, name: str, record: Record, layout: Sequence[LayoutEntry]) -> None:
         parameters = function.parameters
         extension = record.extension
         self.function = function
@@ -68,13 +68,13 @@ class LaunchPlan:
         self.kernel_params_size = max((offset + size for offset, size in parameters), default=0)
         pairs = list(zip(split_nested(layout)[0], parameters, strict=True))
         in_place = self.params_size == self.kernel_params_size and all(
-            place[:2] == parameter for place, parameter in pairs
+            entry[:2] == parameter for entry, parameter in pairs
         )
-        self.moves = () if in_place else tuple((place.offset, *parameter) for place, parameter in pairs)
+        self.moves = () if in_place else tuple((entry.offset, *parameter) for entry, parameter in pairs)
         self.integers = tuple(
-            (place.offset, *integer_range(function.kinds[index], parameter[1]), index)
-            for index, (place, parameter) in enumerate(pairs)
-            if converted(place) and parameter[1] < place.size
+            (entry.offset, *integer_range(function.kinds[index], parameter[1]), index)
+            for index, (entry, parameter) in enumerate(pairs)
+            if converted(entry) and parameter[1] < entry.size
         )
         """(offset in the client's block, lowest value, highest value, argument index) of each integer that is converted
         to fewer bytes."""
@@ -82,7 +82,7 @@ class LaunchPlan:
         """(offset in the kernel's block, True for a tensor map) of each address or tensor map, nested ones included."""
         self.patches = tuple(offset for offset, _ in self.pointers)
         self.addresses = addresses(layout)
-        self.readers = tuple(place.read_only for place in layout if place.pointer)
+        self.readers = tuple(entry.read_only for entry in layout if entry.pointer)
         """True for each pointer that the kernel only reads through; empty if there is no such pointer."""
         if not any(self.readers):
             self.readers = ()
@@ -140,27 +140,27 @@ class LaunchPlan:
         return block
 
 
-def addresses(layout: Sequence[Place]) -> tuple[tuple[int, int], ...]:
+def addresses(layout: Sequence[LayoutEntry]) -> tuple[tuple[int, int], ...]:
     """Returns (argument index, position of its offset in the client's block) of each pointer, nested ones included.
 
     The position is -1 for a tensor map.
     """
-    return tuple((index, place.offset if place.size == Q.size else -1) for index, place in _pointers(layout))
+    return tuple((index, entry.offset if entry.size == Q.size else -1) for index, entry in _pointers(layout))
 
 
-def _pointers(layout: Sequence[Place]) -> Iterator[tuple[int, Place]]:
-    """Yields (argument index, place) of each pointer, in the order of the layout."""
+def _pointers(layout: Sequence[LayoutEntry]) -> Iterator[tuple[int, LayoutEntry]]:
+    """Yields the argument index and the entry of each pointer, in the order of the layout."""
     index = -1
     end = 0
-    for place in layout:
-        if not place.pointer or place.offset >= end:  # not nested
+    for entry in layout:
+        if not entry.pointer or entry.offset >= end:  # not nested
             index += 1
-            end = place.offset + place.size
-        if place.pointer:
-            yield index, place
+            end = entry.offset + entry.size
+        if entry.pointer:
+            yield index, entry
 
 
-def _patches(layout: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> tuple[tuple[int, bool], ...]:
+def _patches(layout: Sequence[LayoutEntry], parameters: Sequence[tuple[int, int]]) -> tuple[tuple[int, bool], ...]:
     """Returns (offset in the kernel's block, True for a tensor map) of each pointer.
 
     Args:
@@ -169,8 +169,8 @@ def _patches(layout: Sequence[Place], parameters: Sequence[tuple[int, int]]) -> 
     """
     values = split_nested(layout)[0]
     return tuple(
-        (parameters[index][0] + place.offset - values[index].offset, place.size == TENSOR_MAP_BYTES)
-        for index, place in _pointers(layout)
+        (parameters[index][0] + entry.offset - values[index].offset, entry.size == TENSOR_MAP_BYTES)
+        for index, entry in _pointers(layout)
     )
 
 
@@ -214,7 +214,7 @@ def plan_key(data: bytes, record: Record) -> bytes:
     return b"extended" + data[KEY_OFFSET : HEADER.size + extended + layout_size]
 
 
-def check_layout(layout: Sequence[Place], params_size: int) -> str:
+def check_layout(layout: Sequence[LayoutEntry], params_size: int) -> str:
     """Returns the first fault of a layout, or an empty string.
 
     Parameters must lie inside the block and must not overlap. A nested pointer must lie inside a value that is passed
@@ -224,36 +224,36 @@ def check_layout(layout: Sequence[Place], params_size: int) -> str:
     if fault := _check_nested(parameters, nested):
         return fault
     end = 0
-    for index, place in enumerate(parameters):
-        if place.offset < end:
-            return f"argument {index} at offset {place.offset} overlaps the one before, which ends at {end}"
-        if place.pointer and place.size not in (Q.size, TENSOR_MAP_BYTES):
+    for index, entry in enumerate(parameters):
+        if entry.offset < end:
+            return f"argument {index} at offset {entry.offset} overlaps the one before, which ends at {end}"
+        if entry.pointer and entry.size not in (Q.size, TENSOR_MAP_BYTES):
             return (
-                f"argument {index} is a pointer of {place.size} bytes; an address has {Q.size}, a tensor map "
+                f"argument {index} is a pointer of {entry.size} bytes; an address has {Q.size}, a tensor map "
                 f"{TENSOR_MAP_BYTES}"
             )
-        if converted(place) and place.size != INTEGER_BYTES:
-            return f"argument {index} is an integer of {place.size} bytes; an integer has {INTEGER_BYTES}"
-        end = place.offset + place.size
+        if converted(entry) and entry.size != INTEGER_BYTES:
+            return f"argument {index} is an integer of {entry.size} bytes; an integer has {INTEGER_BYTES}"
+        end = entry.offset + entry.size
     if end > params_size:
         return f"the arguments end at {end}, the parameter block at {params_size}"
     return ""
 
 
-def _check_nested(parameters: Sequence[Place], nested: Sequence[Nested]) -> str:
+def _check_nested(parameters: Sequence[LayoutEntry], nested: Sequence[Nested]) -> str:
     """Returns the first fault of the nested pointers, or an empty string."""
     ends: dict[int, int] = {}
-    for index, place in nested:
+    for index, entry in nested:
         value = parameters[index]
         if value.pointer or converted(value):
             kind = "a pointer" if value.pointer else "an integer"
-            return f"a pointer at offset {place.offset} overlaps argument {index}, which is {kind}"
-        if place.size != Q.size or place.offset + place.size > value.offset + value.size:
+            return f"a pointer at offset {entry.offset} overlaps argument {index}, which is {kind}"
+        if entry.size != Q.size or entry.offset + entry.size > value.offset + value.size:
             return (
-                f"a pointer of {place.size} bytes at offset {place.offset} does not lie inside argument {index}, which "
+                f"a pointer of {entry.size} bytes at offset {entry.offset} does not lie inside argument {index}, which "
                 f"has {value.size} bytes from {value.offset} on; an address has {Q.size}"
             )
-        if place.offset < ends.get(index, value.offset):
-            return f"a pointer at offset {place.offset} of argument {index} overlaps the one before"
-        ends[index] = place.offset + place.size
+        if entry.offset < ends.get(index, value.offset):
+            return f"a pointer at offset {entry.offset} of argument {index} overlaps the one before"
+        ends[index] = entry.offset + entry.size
     return ""

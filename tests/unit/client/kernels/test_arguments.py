@@ -318,5 +318,5 @@ def test_pointers_in_structs_follow_the_entry_of_their_struct() -> None:
     assert unpacked.params == b"\1".ljust(16, b"\0") + data[:8] + offsets + struct.pack("<Q", 24)
     found = launches.split_nested(launches.unpack_layout(unpacked.layout))
     assert [place[:2] for place in found[0]] == [(0, 1), (16, 32), (48, 8)]
-    assert [(nested.parameter, nested.place.offset) for nested in found[1]] == [(1, 24), (1, 40)]
+    assert [(nested.parameter, nested.entry.offset) for nested in found[1]] == [(1, 24), (1, 40)]
     assert value.tobytes() == data and value == hearth.Struct(data, 16, {8: x, 24: y, 16: None})

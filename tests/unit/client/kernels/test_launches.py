@@ -35,9 +35,9 @@ def test_a_launch(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
     assert (record.grid, record.block, record.shared_mem) == ((2, 3, 1), (64, 1, 1), 128)
     assert (record.flags, record.timeout_ns, record.stream) == (launches.LaunchFlag.UNCHECKED, 1_500_000_000, 0)
     assert launches.unpack_layout(record.layout) == [
-        launches.Place(0, 4),
-        launches.Place(8, 8, True),
-        launches.Place(16, 8, read_only=True),  # a Python int, which the daemon converts
+        launches.LayoutEntry(0, 4),
+        launches.LayoutEntry(8, 8, True),
+        launches.LayoutEntry(16, 8, read_only=True),  # a Python int, which the daemon converts
     ]
     assert record.buffers == (handle_of(x),)
     assert record.params[8:] == (8).to_bytes(8, "little") + (7).to_bytes(8, "little")
@@ -106,7 +106,7 @@ def test_keywords_are_encoded_in_the_record(gpu: hearth.Device, daemon: FakeDaem
     assert plain.flags == launches.LaunchFlag.VALIDATE | launches.LaunchFlag.COOPERATIVE
     assert plain.extension is None
     assert extended.extension == launches.Extension((2, 1, 1), 7)
-    assert launches.unpack_layout(extended.layout) == [launches.Place(0, 8, True, True)]
+    assert launches.unpack_layout(extended.layout) == [launches.LayoutEntry(0, 8, True, True)]
     assert extended.buffers == plain.buffers
     assert dynamic.extension == launches.Extension(grid_buffer=handle_of(grid))
 

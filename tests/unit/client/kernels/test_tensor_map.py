@@ -97,11 +97,11 @@ def test_tensor_map_takes_128_bytes_in_a_launch(gpu: hearth.Device, daemon: Fake
     gpu.synchronize()
     for record in daemon.records:
         assert launches.unpack_layout(record.layout) == [
-            launches.Place(0, 4),
-            launches.Place(64, 128, True),
-            launches.Place(192, 128, True, True),
-            launches.Place(320, 8, True),
-            launches.Place(328, 8, True, True),
+            launches.LayoutEntry(0, 4),
+            launches.LayoutEntry(64, 128, True),
+            launches.LayoutEntry(192, 128, True, True),
+            launches.LayoutEntry(320, 8, True),
+            launches.LayoutEntry(328, 8, True, True),
         ]
         assert record.buffers == (*[handle_of(tile)] * 2, *[handle_of(x)] * 2)
         assert record.params == (3).to_bytes(4, "little") + bytes(332)

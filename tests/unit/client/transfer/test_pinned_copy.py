@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth.transfer.pinned_copy import PinnedCopy
-from hearth.transfer.plan import BufferPart
+from hearth.transfer.plan import BufferRegion
 from hearth.transport import memory_segments
 from hearth.transport.memory_segments import Segment, SegmentPosition
 from hearth.transport.spin_wait import DOWN, UP
@@ -35,15 +35,15 @@ class Daemon(LaneDaemon):
 
     short = 0
 
-    def do_write(self, command: Any, part: Any, result: Any) -> None:
-        if not part.HasField("shared"):
-            super().do_write(command, part, result)
+    def do_write(self, command: Any, region: Any, result: Any) -> None:
+        if not region.HasField("shared"):
+            super().do_write(command, region, result)
 
-    def do_read(self, command: Any, part: Any, result: Any) -> None:
-        if not part.HasField("shared"):
-            return super().do_read(command, part, result)
+    def do_read(self, command: Any, region: Any, result: Any) -> None:
+        if not region.HasField("shared"):
+            return super().do_read(command, region, result)
         self._raise_errors(command.stream)
-        result.read.size = part.size - self.short
+        result.read.size = region.size - self.short
 
 
 class Shared:
@@ -79,8 +79,8 @@ def segment() -> Segment:
 
 
 def copies(gpu: hearth.Device, segment: Segment, direction: int, handle: int = 0) -> PinnedCopy:
-    part, position = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), SegmentPosition(segment, 0)
-    return PinnedCopy(direction, connection_of(gpu), Shared(gpu), part, position, 7, SIZE)  # type: ignore[arg-type]
+    region, position = BufferRegion(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), SegmentPosition(segment, 0)
+    return PinnedCopy(direction, connection_of(gpu), Shared(gpu), region, position, 7, SIZE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("direction", [UP, DOWN], ids=["up", "down"])

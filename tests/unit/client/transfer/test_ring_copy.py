@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
 from hearth.transfer import ring_buffer, ring_copy
-from hearth.transfer.plan import BufferPart
+from hearth.transfer.plan import BufferRegion
 from hearth.transfer.ring_buffer import Ring, Slot
 from hearth.transfer.ring_copy import RingDownload, RingUpload
 from hearth.transport.memory_segments import Segment
@@ -124,14 +124,14 @@ def noise(size: int) -> np.ndarray:
     return np.random.default_rng(size).integers(0, 255, size, np.uint8)
 
 
-def upload(gpu: Device, part: BufferPart, host: np.ndarray, progress: Any = None) -> int:
-    return RingUpload(gpu, gpu, part, host, progress).run()  # type: ignore[arg-type]
+def upload(gpu: Device, region: BufferRegion, host: np.ndarray, progress: Any = None) -> int:
+    return RingUpload(gpu, gpu, region, host, progress).run()  # type: ignore[arg-type]
 
 
 def download(
-    gpu: Device, part: BufferPart, host: np.ndarray, progress: Any = None, timeout: float | None = None
+    gpu: Device, region: BufferRegion, host: np.ndarray, progress: Any = None, timeout: float | None = None
 ) -> int:
-    return RingDownload(gpu, gpu, part, host, progress, timeout).run()  # type: ignore[arg-type]
+    return RingDownload(gpu, gpu, region, host, progress, timeout).run()  # type: ignore[arg-type]
 
 
 def settled(gpu: Device) -> None:
@@ -146,8 +146,8 @@ def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
     host, into = noise(size), np.zeros(size, np.uint8)
     done: list[int] = []
     with device(size + 100, slots) as gpu:
-        assert upload(gpu, BufferPart(0, 1, offset), host, lambda so_far, total: done.append(so_far)) == size
-        assert download(gpu, BufferPart(0, 1, offset), into, lambda so_far, total: done.append(-so_far)) == size
+        assert upload(gpu, BufferRegion(0, 1, offset), host, lambda so_far, total: done.append(so_far)) == size
+        assert download(gpu, BufferRegion(0, 1, offset), into, lambda so_far, total: done.append(-so_far)) == size
         settled(gpu)
         np.testing.assert_array_equal(into, host)
         assert not gpu.memory[:offset].any() and not gpu.memory[offset + size :].any()
@@ -159,11 +159,11 @@ def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
 @settings(max_examples=40)
 def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
     host, into = noise(rows * width), np.zeros(rows * width, np.uint8)
-    part = BufferPart(0, 1, 5, RowLayout(5, width, rows, width + gap))
+    region = BufferRegion(0, 1, 5, RowLayout(5, width, rows, width + gap))
     with device(5 + rows * (width + gap)) as gpu:
         gpu.memory[:] = 7
-        assert upload(gpu, part, host) == len(host)
-        assert download(gpu, part, into) == len(host)
+        assert upload(gpu, region, host) == len(host)
+        assert download(gpu, region, into) == len(host)
         settled(gpu)
         np.testing.assert_array_equal(into, host)
         device_bytes = gpu.memory[5:].reshape(rows, width + gap)
@@ -174,9 +174,9 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
 def test_rows_longer_than_a_slot_take_another_path() -> None:
     width = ring_buffer.SLOT_BYTES + 1
     with device(10) as gpu:
-        part = BufferPart(0, 1, 0, RowLayout(0, width, 2, width + 1))
-        assert upload(gpu, part, np.zeros(2 * width, np.uint8)) == 0
-        assert download(gpu, part, np.zeros(2 * width, np.uint8)) == 0
+        region = BufferRegion(0, 1, 0, RowLayout(0, width, 2, width + 1))
+        assert upload(gpu, region, np.zeros(2 * width, np.uint8)) == 0
+        assert download(gpu, region, np.zeros(2 * width, np.uint8)) == 0
 
 
 @pytest.mark.parametrize("failing", [0, 3, 19])
@@ -186,7 +186,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         raised = 0
         try:
-            upload(gpu, BufferPart(0, 1, 0), host)
+            upload(gpu, BufferRegion(0, 1, 0), host)
         except HearthError as error:
             assert error.reason == "OUT_OF_BOUNDS"
             raised = 1
@@ -195,7 +195,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
     with device(len(host)) as gpu:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         with pytest.raises(HearthError, match="refused"):
-            download(gpu, BufferPart(0, 1, 0), into)
+            download(gpu, BufferRegion(0, 1, 0), into)
         settled(gpu)
         assert not gpu.deferred
 
@@ -205,7 +205,7 @@ def test_another_error_that_a_read_brings_is_not_lost() -> None:
     with device(2 * EACH) as gpu:
         gpu.plan = lambda number: errors[number] if gpu.both.wait(20) else REFUSED
         with pytest.raises(HearthError) as raised:
-            download(gpu, BufferPart(0, 1, 0), np.zeros(2 * EACH, np.uint8))
+            download(gpu, BufferRegion(0, 1, 0), np.zeros(2 * EACH, np.uint8))
         settled(gpu)
         assert {raised.value.message, *(error.message for error in gpu.deferred)} == {"first", "second"}
 
@@ -223,7 +223,7 @@ def test_loss_during_a_copy_is_raised_once() -> None:
 
             gpu.plan = plan
             with pytest.raises(DeviceLostError):
-                transfer(gpu, BufferPart(0, 1, 0), np.zeros(50 * EACH, np.uint8))
+                transfer(gpu, BufferRegion(0, 1, 0), np.zeros(50 * EACH, np.uint8))
             settled(gpu)
             assert not gpu.deferred
 
@@ -232,8 +232,8 @@ def test_stalled_ring_leaves_the_rest_to_other_paths() -> None:
     host, gate = noise(20 * EACH), threading.Event()
     with device(len(host), slots=4, stall=0.05) as gpu:
         gpu.plan = lambda number: None if gate.wait(20) else REFUSED
-        assert upload(gpu, BufferPart(0, 1, 0), host) == 4 * EACH
-        assert download(gpu, BufferPart(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
+        assert upload(gpu, BufferRegion(0, 1, 0), host) == 4 * EACH
+        assert download(gpu, BufferRegion(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
         gate.set()
         settled(gpu)
         np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
@@ -245,7 +245,7 @@ def test_download_waits_for_its_requested_pieces() -> None:
         gpu.memory[:] = noise(len(into))
         gpu.plan = lambda number: None if gate.wait(20) else REFUSED
         threading.Timer(0.2, gate.set).start()
-        assert download(gpu, BufferPart(0, 1, 0), into) == len(into)
+        assert download(gpu, BufferRegion(0, 1, 0), into) == len(into)
         np.testing.assert_array_equal(into, gpu.memory)
 
 
@@ -253,9 +253,9 @@ def test_a_download_leaves_slots_to_others() -> None:
     gate = threading.Event()
     with device(20 * EACH, slots=8) as gpu:
         gpu.plan = lambda number: None if gate.wait(20) else REFUSED
-        reading = threading.Thread(target=download, args=(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
+        reading = threading.Thread(target=download, args=(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
         reading.start()
-        assert upload(gpu, BufferPart(0, 1, 0), noise(2 * EACH)) == 2 * EACH
+        assert upload(gpu, BufferRegion(0, 1, 0), noise(2 * EACH)) == 2 * EACH
         gate.set()
         reading.join(20)
         assert not reading.is_alive()
@@ -266,7 +266,7 @@ def test_timeout_ends_a_download_and_its_slots_are_returned_when_answered() -> N
     with device(20 * EACH) as gpu:
         gpu.plan = lambda number: None if gate.wait(20) else REFUSED
         with pytest.raises(TimeoutError, match=r"0\.05 s"):
-            download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
+            download(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
         assert gpu.ring.idle < gpu.ring.slot_count
         gate.set()
         settled(gpu)
@@ -282,7 +282,7 @@ def test_lost_connection_during_a_download_raises_no_error() -> None:
             return HearthError(f"segment {number} is not shared", reason="INVALID_HANDLE")
 
         gpu.plan = lose
-        assert download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+        assert download(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
         settled(gpu)
         assert gpu.commands > 1 and not gpu.deferred
 
@@ -293,7 +293,7 @@ def test_lost_connection_leaves_all_bytes_to_other_paths() -> None:
         with device(20 * EACH) as gpu:
             gpu.alive = False
             gpu.plan = lambda number: missing if number > 2 else None
-            assert transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+            assert transfer(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
             settled(gpu)
 
 
@@ -311,7 +311,7 @@ def test_interrupted_copy_returns_its_slots(transfer: Any, at: int) -> None:
     with device(20 * EACH) as gpu:
         # the exception may occur in a helper thread, which does not raise it here
         with contextlib.suppress(KeyboardInterrupt):
-            transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
+            transfer(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
         settled(gpu)
 
 
@@ -330,7 +330,7 @@ class Interrupting(np.ndarray):
 def test_interrupt_during_a_piece_returns_its_slot() -> None:
     with device(20 * EACH) as gpu:
         with pytest.raises(KeyboardInterrupt):
-            download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))
+            download(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))
         settled(gpu)
 
 
@@ -341,7 +341,7 @@ def test_an_error_of_the_callback_is_raised() -> None:
     for transfer in (upload, download):
         with device(20 * EACH) as gpu:
             with pytest.raises(ZeroDivisionError):
-                transfer(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
+                transfer(gpu, BufferRegion(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
             settled(gpu)
 
 
@@ -351,8 +351,8 @@ def test_many_transfers_at_once() -> None:
         failures: list[int] = []
 
         def work(number: int, size: int) -> None:
-            host, into, part = noise(size), np.zeros(size, np.uint8), BufferPart(0, 1, number * 30 * EACH)
-            is_equal = upload(gpu, part, host) == download(gpu, part, into) == size
+            host, into, region = noise(size), np.zeros(size, np.uint8), BufferRegion(0, 1, number * 30 * EACH)
+            is_equal = upload(gpu, region, host) == download(gpu, region, into) == size
             if not is_equal or (host != into).any():
                 failures.append(number)
 

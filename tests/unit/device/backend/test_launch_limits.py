@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.launches import Place
+from hearth_proto.launches import LayoutEntry
 from hearthd.device.backend.launch_limits import (
     KernelLimits,
     LaunchLimits,
@@ -55,9 +55,9 @@ def test_all_failures_of_one_launch_in_one_message() -> None:
 
 
 def test_invalid_arguments_are_named_by_their_field() -> None:
-    violations = check_parameters([Place(0, 4), Place(8, 8, True)], [(0, 4), (8, 4)])
+    violations = check_parameters([LayoutEntry(0, 4), LayoutEntry(8, 8, True)], [(0, 4), (8, 4)])
     assert refuse("saxpy", [*violations, "of no field"], (1, 1, 1), (1, 1, 1), 0).fields == ("arguments[1]",)
-    violations = check_parameters([Place(0, 4)], [(0, 4), (8, 8)])
+    violations = check_parameters([LayoutEntry(0, 4)], [(0, 4), (8, 8)])
     assert refuse("saxpy", violations, (1, 1, 1), (1, 1, 1), 0).fields == ("arguments",)
 
 
@@ -75,25 +75,27 @@ sizes = st.lists(st.integers(1, 64), max_size=8)
 
 @given(sizes, sizes)
 def test_parameters_match_exactly_when_counts_and_sizes_do(given_sizes: list[int], real_sizes: list[int]) -> None:
-    given_layout = [Place(0, size) for size in given_sizes]
+    given_layout = [LayoutEntry(0, size) for size in given_sizes]
     real = [(0, size) for size in real_sizes]
     assert (check_parameters(given_layout, real) == []) == (given_sizes == real_sizes)
 
 
 def test_a_wrong_count_and_a_wrong_size_are_named() -> None:
-    assert check_parameters([Place(0, 4)], [(0, 4), (8, 8)]) == ["1 argument is given; the kernel has 2 parameters"]
-    assert check_parameters([Place(0, 8, True)], [(0, 4)]) == [
+    assert check_parameters([LayoutEntry(0, 4)], [(0, 4), (8, 8)]) == [
+        "1 argument is given; the kernel has 2 parameters"
+    ]
+    assert check_parameters([LayoutEntry(0, 8, True)], [(0, 4)]) == [
         "argument 0 has 8 bytes (a buffer); the kernel's parameter has 4"
     ]
 
 
 def test_fix_has_numbers_and_sizes_of_parameters_and_arguments() -> None:
     real = [(0, 8), (8, 8), (16, 4)]
-    assert fix_of_arguments([Place(0, 8, True), Place(8, 4)], real) == (
+    assert fix_of_arguments([LayoutEntry(0, 8, True), LayoutEntry(8, 4)], real) == (
         "pass 3 arguments, of 8, 8 and 4 bytes, as the kernel's source declares; "
         "this launch passes 2 arguments, of 8 and 4 bytes"
     )
     assert fix_of_arguments([], real[:1]).startswith("pass 1 argument, of 8 bytes, ")
     assert fix_of_arguments([], real).endswith("this launch passes no arguments")
-    assert fix_of_arguments([Place(0, 4)], []).startswith("pass no arguments, ")
+    assert fix_of_arguments([LayoutEntry(0, 4)], []).startswith("pass no arguments, ")
     assert "4, 4, ... bytes" in fix_of_arguments([], [(0, 4)] * 100)

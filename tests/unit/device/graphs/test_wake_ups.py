@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import Kind
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent
@@ -20,7 +20,9 @@ from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
-RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))
+RECORD = pack(
+    Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([LayoutEntry(0, 8, pointer=True)]), (1,), bytes(8))
+)
 ROUNDS = 4
 TIMEOUT_S = 10.0
 

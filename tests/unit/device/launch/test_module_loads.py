@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import Kind
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
@@ -83,7 +83,7 @@ def endless(rig: Rig[Strict], tenant: str = "") -> Callable[[int], int]:
 
 def packed(function: int, buffer: int, stream: int) -> c.Command:
     """Returns a packed launch, as clients send it; a launch that has been checked before is not checked again."""
-    layout = pack_layout([Place(0, 8, pointer=True)])
+    layout = pack_layout([LayoutEntry(0, 8, pointer=True)])
     return c.Command(
         launches=pack(Record(function, stream, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (buffer,), bytes(8)))
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
-from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device import outbox as outbox_module
 from hearthd.device.cpu.server import CpuServer
@@ -25,9 +25,11 @@ from tests.support.compiled import skip_if_compiled
 from tests.support.device.rig import Rig
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
-RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))
+RECORD = pack(
+    Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([LayoutEntry(0, 8, pointer=True)]), (1,), bytes(8))
+)
 LIMITED = pack(
-    Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 10**10, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8))
+    Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 10**10, pack_layout([LayoutEntry(0, 8, pointer=True)]), (1,), bytes(8))
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import FrameReader, Kind, encode
-from hearth_proto.launches import LaunchFlag, Place, Record, pack, pack_layout
+from hearth_proto.launches import LaunchFlag, LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cpu.server import CpuServer
@@ -110,7 +110,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
-    layout = pack_layout([Place(0, 8, True)])
+    layout = pack_layout([LayoutEntry(0, 8, True)])
     record = pack(Record(1, 0, (1, 1, 1), (4, 1, 1), 0, 0, 0, layout, (1,), bytes(8)))
     batch = commands_pb2.Batch(
         seq=1,
@@ -154,7 +154,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
 
 def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
     c = commands_pb2
-    layout = pack_layout([Place(0, 8, True)])
+    layout = pack_layout([LayoutEntry(0, 8, True)])
 
     def record(stream: int, block: int = 4, flags: int = 0) -> bytes:
         return pack(Record(1, stream, (1, 1, 1), (block, 1, 1), 0, flags, 0, layout, (1,), bytes(8)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.launches import Place, Record
+from hearth_proto.launches import LayoutEntry, Record
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.launch_limits import INTEGER_KINDS, integer_range
 from hearthd.device.backend.resources import Function
@@ -28,7 +28,7 @@ def plan_of(kinds: str, sizes: list[int]) -> LaunchPlan:
         start = (end + size - 1) // size * size
         real.append((start, size))
         end = start + size
-    given = [Place(8 * index, 8, False, True) for index in range(len(sizes))]
+    given = [LayoutEntry(8 * index, 8, False, True) for index in range(len(sizes))]
     record = Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, b"", (), bytes(8 * len(sizes)), None)
     function = SimpleNamespace(name="f", parameters=tuple(real), kinds=kinds)
     return LaunchPlan(cast(Function, function), "f", record, given)
