@@ -39,7 +39,7 @@ at_a_time=(-n "${JOBS:-4}" --dist loadfile)
 for each; do
   case $each in
     gpu) part gpu "${tests[@]}" "${at_a_time[@]}" tests/gpu --ignore tests/gpu/test_sharing_gpu.py \
-      --ignore tests/gpu/test_collective_faults_gpu.py ;;
+      --ignore tests/gpu/collectives/test_collective_faults_gpu.py ;;
     sharing) part sharing "${tests[@]}" tests/gpu/test_sharing_gpu.py ;;
     daemon) part daemon "${tests[@]}" "${at_a_time[@]}" ${TESTS:-tests/daemon} ;;
     collectives)
@@ -48,7 +48,7 @@ for each; do
         tests/daemon/transfers/test_copy_signals.py tests/daemon/faults/test_faults.py
       ;;
     rounds)
-      part rounds env HEARTH_TEST_ROUNDS="${HEARTH_TEST_ROUNDS:-50}" "${tests[@]}" --timeout 300 tests/gpu/test_collective_faults_gpu.py \
+      part rounds env HEARTH_TEST_ROUNDS="${HEARTH_TEST_ROUNDS:-50}" "${tests[@]}" --timeout 300 tests/gpu/collectives/test_collective_faults_gpu.py \
         tests/daemon/collectives/test_chaos.py
       ;;
     bench) part bench "$python" -m tests.bench --only ${ROWS:-collectives} --out "$out/results" ;;

@@ -226,7 +226,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
             QuotaExceededError: The array reaches more than 4095 other arrays. Raised by the next call that waits.
         """
-        from hearth.kernels.pointer_arrays import pointer_array
+        from hearth.kernels.pointers import pointer_array
 
         return pointer_array(self, targets, stream)
 

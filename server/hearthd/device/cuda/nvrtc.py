@@ -15,9 +15,9 @@ from cuda.bindings import nvrtc
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.compiler import graph_conditions
+from hearthd.device.compiler.instrumentation import instrument
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
-from hearthd.device.cuda.instrumentation import instrument
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)

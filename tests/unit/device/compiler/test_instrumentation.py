@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hearthd.device.backend.access_table import READ, UNKNOWN, WRITE
-from hearthd.device.cuda.instrumentation import instrument
+from hearthd.device.compiler.instrumentation import instrument
 
 HEAD = "//\n.version 8.7\n.target sm_90a\n.address_size 64\n\n"
 

@@ -148,7 +148,7 @@ def test_copies_of_all_sizes_in_both_directions(indices: tuple[int, int], throug
         assert pipe.poll(WAIT_S), "a rank gave no result"
         used_host, right, enqueued = pipe.recv()
         assert used_host or not through_host
-        assert used_host == through_host or indices[0] != indices[1], "a process can map memory of its own GPU"
+        assert used_host == through_host or indices[0] != indices[1], "a process can map memory of the GPU that it uses"
         assert all(right), right
         assert enqueued < 1.0
     for pipe in pipes:
