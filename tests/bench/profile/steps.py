@@ -91,12 +91,11 @@ _CALL = "hearth.kernels.base_function:BaseFunction.__call__"
 _SEND = "hearth.transport.lane:Lane.send"
 _SERVE = "hearthd.device.platform.event_loop:Loop._serve"
 _RUN = "hearthd.device.platform.event_loop:Loop.run_once"
-_WRITE = ("hearthd.device.channels.lane:LaneConnection._write", "hearthd.device.channels.lane:LaneConnection.settle")
-"""The answer is written at once, or together with other frames of the same iteration of the loop."""
+_WRITE = "hearthd.device.channels.lane:LaneConnection.settle"
 _RECORDS = "hearthd.device.launch.commands:LaunchCommands.run_records"
 
 _ANSWER = (
-    Step(TO_CLIENT, "send, wake-up of the client", _enter(*_WRITE)),
+    Step(TO_CLIENT, "send, wake-up of the client", _enter(_WRITE)),
     Step(
         CLIENT,
         "receive: split the frames, match the reply",
@@ -107,7 +106,7 @@ _AFTER = (
     Step(
         DEVICE,
         "after the answer: copy for the front, accounting, housekeeping",
-        _leave(*_WRITE),
+        _leave(_WRITE),
         awaited=False,
     ),
     Step(DEVICE, "idle", _enter(_RUN), awaited=False),
@@ -161,7 +160,7 @@ OPERATIONS = {
                 DEVICE,
                 "answer: encode",
                 _enter(
-                    "hearthd.device.fast_path.completion:InlineSync.end",
+                    "hearthd.device.scheduler.steps:Step.end",
                     "hearthd.device.process.executor:Executor.done",
                 ),
             ),
@@ -199,7 +198,6 @@ OPERATIONS = {
                 DEVICE,
                 "write: checks, staging, position on the stream",
                 _enter(
-                    "hearthd.device.fast_path.temporaries:Temporaries.write",
                     "hearthd.device.scheduler.temporaries:Temporaries.write",
                 ),
             ),
@@ -220,7 +218,7 @@ OPERATIONS = {
                 DEVICE,
                 "answer: copy, encode",
                 _enter(
-                    "hearthd.device.fast_path.reads:InlineRead.end",
+                    "hearthd.device.scheduler.temporaries:Temporaries._answer",
                     "hearthd.device.transfers.copy_commands:CopyCommands._arrived",
                 ),
             ),

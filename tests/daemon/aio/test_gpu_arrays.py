@@ -10,7 +10,7 @@ import ctypes
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,9 @@ class FakeGpu(CudaDevice):
         self.threads: list[str] = []
         self.error: Exception | None = None
 
-    def copy(self, to: int, since: int, size: int, stream: int | None) -> None:
+    def copy(self, to: int, since: int, size: int, streams: Sequence[int] | None) -> None:
         self.threads.append(threading.current_thread().name)
-        assert stream == 1 and self.may.wait(20)
+        assert streams is not None and list(streams) == [1] and self.may.wait(20)
         if self.error is not None:
             raise self.error
         ctypes.memmove(to, since, size)

@@ -30,7 +30,8 @@ from hearthd.device.streams.stream_pool import PooledStream
 _ENDS = (b"\xc2\x01\x00", b"\xc2\x01\x02\x08\x01")
 """Encodings of `Command.sync`, without and with `all_streams`. Other batches are recognized without being decoded."""
 
-_DONE = commands_pb2.Done()
+_ANSWER = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
+"""The answer of every step, reused with its request."""
 
 _MAX_COMMANDS = 2
 """Most commands of a step: packed launches and a Sync."""
@@ -91,10 +92,8 @@ class Step:
             answer_with(origin, failed)
             device.outbox.answer()
         else:
-            done = commands_pb2.Result(request=self._request, done=_DONE)
-            device.outbox.answer_batch(
-                self._lane, self._seq, device_pb2.ExecuteResponse(result=done).SerializeToString()
-            )
+            _ANSWER.result.request = self._request
+            device.outbox.answer_batch(self._lane, self._seq, _ANSWER.SerializeToString())
         device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began_ns)
 
     def delay_answer(self) -> Origin:

@@ -151,8 +151,8 @@ def test_shared_memory_and_kernels_in_headers() -> None:
 
 
 def test_options_that_no_backend_takes_are_named() -> None:
-    error = refusal("", "--device-c")
-    assert error.reason is Reason.COMPILE_FAILED and "'--device-c' is not allowed" in error.message
+    error = refusal("", "--maxrregcount-limit")
+    assert error.reason is Reason.COMPILE_FAILED and "'--maxrregcount-limit' is not allowed" in error.message
 
 
 def test_multiply_and_add_are_fused_unless_the_options_say_otherwise() -> None:
