@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hearth.interop.foreign_stream import ForeignStream
     from hearth.progress import Progress
     from hearth.session.connection import Connection
-    from hearth.session.reply import PendingResult, Reply
-    from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage
+    from hearth.session.reply import Reply
+    from hearth.types import DeviceInfo, DeviceProperties
     from hearth_proto.v1 import node_pb2
 
 A = TypeVar("A", bound=BaseArray)
@@ -78,20 +78,7 @@ class BaseDevice(ABC, Generic[A, S]):
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        properties = self.properties
-        rows = [
-            ("node", self._node.name),
-            ("backend", properties.backend),
-            ("compute capability", ".".join(map(str, properties.compute_capability))),
-            ("memory", html_repr.size(properties.total_memory)),
-            ("multiprocessors", properties.multiprocessor_count),
-            ("threads of a block", properties.max_threads_per_block),
-            (
-                "shared memory of a block",
-                html_repr.size(properties.shared_mem_per_block_optin or properties.shared_mem_per_block),
-            ),
-        ]
-        return html_repr.pairs(f"Device {self.ordinal}: {properties.name}", rows)
+        return html_repr.device(self.ordinal, self._node.name, self.properties)
 
     def __repr__(self) -> str:
         properties = self._opened.properties
@@ -189,7 +176,10 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: See `asarray`.
         """
         if stream is not None and not isinstance(stream, BaseStream):
-            return self._from_foreign_stream(obj, dtype, stream)
+            from hearth.arrays.asarray import memory_behind
+
+            copy = self._from_gpu(obj, memory_behind(obj, stream), None)
+            return copy if dtype is None else copy.astype(shapes.dtype_of(dtype), copy=False)
         if not np.is_imported():  # NumPy, if it is imported, reads the same contents from such buffers
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
@@ -222,23 +212,6 @@ class BaseDevice(ABC, Generic[A, S]):
                 return copy if target is None else copy.astype(target, stream, copy=False)
             with_host_array(obj, target, upload)
         return uploaded[0]
-
-    def _from_foreign_stream(self, obj: Any, dtype: Any, stream: Any) -> A:
-        """Copies GPU memory of this process behind the work of a CUDA stream of this process."""
-        from hearth.arrays.asarray import gpu_memory_of
-        from hearth.interop.foreign_stream import handle_of
-
-        handle = handle_of(stream)
-        memory = None if isinstance(obj, BaseArray) else gpu_memory_of(obj, handle)
-        if memory is None:
-            raise ArgumentError(
-                f"the stream is a CUDA stream of this process, and this {type(obj).__name__} is not in GPU memory of "
-                "this process.",
-                reason="INVALID_ARGUMENT",
-                fix="pass a stream of the device, gpu.stream(), or leave out stream=.",
-            )
-        copy = self._from_gpu(obj, memory, None)
-        return copy if dtype is None else copy.astype(shapes.dtype_of(dtype), copy=False)
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array with arbitrary contents.
@@ -595,16 +568,6 @@ class BaseDevice(ABC, Generic[A, S]):
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)
-
-    def _request_memory_usage(self) -> PendingResult[MemoryUsage]:
-        from hearth.types import MemoryUsage
-
-        command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
-        return self._connection.request(command, lambda result: MemoryUsage.of(result.memory_usage))
-
-    def _request_cleanup(self) -> Reply:
-        command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
-        return self._connection.attachment().request(command)
 
     def _describe_now(self) -> DeviceInfo:
         for device in self._node._describe().devices:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from hearth.launch_recorder import LaunchRecorder, StreamCapture
     from hearth.session.attachment import Attachment
     from hearth.session.cancelling import Cancelling
     from hearth.session.connection import Connection
@@ -176,75 +177,6 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
             "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
         )
     return resolve(stream, connection, attachment)
-
-
-class LaunchCall(NamedTuple):
-    """A launch as the caller requested it, without its arguments."""
-
-    function: Any
-    """The kernel: `hearth.kernels.base_function.BaseFunction`."""
-    grid: Any
-    block: Any
-    shared_mem: int = 0
-    mode: str = "checked"
-    cooperative: bool | str = False
-    cluster: Any = None
-    iterations: int = 1
-    attributes: Any = None
-    """`hearth.LaunchAttributes`, or None."""
-
-
-class LaunchRecorder(Protocol):
-    """Receives the launches of a stream whose work is recorded instead of run: see `hearth.kernels.recorders`."""
-
-    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
-        """Receives one launch.
-
-        Args:
-            attachment: The attachment for which the launch was packed.
-            record: The packed launch.
-            call: The launch as the caller requested it.
-            args: The kernel's arguments.
-        """
-
-    def check_work(self) -> None:
-        """Raises `LaunchError` if the stream accepts only launches."""
-
-    def check_attachment(self, attachment: Attachment) -> None:
-        """Checks that the recording can be continued.
-
-        Args:
-            attachment: The attachment that is about to be used.
-
-        Raises:
-            InvalidHandleError: The recording was made on an earlier attachment and lost with it.
-        """
-
-
-class StreamCapture(Protocol):
-    """A capture in progress, on one stream or on several that events have joined: see `hearth.kernels.recorders`."""
-
-    relaxed: bool
-    """True if work on streams outside the capture runs at once; False: it is refused."""
-
-    @property
-    def recording(self) -> bool:
-        """True until the capture ends."""
-
-    @property
-    def origin(self) -> BaseStream | None:
-        """The stream on which the capture began; None if it no longer exists."""
-
-    def join(self, stream: BaseStream, event: BaseEvent) -> None:
-        """Lets a stream wait for an event of the capture; a stream outside the capture joins it.
-
-        Args:
-            stream: The stream.
-            event: An event that was recorded last in this capture.
-
-        Raises:
-            LaunchError: The capture has ended, or the stream cannot join it.
-        """
 
 
 class BaseStream(CupyNames):

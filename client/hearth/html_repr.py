@@ -46,6 +46,30 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
     return f"<div><b>hearth.{_text(title)}</b><table>{content}</table></div>"
 
 
+def device(ordinal: int, node: str, properties: Any) -> str:
+    """Builds a table of a device's properties.
+
+    Args:
+        ordinal: Number of the device on its node.
+        node: Name of the node.
+        properties: The properties: `hearth.types.DeviceProperties`.
+
+    Returns:
+        The HTML text.
+    """
+    shared_mem = properties.shared_mem_per_block_optin or properties.shared_mem_per_block
+    rows = [
+        ("node", node),
+        ("backend", properties.backend),
+        ("compute capability", ".".join(map(str, properties.compute_capability))),
+        ("memory", size(properties.total_memory)),
+        ("multiprocessors", properties.multiprocessor_count),
+        ("threads of a block", properties.max_threads_per_block),
+        ("shared memory of a block", size(shared_mem)),
+    ]
+    return pairs(f"Device {ordinal}: {properties.name}", rows)
+
+
 def size(count: float) -> str:
     """Formats a number of bytes with a binary unit, e.g. ``1.5 MiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

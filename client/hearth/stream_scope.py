@@ -22,7 +22,7 @@ class StreamScope(NamedTuple):
     """Streams (`hearth.base_stream.BaseStream`), by `id` of the connection."""
     outer: StreamScope | None
     captures: dict[int, Any]
-    """Captures (`hearth.base_stream.StreamCapture`) that this thread or task has begun, by `id` of the connection."""
+    """Captures (`hearth.launch_recorder.StreamCapture`) begun by this thread or task, by `id` of the connection."""
 
 
 current_streams: ContextVar[StreamScope | None] = ContextVar("hearth_current_streams", default=None)

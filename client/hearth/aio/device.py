@@ -6,26 +6,24 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
 from hearth.aio import transfers
 from hearth.aio.array import DeviceArray
-from hearth.aio.event_loop import in_loop
 from hearth.aio.module import Function, RawModule
-from hearth.aio.stream import Event, Stream
-from hearth.arrays import host_copy
-from hearth.arrays.allocation import allocate
+from hearth.aio.stream import Event, Stream, attach_event
+from hearth.arrays.allocation import request_cleanup, request_usage
 from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
-from hearth.kernels.dispatch import DispatchOptions, job_of
+from hearth.errors import HearthError, UnsupportedError
+from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
     from typing import Never
 
-    from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.connection import LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
     from hearth.aio.node import Node
@@ -104,8 +102,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     async def cancel(self) -> int:
         """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
 
-        Returns when the device has answered, before its work under way is done. After a Ctrl-C during a wait, it drops
-        the rest of the program's work.
+        Returns when the device has answered, before its work under way is done; see `hearth.Device.cancel`.
 
         Returns:
             Number of commands and launches that were cancelled.
@@ -136,12 +133,12 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     async def memory_usage(self) -> MemoryUsage:
         """Returns the memory that this session holds on the device, and the memory that is free."""
         await self._connection.opened()
-        return await self._connection.home.result_of(self._request_memory_usage())
+        return await self._connection.home.result_of(request_usage(self._connection))
 
     async def memory_cleanup(self) -> None:
         """Returns unused memory of the memory pools to the device."""
         await self._connection.opened()
-        await self._connection.home.answer(self._request_cleanup())
+        await self._connection.home.answer(request_cleanup(self._connection))
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
         """Checks launches together, which one small command then runs. Returns when they are checked.
@@ -207,15 +204,13 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
-            replace: Ends an earlier publication under the name, by any session of this tenant, at the moment at which
-                the array is published. Arrays that are attached already remain usable.
+            replace: Ends an earlier publication under the name, by any session of this tenant.
 
         Raises:
             InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
             DtypeError: `array` is no device array.
-            UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
-                dtype cannot be described by a name.
+            UnsupportedError: The daemon does not publish arrays, or not this one; see `hearth.Device.publish`.
         """
         await self._connection.opened()
         await self._connection.home.call(partial(self._publications.publish, name, array, tenants, replace))
@@ -241,9 +236,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         dtype: Any = None,
         wait: float = 0.0,
     ) -> DeviceArray:
-        """Attaches a published array, read-only.
-
-        If the await is cancelled, an array that is attached nevertheless is freed.
+        """Attaches a published array, read-only. If the await is cancelled, an array attached nevertheless is freed.
 
         Args:
             name: The published name.
@@ -274,10 +267,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.attach_event", telemetry.of_name)
     async def attach_event(self, name: str, *, wait: float = 0.0) -> Event:
-        """Attaches an event that another session of this tenant published: `hearth.Event.publish`.
-
-        Streams of this session wait for the event's last record, on the device. If the publisher's session ends, its
-        submitted work completes, and so does the event. Only the publisher records the event.
+        """Attaches an event that another session of this tenant published; see `hearth.Device.attach_event`.
 
         Args:
             name: The published name.
@@ -287,24 +277,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             The event.
 
         Raises:
-            InvalidHandleError: No session in this process of the device publishes an event under the name
-                (``NOT_PUBLISHED``).
+            InvalidHandleError: No session publishes an event under the name in this device process (``NOT_PUBLISHED``).
             ArgumentError: `wait` is negative.
             UnsupportedError: The daemon is of an older version.
         """
-        backoff = backoff_within(wait)
-        while True:
-            await self._connection.opened()
-            event = Event(self._connection)
-            try:
-                await self._connection.home.result_of(event._request_attach(name))
-            except HearthError as error:
-                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-                if pause is None:
-                    raise
-            else:
-                return event
-            await asyncio.sleep(pause)
+        return await attach_event(self._connection, name, wait)
 
     async def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.
@@ -349,11 +326,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
-                limit.
+            timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
-                done.
+            out: For each output an array to fill after the kernel is done, or None for a new one.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -361,14 +336,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             The outputs as host arrays.
 
         Raises:
-            LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
-                are not reported here.
+            LaunchError: The dispatch is invalid; the error lists everything that is wrong.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
-        if unknown:
-            from hearth.keywords import unknown_keyword
-
-            raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
+        check_keywords(self.dispatch, unknown)
         from hearth.aio.dispatch import PendingDispatch
 
         await self._connection.opened()
@@ -398,7 +369,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> PendingDispatch:
-        """Sends a dispatch, like `dispatch`, without waiting for it.
+        """Sends a dispatch without waiting for it; see `hearth.Device.dispatch_async`.
 
         Args:
             function: The kernel.
@@ -410,14 +381,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
-                limit.
+            timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. The arrays hold the outputs after
-                `PendingDispatch.result` has returned.
+            out: For each output an array to fill by the end of `PendingDispatch.result`, or None for a new one.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
-            copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
-                default inputs may be changed as soon as this call returns.
+            copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -428,10 +396,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
-        if unknown:
-            from hearth.keywords import unknown_keyword
-
-            raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
+        check_keywords(self.dispatch_async, unknown)
         from hearth.aio.dispatch import PendingDispatch
 
         options = DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes)
@@ -448,27 +413,22 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         enable_cooperative_groups: bool = False,
         **cupys: Any,
     ) -> RawModule:
-        """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
+        """Loads CUDA C++ source, PTX, CUBIN or fatbin; see `hearth.Device.RawModule`. Does not wait for the compile.
 
         Args:
-            code: Source text or binary; exclusive with `path`. A list of several, in which each is source, PTX, CUBIN,
-                fatbin, LTO-IR, an object or an archive, is linked to one module: device functions and variables that
-                one input defines may be declared ``extern`` in the others.
+            code: Source text or binary, or a list of several that are linked; exclusive with `path`.
             path: Local file with the code.
-            options: Options of the compiler, e.g. ``("-DN=4",)``, for every source. ``-dlto`` optimizes at link time.
-            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``, in the first source.
+            options: Options of the compiler, for every source.
+            name_expressions: C++ names to instantiate, in the first source.
             headers: Texts of headers, by their names in the source's ``#include``.
             enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
-            **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which
-                have no effect; the compile log has a note.
+            **cupys: Further keywords of CuPy's `RawModule`, without effect.
 
         Returns:
-            The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
-            kernel.
+            The module. `RawModule.compile` raises errors of the compiler, or the first call that waits for a kernel.
 
         Raises:
-            ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
-                accepts.
+            ArgumentError: Neither or both of `code` and `path` are given, or the code exceeds the daemon's limit.
             DtypeError: `code` or `options` has a wrong type.
             OSError: The file `path` cannot be read.
             UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
@@ -489,8 +449,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA stream priority: lower numbers are more urgent; None: 0.
-            non_blocking: CuPy's keyword, without effect: a stream waits for another one only for work on the same
-                array.
+            non_blocking: CuPy's keyword, without effect: streams wait for each other only for work on the same array.
 
         Returns:
             The new stream.
@@ -522,8 +481,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Makes an array of device addresses, which the daemon writes; see `hearth.Device.pointers`. Does not wait.
 
         Args:
-            targets: For each pointer a device array, `hearth.pointer(x, offset)`, a pair ``(x, offset in bytes)``, or
-                None for a null pointer; or a NumPy array of structures whose fields of dtype ``object`` hold these.
+            targets: A target for each pointer, or a NumPy array of structures whose ``object`` fields hold targets.
             stream: Stream of the allocation and the write; None: the current one.
 
         Returns:
@@ -621,17 +579,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         return Trace(self._connection, self._trace_name, max_events)
 
     def _from_gpu(self, obj: Any, memory: GpuMemory, stream: BaseStream | None) -> DeviceArray:
-        from hearth.arrays.asarray import copy_to_device, local_gpu
-
-        if not in_loop():  # a plain call from another thread, which may block
-            return copy_to_device(obj, memory, self, stream)
-        gpu = local_gpu(obj, self)
-        array = allocate(self, memory.shape, shapes.dtype_of(memory.dtype), stream)
-        if array.nbytes:
-            attachment = cast("LoopAttachment", array._usable())
-            target = host_copy.region_of(array, attachment, stream)
-            transfers.upload_from_gpu(self._connection, attachment, target, array.nbytes, gpu, obj, memory)
-        return array
+        return transfers.copy_from_gpu(self, obj, memory, stream)
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(

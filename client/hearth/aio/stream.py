@@ -5,11 +5,13 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
+from hearth.arrays.published import backoff_within
 from hearth.base_stream import BaseEvent, BaseStream
-from hearth.errors import LaunchError
+from hearth.errors import HearthError, LaunchError
 
 if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
@@ -200,6 +202,37 @@ class Event(BaseEvent):
         """
         await self._connection.opened()
         return await self._connection.home.result_of(self._request_elapsed(start))
+
+
+async def attach_event(connection: LoopConnection, name: str, wait: float) -> Event:
+    """Attaches a published event; see `Device.attach_event`.
+
+    Args:
+        connection: Connection to the device.
+        name: The published name.
+        wait: Seconds to wait until the name is published.
+
+    Returns:
+        The event.
+
+    Raises:
+        InvalidHandleError: The name is not published in time.
+        ArgumentError: `wait` is negative.
+        UnsupportedError: The daemon is of an older version.
+    """
+    backoff = backoff_within(wait)
+    while True:
+        await connection.opened()
+        event = Event(connection)
+        try:
+            await connection.home.result_of(event._request_attach(name))
+        except HearthError as error:
+            pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
+            if pause is None:
+                raise
+        else:
+            return event
+        await asyncio.sleep(pause)
 
 
 async def get_elapsed_time(start_event: Event, end_event: Event) -> float:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from hearth import lazy_numpy as np
+from hearth import shapes
+from hearth.aio.event_loop import in_loop
+from hearth.arrays import host_copy
+from hearth.arrays.allocation import allocate
 from hearth.errors import HearthError
 from hearth.session.reply import reported_elsewhere
 from hearth.transfer import registered, router
@@ -20,10 +24,13 @@ from hearth.transfer import registered, router
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.aio.array import DeviceArray
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
     from hearth.arrays.asarray import GpuMemory
+    from hearth.base_stream import BaseStream
+    from hearth.interfaces import DeviceContext
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
@@ -133,6 +140,36 @@ def upload_read(
 
     transfer = _Upload(connection, attachment, reply, number, None, size, source)
     connection.home.uploads.run(transfer.run)
+
+
+def copy_from_gpu(
+    device: DeviceContext[DeviceArray], obj: Any, memory: GpuMemory, stream: BaseStream | None
+) -> DeviceArray:
+    """Copies an array in GPU memory of this process to new memory of a device. Does not wait in an event loop.
+
+    Args:
+        device: The device.
+        obj: The array.
+        memory: The array's memory.
+        stream: Stream of the copy; None: the current one.
+
+    Returns:
+        The new array.
+
+    Raises:
+        UnsupportedError: This process cannot read `obj`.
+    """
+    from hearth.arrays.asarray import copy_to_device, local_gpu
+
+    if not in_loop():  # a plain call from another thread, which may block
+        return copy_to_device(obj, memory, device, stream)
+    gpu = local_gpu(obj, device)
+    array = allocate(device, memory.shape, shapes.dtype_of(memory.dtype), stream)
+    if array.nbytes:
+        attachment = cast("LoopAttachment", array._usable())
+        target = host_copy.region_of(array, attachment, stream)
+        upload_from_gpu(cast("LoopConnection", device._connection), attachment, target, array.nbytes, gpu, obj, memory)
+    return array
 
 
 def upload_from_gpu(

@@ -1,6 +1,6 @@
-"""Allocation of device memory for new arrays.
+"""Allocation of device memory for new arrays, and the memory that the session holds.
 
-Sent one way, so `OutOfMemoryError` is raised by the next call that waits.
+Allocations are sent one way, so `OutOfMemoryError` is raised by the next call that waits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.session.connection import Connection
+    from hearth.session.reply import PendingResult, Reply
+    from hearth.types import MemoryUsage
 
 A = TypeVar("A")
 
@@ -112,6 +114,28 @@ def persistent_memory(connection: Connection) -> Iterator[None]:
         # a later process generation has no persistent window to close
         if now is not None and now.space is attachment.space:
             now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
+
+
+def request_usage(connection: Connection) -> PendingResult[MemoryUsage]:
+    """Requests the memory that the session holds on the device, and the memory that is free.
+
+    Args:
+        connection: Connection to the device.
+    """
+    from hearth.types import MemoryUsage
+
+    command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
+    return connection.request(command, lambda result: MemoryUsage.of(result.memory_usage))
+
+
+def request_cleanup(connection: Connection) -> Reply:
+    """Requests that unused memory of the memory pools is returned to the device.
+
+    Args:
+        connection: Connection to the device.
+    """
+    command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
+    return connection.attachment().request(command)
 
 
 def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from hearth import shapes
-from hearth.errors import DtypeError, HearthError, UnsupportedError
+from hearth.arrays.base_array import BaseArray
+from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
 from hearth.interop import dlpack
 from hearth_proto import layouts
 
@@ -38,6 +39,33 @@ class GpuMemory(NamedTuple):
     dtype: np.dtype[Any]
     streams: tuple[int, ...] | None
     """Handles of the streams to be synchronized before the memory is read; None: all streams."""
+
+
+def memory_behind(obj: Any, stream: Any) -> GpuMemory:
+    """Describes GPU memory of this process behind the work of a CUDA stream of this process.
+
+    Args:
+        obj: The object.
+        stream: An object with ``__cuda_stream__``.
+
+    Returns:
+        The memory.
+
+    Raises:
+        ArgumentError: `stream` is no stream, or `obj` is not in GPU memory of this process.
+    """
+    from hearth.interop.foreign_stream import handle_of
+
+    handle = handle_of(stream)
+    memory = None if isinstance(obj, BaseArray) else gpu_memory_of(obj, handle)
+    if memory is None:
+        raise ArgumentError(
+            f"the stream is a CUDA stream of this process, and this {type(obj).__name__} is not in GPU memory of "
+            "this process.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a stream of the device, gpu.stream(), or leave out stream=.",
+        )
+    return memory
 
 
 def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:

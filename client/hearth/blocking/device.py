@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
-from hearth.arrays.published import backoff_within
+from hearth.arrays.allocation import request_cleanup, request_usage
 from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
-from hearth.blocking.stream import Event, Stream
+from hearth.blocking.stream import Event, Stream, attach_event
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import HearthError, LaunchTypeError
-from hearth.kernels import dispatch as dispatches
+from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
     from typing import Never
@@ -56,10 +54,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     @property
     def state(self) -> str:
-        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``.
-
-        Blocks for one request to the daemon.
-        """
+        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Blocks until the daemon answers."""
         return self._describe_now().state
 
     @property
@@ -95,12 +90,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
                 have no effect; the compile log has a note.
 
         Returns:
-            The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
-            kernel.
+            The module. `RawModule.compile` raises errors of the compiler, or the first call that waits for a kernel.
 
         Raises:
-            ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
-                accepts.
+            ArgumentError: Neither or both of `code` and `path` are given, or the code exceeds the daemon's limit.
             DtypeError: `code` or `options` has a wrong type.
             OSError: The file `path` cannot be read.
             UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
@@ -147,8 +140,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA stream priority: lower numbers are more urgent; None: 0.
-            non_blocking: CuPy's keyword, without effect: a stream waits for another one only for work on the same
-                array.
+            non_blocking: CuPy's keyword, without effect: streams wait for each other only for work on the same array.
 
         Returns:
             The new stream.
@@ -252,10 +244,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     def attach_event(self, name: str, *, wait: float = 0.0) -> Event:
         """Attaches an event that another session of this tenant published: `Event.publish`.
 
-        Blocks until the event is attached.
-
-        Streams of this session wait for the event's last record, on the device. If the publisher's session ends, its
-        submitted work completes, and so does the event. Only the publisher records the event.
+        Blocks until the event is attached. Streams of this session wait for the event's last record, on the device. If
+        the publisher's session ends, its submitted work completes, and so does the event. Only the publisher records
+        the event.
 
         Args:
             name: The published name.
@@ -265,23 +256,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             The event.
 
         Raises:
-            InvalidHandleError: No session in this process of the device publishes an event under the name
-                (``NOT_PUBLISHED``).
+            InvalidHandleError: No session publishes an event under the name in this device process (``NOT_PUBLISHED``).
             ArgumentError: `wait` is negative.
             UnsupportedError: The daemon is of an older version.
         """
-        backoff = backoff_within(wait)
-        while True:
-            event = Event(self._connection)
-            try:
-                event._request_attach(name).wait()
-            except HearthError as error:
-                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-                if pause is None:
-                    raise
-            else:
-                return event
-            time.sleep(pause)
+        return attach_event(self._connection, name, wait)
 
     @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
@@ -315,10 +294,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         from hearth.session.cancelling import all_work
 
         cancelling = all_work(self._connection.current)
-        if cancelling is None:
-            return 0
-        cancelling.put_into_effect()
-        return cancelling.dropped.wait()
+        return 0 if cancelling is None else cancelling.wait()
 
     @telemetry.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
@@ -402,11 +378,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
-                limit.
+            timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
-                done.
+            out: For each output an array to fill after the kernel is done, or None for a new one.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -418,13 +392,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
                 are not reported here.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
-        if unknown:
-            from hearth.keywords import unknown_keyword
-
-            raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
-        argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(shared_mem, iterations, timeout, stream, attributes=attributes)
-        job = dispatches.job_of(self, function, grid, block, argument_lists, out, options)
+        check_keywords(self.dispatch, unknown)
+        options = DispatchOptions(shared_mem, iterations, timeout, stream, attributes=attributes)
+        job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, options)
         job.run()
         return [output.host for output in job.outputs]
 
@@ -460,11 +430,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
-                limit.
+            timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. The arrays hold the outputs after
-                `PendingDispatch.result` has returned.
+            out: For each output an array to fill by the end of `PendingDispatch.result`, or None for a new one.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
                 default inputs may be changed as soon as this call returns.
@@ -478,19 +446,13 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
-        if unknown:
-            from hearth.keywords import unknown_keyword
-
-            raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
+        check_keywords(self.dispatch_async, unknown)
         from hearth.blocking.dispatch import PendingDispatch
 
-        argument_lists = (args, ins, outs, scalars)
-        options = dispatches.DispatchOptions(
-            shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes
-        )
-        return PendingDispatch(dispatches.job_of(self, function, grid, block, argument_lists, out, options))
+        options = DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes)
+        return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, options))
 
-    # ---- contents ----
+    # ---- contents and memory ----
 
     @telemetry.traced("hearth.get")
     def get(
@@ -526,18 +488,16 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         return read_all(self._connection, arrays, stream, out, timeout)
 
-    # ---- memory ----
-
     def memory_usage(self) -> MemoryUsage:
         """Returns the memory that this session holds on the device, and the memory that is free.
 
         Blocks until the device has answered.
         """
-        return self._request_memory_usage().wait()
+        return request_usage(self._connection).wait()
 
     def memory_cleanup(self) -> None:
         """Returns unused memory of the memory pools to the device. Blocks until that is done."""
-        self._request_cleanup().wait()
+        request_cleanup(self._connection).wait()
 
     # ---- published arrays ----
 
@@ -545,11 +505,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False) -> None:
         """Lets other sessions attach an array under a name, after the earlier work is done.
 
-        Blocks until the array is published.
-
-        The array remains usable, but read-only. The name keeps the memory: freeing the array does not end the
-        publication. Publishing the same array under the same name again changes nothing, so a call whose connection
-        broke can be repeated.
+        Blocks until the array is published. The array remains usable, but read-only. The name keeps the memory: freeing
+        the array does not end the publication. Publishing the same array under the same name again changes nothing, so
+        a call whose connection broke can be repeated.
 
         Args:
             name: Name within this tenant.

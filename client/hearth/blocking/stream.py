@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
+from hearth.arrays.published import backoff_within
 from hearth.base_stream import BaseEvent, BaseStream
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
     from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
     from hearth_proto.v1 import commands_pb2
 
 
@@ -52,10 +56,7 @@ class Stream(BaseStream):
             UnsupportedError: The daemon is of an earlier version.
         """
         cancelling = self._queue_cancel()
-        if cancelling is None:
-            return 0
-        cancelling.put_into_effect()
-        return cancelling.dropped.wait()
+        return 0 if cancelling is None else cancelling.wait()
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far. Does not block, unless the event is published.
@@ -186,6 +187,36 @@ class Event(BaseEvent):
             InvalidHandleError: An event was lost with its connection or device process.
         """
         return self._request_elapsed(start).wait()
+
+
+def attach_event(connection: Connection, name: str, wait: float) -> Event:
+    """Attaches a published event; see `Device.attach_event`.
+
+    Args:
+        connection: Connection to the device.
+        name: The published name.
+        wait: Seconds to wait until the name is published.
+
+    Returns:
+        The event.
+
+    Raises:
+        InvalidHandleError: The name is not published in time.
+        ArgumentError: `wait` is negative.
+        UnsupportedError: The daemon is of an older version.
+    """
+    backoff = backoff_within(wait)
+    while True:
+        event = Event(connection)
+        try:
+            event._request_attach(name).wait()
+        except HearthError as error:
+            pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
+            if pause is None:
+                raise
+        else:
+            return event
+        time.sleep(pause)
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:

@@ -21,6 +21,7 @@ from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
 from hearth.kernels.pointer_types import PointerTypes
+from hearth.launch_recorder import LaunchCall
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
 from hearth.stream_scope import current_streams
@@ -203,7 +204,7 @@ class BaseFunction(CupyNames):
         if target is None or target._recorder is None:
             attachment.launch(record)
         else:
-            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations, attributes)
+            call = LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations, attributes)
             target._recorder.launched(attachment, record, call, args)
 
     def _pack(

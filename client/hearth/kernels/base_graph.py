@@ -28,8 +28,9 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.base_stream import BaseStream, LaunchCall
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
+    from hearth.launch_recorder import LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind

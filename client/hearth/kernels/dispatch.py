@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,22 @@ class DispatchOptions(NamedTuple):
     apart: bool = False
     """True if arrays given for the outputs are written only after all results have arrived."""
     attributes: LaunchAttributes | None = None
+
+
+def check_keywords(dispatch: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """Checks that a call of a device's `dispatch` or `dispatch_async` has no unknown keyword.
+
+    Args:
+        dispatch: The method.
+        unknown: The keywords that it does not have.
+
+    Raises:
+        LaunchTypeError: There is such a keyword.
+    """
+    if unknown:
+        from hearth.keywords import unknown_keyword
+
+        raise unknown_keyword(f"gpu.{dispatch.__name__}", unknown, dispatch, LaunchTypeError, "LAUNCH_INVALID")
 
 
 def job_of(

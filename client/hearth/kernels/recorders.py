@@ -13,7 +13,8 @@ from hearth.errors import LaunchError
 from hearth.kernels.graph_program import lost_handle_error
 
 if TYPE_CHECKING:
-    from hearth.base_stream import BaseEvent, BaseStream, LaunchCall
+    from hearth.base_stream import BaseEvent, BaseStream
+    from hearth.launch_recorder import LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
 

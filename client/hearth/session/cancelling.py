@@ -48,6 +48,18 @@ class Cancelling:
             self.dropped.reply.abandon()
             raise
 
+    def wait(self) -> int:
+        """Puts the command into effect, and blocks until the device has answered.
+
+        Returns:
+            Number of commands and launches that were dropped.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        self.put_into_effect()
+        return self.dropped.wait()
+
 
 def all_work(attachment: Attachment | None) -> Cancelling | None:
     """Queues the cancelling of all commands of an attachment.
