@@ -131,3 +131,10 @@ def test_wrong_inputs(gpu: hearth.Device) -> None:
         gpu.RawModule(code=[])
     with pytest.raises(hearth.DtypeError, match=r"code\[1\] is a int"):
         gpu.RawModule(code=["", 5])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("option", ["-rdc=true", "-dc", "-dlto"])
+def test_accesses_of_linked_code_cannot_be_checked(gpu: hearth.Device, option: str) -> None:
+    code = fresh('extern "C" __global__ void f(int* x) { *x = 1; }')
+    with pytest.raises(hearth.CompileError, match="-fsanitize=address cannot be combined with code that is linked"):
+        gpu.RawModule(code=code, options=("-fsanitize=address", option)).compile()

@@ -259,6 +259,14 @@ def needs_linking(options: Sequence[str]) -> bool:
         return False
 
 
+def checks_accesses(options: Sequence[str]) -> bool:
+    """True if the options ask for checks of memory accesses. False for invalid options."""
+    try:
+        return parse_options(options).has("fsanitize")
+    except Refusal:
+        return False
+
+
 def parse_options(options: Sequence[str]) -> CompileOptions:
     """Parses options as NVRTC does: a value may be in the same string as its option or in the next one.
 

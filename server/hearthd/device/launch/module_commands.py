@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
 from hearthd.device.compiler import graph_conditions
-from hearthd.device.compiler.options import needs_linking
+from hearthd.device.compiler.options import checks_accesses, needs_linking
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
@@ -366,5 +366,13 @@ def _job(command: commands_pb2.LoadModule) -> Job:
                 fix="send the source as UTF-8 text",
                 fields=["code"],
             ) from error
-    linked = len(jobs) > 1 or command.kind in LINKED_KINDS or needs_linking(options)
-    return Link(tuple(jobs), options) if linked else jobs[0]
+    if len(jobs) == 1 and command.kind not in LINKED_KINDS and not needs_linking(options):
+        return jobs[0]
+    if checks_accesses(options):
+        raise Refusal(
+            Reason.COMPILE_FAILED,
+            "-fsanitize=address cannot be combined with code that is linked: its accesses would not be checked",
+            fix="compile one source without -rdc=true, -dc and -dlto, or leave out -fsanitize=address",
+            fields=["options"],
+        )
+    return Link(tuple(jobs), options)
