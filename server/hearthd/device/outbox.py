@@ -21,7 +21,7 @@ COPY_S = 1e-3
 them, and each message wakes the front. Acknowledgements also wait, on every path, as on an Execute stream: the client
 waits for the result that follows."""
 
-SMALL = 4 << 10
+SMALL = 8 << 10
 """Largest payload, in bytes, that is joined with its header into one piece."""
 
 LANED, SLOTTED = int(Flag.LANED), int(Flag.SLOT)

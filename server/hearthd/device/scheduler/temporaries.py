@@ -203,9 +203,12 @@ class Temporaries:
 
     def _answer(self, session: DeviceSession, request: int, host: HostBuffer, size: int) -> None:
         """Answers a read, whose bytes are in `host`."""
-        read = commands_pb2.ReadResult(data=bytes(host.view[:size]), size=size)
+        result = commands_pb2.Result(request=request)
+        read = result.read  # filled in place: each message in another one is a copy
+        read.data = bytes(host.view[:size])
+        read.size = size
         self._device.staging.release(host)
-        self._replies.result(session, 0, commands_pb2.Result(request=request, read=read))
+        self._replies.result(session, 0, result)
 
 
 def _plain_stream(
