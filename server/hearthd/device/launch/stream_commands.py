@@ -133,6 +133,7 @@ class StreamCommands:
 
         def run() -> bool:
             if event.event is None or self._device.server.done(event.event):
+                self._device.tracks.poll_watched()  # earlier events are done too, and their queries are answered first
                 answer(True)
             elif command.wait:
                 self._device.tracks.watch(event.event, partial(answer, True))

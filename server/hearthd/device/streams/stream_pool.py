@@ -329,15 +329,19 @@ class StreamPool:
         for track in tuple(self.live):
             if track.pending:
                 self.reap(track)
-        if self._watched:
-            done_events = self._watched.poll()  # the callbacks may reap tracks
-            self.completions += done_events
+        self.poll_watched()
         if self.completions == self._polled_completions:
             return False
         self._polled_completions = self.completions
         if self.completions != self._completions_at_track_poll:
             self.spin_policy.wait_ended(time.perf_counter())
         return True
+
+    def poll_watched(self) -> None:
+        """Runs the callbacks of watched events that are done, in the order in which they are watched."""
+        if self._watched:
+            done_events = self._watched.poll()  # the callbacks may reap tracks
+            self.completions += done_events
 
     def poll_track(self, track: PooledStream, seconds: float) -> None:
         """Polls one track until its pending work is done, for at most `seconds` and while the spin policy allows it."""
