@@ -112,7 +112,7 @@ class FairShare:
         self._execute(backlog)
         track = tracks.take_awaited()
         if track is not None:
-            if not tracks.notified:
+            if len(track.pending) == 1 and not tracks.notified:  # more work takes longer than the accounting
                 tracks.poll_track(track, self.poll_s)
             self.answered = not track.pending
             self._device.outbox.answer()

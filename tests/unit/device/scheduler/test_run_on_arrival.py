@@ -17,6 +17,7 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
+from hearthd.device.streams.stream_pool import PooledStream
 from tests.support.device.batch_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
 from tests.support.device.passing import Passing, Polled
@@ -400,3 +401,27 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
     client.end.settimeout(30)
     assert sent
     assert [client.response().result.request for _ in range(sent)] == list(range(1, sent + 1))
+
+
+def test_only_a_completion_that_nothing_precedes_is_polled_first() -> None:
+    """The accounting takes as long as the work before the awaited command, and is done meanwhile."""
+    rig = Passing(Polled)
+    rig.prepare()
+    tracks = rig.process.device.tracks
+    real, polled = tracks.poll_track, []
+
+    def poll_track(track: PooledStream, seconds: float) -> None:
+        polled.append(len(track.pending))
+        real(track, seconds)
+
+    tracks.poll_track = poll_track  # type: ignore[method-assign]
+    client = rig.lane()
+    read = Command(request=1, read=c.Read(buffer=1, size=8))
+    client.batch(read)
+    assert client.response().result.request == 1
+    written = Command(write=c.Write(buffer=2, data=bytes(64 << 10)))  # the end of its staging memory is a completion
+    client.batch(Command(allocate=c.Allocate(buffer=2, size=64 << 10)), written, read)
+    assert client.response().result.request == 1
+    rig.barrier()
+    rig.stop()
+    assert polled == [1]
