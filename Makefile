@@ -135,7 +135,7 @@ compiled: $(VENV)/.dev
 	$(BIN)/python hatch_build.py build/compiled
 
 test-compiled: compiled
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q $(WORKERS) $(COMPILED) \
+	PYTHONPATH="$(CURDIR)/build/compiled" $(BIN)/pytest -q $(WORKERS) $(COMPILED) \
 	  $(patsubst %,tests/daemon/%.py,$(SMOKE)) $(PYTEST_ARGS)
 
 pure:

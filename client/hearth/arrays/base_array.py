@@ -226,7 +226,7 @@ class BaseArray(DeviceOperand):
         return views.reshaped(self, tuple(axes), order, copy)
 
     def ravel(self, order: str = "C") -> Self:
-        """Returns the array with one axis: a view where NumPy makes one, otherwise a copy, as by `reshape`.
+        """Returns the elements contiguously along one axis: a view if the array has them so, otherwise a copy.
 
         Args:
             order: Order of the elements: ``"C"``, ``"F"`` or ``"A"``.
@@ -234,7 +234,8 @@ class BaseArray(DeviceOperand):
         Raises:
             ArgumentError: `order` is unknown.
         """
-        return self.reshape(self.size, order=order)
+        flat = self.reshape(self.size, order=order)
+        return flat if flat.flags.c_contiguous else self.reshape(self.size, order=order, copy=True)
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Self:
         """Returns a view without axes of length 1.

@@ -86,6 +86,16 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 DTYPES = ["uint8", "int16", "float32", "int64", "complex128", "S3", "V12"]
 
 
+def test_ravel_copies_elements_that_are_not_contiguous(gpu: hearth.Device) -> None:
+    host = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    x = gpu.asarray(host)
+    for index in (np.s_[:1, ::2], np.s_[0, ::2], np.s_[::-1, 0], np.s_[:, 1:]):
+        flat = x[index].ravel()
+        assert flat.tolist() == host[index].ravel().tolist()
+        assert flat.flags.c_contiguous and memory_of(flat) is not memory_of(x)
+    assert memory_of(x.ravel()) is memory_of(x) and memory_of(x[1].ravel()) is memory_of(x)
+
+
 @RANDOM
 @given(data=st.data())
 def test_random_views_do_what_numpys_do(gpu: hearth.Device, data: st.DataObject) -> None:

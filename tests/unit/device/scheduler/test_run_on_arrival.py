@@ -17,7 +17,9 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
+from hearthd.device.streams import stream_pool
 from hearthd.device.streams.stream_pool import PooledStream
+from tests.support.compiled import skip_if_compiled
 from tests.support.device.batch_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
 from tests.support.device.passing import Passing, Polled
@@ -405,6 +407,7 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 
 def test_only_a_completion_that_nothing_precedes_is_polled_first() -> None:
     """The accounting takes as long as the work before the awaited command, and is done meanwhile."""
+    skip_if_compiled(stream_pool)
     rig = Passing(Polled)
     rig.prepare()
     tracks = rig.process.device.tracks
