@@ -35,14 +35,14 @@ class Source:
 class Assembly:
     """PTX, or a fatbin of which only the PTX fits the device: code that still has to be assembled for the device.
 
-    As an input of `Link`, code in any format other than CUDA C++.
+    As an input of `LinkJob`, code in any format other than CUDA C++.
     """
 
     code: bytes
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkJob:
     """Inputs that are linked to one module: sources, and code in a binary format or PTX.
 
     `options` are the compiler options of the module, which its sources have too.
@@ -57,7 +57,7 @@ class Link:
         return tuple(item for item in self.inputs if isinstance(item, Source))
 
 
-Job: TypeAlias = Source | Assembly | Link
+Job: TypeAlias = Source | Assembly | LinkJob
 """Input of a compile worker."""
 
 
@@ -130,7 +130,7 @@ class Compiler(Protocol):
         """Returns the identity of linker and compiler. Raises Refusal(NO_COMPILER) if there is no linker."""
         ...
 
-    def link(self, link: Link) -> Image:
+    def link(self, link: LinkJob) -> Image:
         """Compiles the sources to code that can be linked, and links all inputs.
 
         Raises the refusals of `compile`, Refusal(COMPILE_FAILED) with `details["log"]` for inputs that cannot be

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hearthd.device.backend.compiler import Assembly, Image, Job, Link
+from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob
 from hearthd.shared import disk
 
 MAGIC = b"hearth-image-3\n"
@@ -41,7 +41,7 @@ def key(job: Job, identity: bytes) -> str:
     if isinstance(job, Assembly):
         digest = hashlib.sha256(b"hearth-assembly-1")
         parts = [identity, job.code]
-    elif isinstance(job, Link):
+    elif isinstance(job, LinkJob):
         digest = hashlib.sha256(b"hearth-link-1")
         parts = [identity, *(key(item, b"").encode() for item in job.inputs), b"", *map(str.encode, job.options)]
     else:

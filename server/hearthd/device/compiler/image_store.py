@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.backend.compiler import Assembly, Image, Job, Link
+from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob
 
 ENTRIES = 256
 BYTES = 256 << 20
@@ -54,7 +54,7 @@ def _size(job: Job, image: Image) -> int:
 def _job_size(job: Job) -> int:
     if isinstance(job, Assembly):
         return len(job.code)
-    if isinstance(job, Link):
+    if isinstance(job, LinkJob):
         return sum(map(_job_size, job.inputs))
     texts = (job.code, *job.options, *job.name_expressions, *(text for header in job.headers for text in header))
     return sum(map(len, texts))

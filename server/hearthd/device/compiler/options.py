@@ -248,23 +248,12 @@ def _for_nvrtc(parsed: ParsedOption) -> str:
     return f"--{option.long}" if option.value is None else f"--{option.long}={parsed.value}"
 
 
-def needs_linking(options: Sequence[str]) -> bool:
-    """True if the options produce code that has to be linked: relocatable code, or code for link-time optimization.
-
-    False for invalid options, which the compile refuses.
-    """
+def valid_options(options: Sequence[str]) -> CompileOptions:
+    """Returns the parsed options; none of them if any is invalid, because the compile refuses those."""
     try:
-        return parse_options(options).linked
+        return parse_options(options)
     except Refusal:
-        return False
-
-
-def checks_accesses(options: Sequence[str]) -> bool:
-    """True if the options ask for checks of memory accesses. False for invalid options."""
-    try:
-        return parse_options(options).has("fsanitize")
-    except Refusal:
-        return False
+        return CompileOptions()
 
 
 def parse_options(options: Sequence[str]) -> CompileOptions:

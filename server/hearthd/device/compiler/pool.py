@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, Link, Source
+from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, LinkJob, Source
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
@@ -104,7 +104,7 @@ class CompileWorkers:
         compiler = self._required_compiler()
         if isinstance(job, Assembly):
             return self._assembler_identity()
-        if isinstance(job, Link):
+        if isinstance(job, LinkJob):
             return compiler.linker() if compiler.light else self._linker_identity()
         if compiler.light:
             return compiler.identity()
@@ -118,7 +118,7 @@ class CompileWorkers:
 
         Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
         """
-        for source in job.sources if isinstance(job, Link) else (job,) if isinstance(job, Source) else ():
+        for source in job.sources if isinstance(job, LinkJob) else (job,) if isinstance(job, Source) else ():
             self._required_compiler().prepare(source)
         head, texts = protocol.pack_job(job)
         answer, code = self._request(job, head, texts)

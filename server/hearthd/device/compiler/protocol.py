@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
+from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
 from hearthd.shared import disk
 
 MAX_PARTS = 1 << 16
@@ -96,7 +96,7 @@ def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
     """Returns a job as the head and the parts of a message; `unpack_job` is the inverse."""
     if isinstance(job, Assembly):
         return {"job": "assemble"}, [job.code]
-    if isinstance(job, Link):
+    if isinstance(job, LinkJob):
         packed = [pack_job(item) for item in job.inputs]
         heads = [{**head, "parts": len(parts)} for head, parts in packed]
         return (
@@ -116,10 +116,10 @@ def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
         at = 0
         for item in head["inputs"]:
             job = unpack_job(item, parts[at : at + item["parts"]])
-            assert not isinstance(job, Link)
+            assert not isinstance(job, LinkJob)
             inputs.append(job)
             at += item["parts"]
-        return Link(tuple(inputs), tuple(head["options"]))
+        return LinkJob(tuple(inputs), tuple(head["options"]))
     code, *texts = (part.decode() for part in parts)
     return Source(
         code=code,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, Link
+from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, LinkJob
 from hearthd.device.compiler import includes, protocol
 from hearthd.device.compiler.limits import CompileLimits, CompilerEnded
 from hearthd.device.platform import sandbox
@@ -131,9 +131,9 @@ def _run_request(
 def _run_job(compiler: Compiler, job: Job) -> Image:
     if isinstance(job, Assembly):
         return compiler.assemble(job)
-    for source in job.sources if isinstance(job, Link) else (job,):
+    for source in job.sources if isinstance(job, LinkJob) else (job,):
         includes.check(source.code, dict(source.headers), source.options, source.name_expressions)
-    return compiler.link(job) if isinstance(job, Link) else compiler.compile(job)
+    return compiler.link(job) if isinstance(job, LinkJob) else compiler.compile(job)
 
 
 def _reap_until_request(link: socket.socket) -> None:

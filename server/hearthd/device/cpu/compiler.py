@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Link, Source
+from hearthd.device.backend.compiler import Assembly, Image, LinkJob, Source
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.includes import check_name
 from hearthd.device.compiler.limits import CompilerEnded
@@ -136,7 +136,7 @@ class CpuCompiler:
     def linker(self) -> bytes:
         return self.identity()
 
-    def link(self, link: Link) -> Image:
+    def link(self, link: LinkJob) -> Image:
         if len(link.sources) == len(link.inputs) == 1:
             return self.compile(link.sources[0])
         binary = next((item.code for item in link.inputs if isinstance(item, Assembly)), b"")

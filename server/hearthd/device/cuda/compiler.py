@@ -16,7 +16,7 @@ from typing import Any
 from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Image, Link, Source
+from hearthd.device.backend.compiler import Assembly, Image, LinkJob, Source
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
@@ -98,7 +98,7 @@ class CudaCompiler:
     def linker(self) -> bytes:
         return self._linker.identity() + b"\n" + self._nvrtc.identity()
 
-    def link(self, link: Link) -> Image:
+    def link(self, link: LinkJob) -> Image:
         images = [self._relocatable(index, item) for index, item in enumerate(link.inputs)]
         code = self._linker.link([image.code for image in images], parse_options(link.options))
         kinds: dict[str, str] = {}

@@ -14,29 +14,13 @@ from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
-from hearthd.device.compiler import graph_conditions
+from hearthd.device.compiler.device_functions import Header, headers_for
 from hearthd.device.compiler.instrumentation import instrument
 from hearthd.device.compiler.options import parse_options
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
-_DEPENDENT_LAUNCH = ("cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion")
-_DEVICE_RUNTIME = "cuda_device_runtime_api.h"
-_DEPENDENT_LAUNCH_HEADER = (
-    "hearth/programmatic_launch.h",
-    "#if __CUDA_ARCH__ >= 900\n"
-    "static __device__ __forceinline__ void cudaGridDependencySynchronize()"
-    ' { asm volatile("griddepcontrol.wait;" ::: "memory"); }\n'
-    "static __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion()"
-    ' { asm volatile("griddepcontrol.launch_dependents;"); }\n'
-    "#else\n"
-    "static __device__ __forceinline__ void cudaGridDependencySynchronize() {}\n"
-    "static __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion() {}\n"
-    "#endif\n",
-)
-"""Name and text of a header for programs that use functions of programmatic dependent launch without a header, as
-they may with nvcc. The toolkit's header includes others that NVRTC's packages do not contain."""
 _EXHAUSTED = re.compile(r"catastrophic error: out of memory|Loop in catastrophic error processing")
 
 
@@ -92,7 +76,7 @@ class NvrtcCompiler:
             )
         defaults = () if parsed.has("std") else _DEFAULTS
         includes = (f"-I{folder}" for folder in self.folders)
-        own = own_headers(source)
+        own = headers_for(source)
         options = (*defaults, *parsed.for_nvrtc(), *includes, *(f"--pre-include={header}" for header, _ in own))
         if relocatable and not parsed.has("relocatable-device-code"):
             options += ("--relocatable-device-code=true",)
@@ -106,15 +90,14 @@ class NvrtcCompiler:
         notes = parsed.without_effect(on_gpu=True)
         return dataclasses.replace(image, log="\n".join((*notes, image.log)).strip()) if notes else image
 
-    def _run(
-        self, source: Source, own: Sequence[tuple[str, str]], options: tuple[str, ...], version: str, lto: bool
-    ) -> Image:
+    def _run(self, source: Source, own: Sequence[Header], options: tuple[str, ...], version: str, lto: bool) -> Image:
         """Compiles the source, with `own` headers of the compiler, to CUBIN or PTX, or to LTO-IR."""
         headers = [text.encode() for _, text in (*source.headers, *own)]
         names = [name.encode() for name, _ in (*source.headers, *own)]
         try:
-            code = graph_conditions.declared(source).encode()
-            program = _call(nvrtc.nvrtcCreateProgram, code, _PROGRAM.encode(), len(names), headers, names)
+            program = _call(
+                nvrtc.nvrtcCreateProgram, source.code.encode(), _PROGRAM.encode(), len(names), headers, names
+            )
         except NvrtcError as error:
             raise _compile_failed(f"NVRTC rejects the source: {error}", "") from error
         try:
@@ -158,13 +141,6 @@ class NvrtcCompiler:
         except Exception as error:  # missing or too old: modules can still be loaded, but not compiled
             return "", "", False, str(error) or type(error).__name__
         return f"{major}.{minor}", *architecture(self._capability, supported), ""
-
-
-def own_headers(source: Source) -> tuple[tuple[str, str], ...]:
-    """Returns the name and the text of the headers that the compiler adds in front of the source."""
-    texts = [source.code, *(text for _, text in source.headers)]
-    used = any(name in text for text in texts for name in _DEPENDENT_LAUNCH)
-    return (_DEPENDENT_LAUNCH_HEADER,) if used and not any(_DEVICE_RUNTIME in text for text in texts) else ()
 
 
 def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]) -> tuple[str, bool]:

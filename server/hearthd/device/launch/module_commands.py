@@ -10,9 +10,9 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
-from hearthd.device.compiler import graph_conditions
-from hearthd.device.compiler.options import checks_accesses, needs_linking
+from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
+from hearthd.device.compiler import device_functions
+from hearthd.device.compiler.options import valid_options
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
@@ -334,7 +334,7 @@ class ModuleCommands:
 
 
 def _job(command: commands_pb2.LoadModule) -> Job:
-    """Returns the job for the module's code: a `Link` for several inputs, and for code that has to be linked.
+    """Returns the job for the module's code: a `LinkJob` for several inputs, and for code that has to be linked.
 
     Raises Refusal(COMPILE_FAILED), Refusal(MODULE_INVALID).
     """
@@ -352,7 +352,7 @@ def _job(command: commands_pb2.LoadModule) -> Job:
     jobs: list[Source | Assembly] = []
     for index, (kind, code) in enumerate(inputs):
         if kind != commands_pb2.CODE_KIND_CUDA_CPP:
-            graph_conditions.check_binary(code)
+            device_functions.check_binary(code)
             jobs.append(Assembly(code))
             continue
         try:
@@ -366,13 +366,14 @@ def _job(command: commands_pb2.LoadModule) -> Job:
                 fix="send the source as UTF-8 text",
                 fields=["code"],
             ) from error
-    if len(jobs) == 1 and command.kind not in LINKED_KINDS and not needs_linking(options):
+    parsed = valid_options(options)
+    if len(jobs) == 1 and command.kind not in LINKED_KINDS and not parsed.linked:
         return jobs[0]
-    if checks_accesses(options):
+    if parsed.has("fsanitize"):
         raise Refusal(
             Reason.COMPILE_FAILED,
             "-fsanitize=address cannot be combined with code that is linked: its accesses would not be checked",
             fix="compile one source without -rdc=true, -dc and -dlto, or leave out -fsanitize=address",
             fields=["options"],
         )
-    return Link(tuple(jobs), options)
+    return LinkJob(tuple(jobs), options)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.backend.compiler import Assembly, Image, Job, Link, Source
+from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
 from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
 from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import Compiled, CompileService
@@ -68,11 +68,11 @@ def test_assembly_and_source_never_share_a_key(code: bytes, text: str, identity:
 def test_a_link_has_a_key_of_all_its_inputs() -> None:
     one, other = Source("a"), Source("b")
     links = [
-        Link((one,)), Link((one, other)), Link((other, one)), Link((one, Assembly(b"b"))), Link((one, one, other)),
-        Link((one, other), ("-dlto",)), Link((one, Source("b", ("-DN",)))),
-        Link((one, Source("b", headers=(("h", ""),)))),
+        LinkJob((one,)), LinkJob((one, other)), LinkJob((other, one)), LinkJob((one, Assembly(b"b"))),
+        LinkJob((one, one, other)), LinkJob((one, other), ("-dlto",)), LinkJob((one, Source("b", ("-DN",)))),
+        LinkJob((one, Source("b", headers=(("h", ""),)))),
     ]  # fmt: skip
-    keys = {key(link, b"i") for link in links} | {key(Link((one,)), b"j"), key(one, b"i")}
+    keys = {key(link, b"i") for link in links} | {key(LinkJob((one,)), b"j"), key(one, b"i")}
     assert len(keys) == len(links) + 2
 
 
@@ -250,7 +250,7 @@ class CountingRunner:
             self.compiles += 1
         self.begun.release()
         assert self.go.wait(10)
-        assert not isinstance(job, Link)
+        assert not isinstance(job, LinkJob)
         code = job.code if isinstance(job, Assembly) else job.code.encode()
         if code == b"crash":
             raise OSError("the compiler is gone")

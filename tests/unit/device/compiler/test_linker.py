@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.compiler import Assembly, Link, Source
+from hearthd.device.backend.compiler import Assembly, LinkJob, Source
 from hearthd.device.broker.worker_entry import cuda_worker
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.limits import CompileLimits
@@ -65,12 +65,12 @@ def source(code: str, options: tuple[str, ...] = (), names: tuple[str, ...] = ()
     return Source(code, options, names, HEADERS)
 
 
-def link(*codes: str | bytes, options: tuple[str, ...] = ()) -> Link:
+def link(*codes: str | bytes, options: tuple[str, ...] = ()) -> LinkJob:
     inputs = [Assembly(code) if isinstance(code, bytes) else source(code, options) for code in codes]
-    return Link(tuple(inputs), options)
+    return LinkJob(tuple(inputs), options)
 
 
-def refusal(pool: CompileWorkers, job: Link) -> Refusal:
+def refusal(pool: CompileWorkers, job: LinkJob) -> Refusal:
     with pytest.raises(Refusal) as caught:
         pool.run(job)
     return caught.value
@@ -79,7 +79,7 @@ def refusal(pool: CompileWorkers, job: Link) -> Refusal:
 @pytest.mark.parametrize("options", [(), LTO, ("-rdc=true",), ("-dlto", "-use_fast_math", "-lineinfo", "-ftz=false")])
 def test_sources_become_one_cubin(pool: CompileWorkers, options: tuple[str, ...]) -> None:
     inputs = (source(KERNEL, options, ("g<int>",)), source(LIBRARY, options))
-    image = pool.run(Link(inputs, options))
+    image = pool.run(LinkJob(inputs, options))
     assert image_headers.check(image.code, HOPPER) is False, "the device can load it"
     assert b".text.f" in image.code and image.names["g<int>"].encode() in image.code
     assert image.kinds == pool.run(Source(KERNEL.replace("twice(*x)", "1"), (), ("g<int>",), HEADERS)).kinds

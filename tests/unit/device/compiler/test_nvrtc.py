@@ -112,6 +112,16 @@ def test_functions_of_programmatic_launch_need_no_header(pool: CompileWorkers) -
     assert b".text.f" in pool.run(Source(f'#include "{own[0]}"\n' + body, headers=(own,))).code
 
 
+def test_conditions_of_graphs_need_no_header(pool: CompileWorkers) -> None:
+    body = 'extern "C" __global__ void f(cudaGraphConditionalHandle h) { cudaGraphSetConditional(h, 1); }'
+    declared = (
+        'extern "C" __device__ void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned int value);'
+    )
+    for code in (body, f"{declared}\n{body}"):
+        assert b".text.f" in pool.run(Source(code)).code
+    assert "kernel.cu(2)" in refusal(pool, Source(f"{body}\n__device__ int b = c;\n")).details["log"]
+
+
 @pytest.mark.parametrize(
     ("code", "limit"),
     [
