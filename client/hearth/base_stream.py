@@ -315,10 +315,7 @@ class BaseStream(CupyNames):
         event._capture = self._capture
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.record_event.event = handle
-        if event._published:
-            event._submit_published(command, attachment)
-        else:
-            attachment.submit(command)
+        event._submit_record(command, attachment)
 
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
@@ -427,25 +424,27 @@ class BaseEvent(CupyNames):
 
     def _record_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
+        self._check_owned()
+        if self._attachment is not attachment:
+            self._handle, self._attachment, self._published = self._connection.mint(), attachment, False
+        return self._handle
+
+    def _check_owned(self) -> None:
         if self._attached:
             raise ArgumentError(
                 f"the event was attached as {self._attached!r}; only the session that published it records it.",
                 reason="READ_ONLY",
                 fix="record an event of this session, and publish that one.",
             )
-        if self._attachment is not attachment:
-            self._handle, self._attachment, self._published = self._connection.mint(), attachment, False
-        return self._handle
 
-    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
-        """Submits a record of a published event, after which other sessions wait for the new record."""
-        raise NotImplementedError
+    def _submit_record(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        """Submits a record of the event. For a published one, other sessions then wait for the new record."""
+        attachment.submit(command)
 
     def _request_publish(self, name: str, replace: bool) -> PendingResult[None]:
         check_published(self._connection)
         attachment = self._connection.attachment()
-        if self._attached:
-            self._record_on(attachment, self._connection)
+        self._check_owned()
         if not name:
             raise ArgumentError("the name is empty.", reason="INVALID_ARGUMENT", fix="pass 1 to 200 characters.")
         command = commands_pb2.Command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from hearth import shapes, telemetry
 from hearth.aio import transfers
 from hearth.aio.array import DeviceArray
+from hearth.aio.awaited import until_published
 from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream, attach_event
 from hearth.arrays.allocation import request_cleanup, request_usage
-from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import HearthError, UnsupportedError
+from hearth.errors import UnsupportedError
 from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
@@ -253,17 +252,13 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        backoff = backoff_within(wait)
-        attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
-        while True:
+        call = partial(self._publications.attach, self, name, tenant, shape, dtype)
+
+        async def attach() -> DeviceArray:
             await self._connection.wait_attached()  # the generation of the array is that of the attached process
-            try:
-                return await self._connection.home.call(attach, undo=lambda array: array.free())
-            except HearthError as error:
-                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
+            return await self._connection.home.call(call, undo=lambda array: array.free())
+
+        return await until_published(wait, attach)
 
     @telemetry.traced("hearth.attach_event", telemetry.of_name)
     async def attach_event(self, name: str, *, wait: float = 0.0) -> Event:

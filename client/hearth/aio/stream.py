@@ -5,13 +5,12 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
-from hearth.arrays.published import backoff_within
+from hearth.aio.awaited import until_published
 from hearth.base_stream import BaseEvent, BaseStream
-from hearth.errors import HearthError, LaunchError
+from hearth.errors import LaunchError
 
 if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
@@ -180,12 +179,14 @@ class Event(BaseEvent):
         await self._connection.opened()
         await self._connection.home.result_of(self._request_publish(name, replace))
 
-    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
-        raise LaunchError(
-            "a published event cannot be recorded again without a wait.",
-            reason="UNSUPPORTED",
-            fix="record a new event, and publish it under the name: await event.publish(name, replace=True).",
-        )
+    def _submit_record(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        if self._published:
+            raise LaunchError(
+                "a published event cannot be recorded again without a wait.",
+                reason="UNSUPPORTED",
+                fix="record a new event, and publish it under the name: await event.publish(name, replace=True).",
+            )
+        super()._submit_record(command, attachment)
 
     async def elapsed(self, start: Event) -> float:
         """Measures the device time between two events. Returns when both are done.
@@ -220,19 +221,14 @@ async def attach_event(connection: LoopConnection, name: str, wait: float) -> Ev
         ArgumentError: `wait` is negative.
         UnsupportedError: The daemon is of an older version.
     """
-    backoff = backoff_within(wait)
-    while True:
+
+    async def attach() -> Event:
         await connection.opened()
         event = Event(connection)
-        try:
-            await connection.home.result_of(event._request_attach(name))
-        except HearthError as error:
-            pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-            if pause is None:
-                raise
-        else:
-            return event
-        await asyncio.sleep(pause)
+        await connection.home.result_of(event._request_attach(name))
+        return event
+
+    return await until_published(wait, attach)
 
 
 async def get_elapsed_time(start_event: Event, end_event: Event) -> float:

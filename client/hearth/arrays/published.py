@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import shapes
@@ -98,41 +98,6 @@ class Publications:
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
 
-    def attach_within(
-        self,
-        wait: float,
-        device: DeviceContext[A],
-        name: str,
-        tenant: str | None,
-        shape: shapes.Shape | None,
-        dtype: Any,
-    ) -> A:
-        """Attaches a published array, and waits until it is published. Blocks.
-
-        Args:
-            wait: Seconds to wait at most.
-            device: The device.
-            name: The published name.
-            tenant: Tenant that published it; None: this session's own.
-            shape: Shape to view the memory with; None: the publisher's.
-            dtype: Element type to view the memory with; None: the publisher's.
-
-        Returns:
-            The array.
-
-        Raises:
-            HearthError: An error that `attach` raises; `InvalidHandleError` if the name is not published in time.
-        """
-        backoff = backoff_within(wait)
-        while True:
-            try:
-                return self.attach(device, name, tenant, shape, dtype)
-            except HearthError as error:
-                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-                if pause is None:
-                    raise
-            time.sleep(pause)
-
     def attach(
         self, device: DeviceContext[A], name: str, tenant: str | None, shape: shapes.Shape | None, dtype: Any
     ) -> A:
@@ -212,8 +177,43 @@ class Publications:
         return connection.transport.call_device(method, request, response_type, connection.timeout)
 
 
+def until_published(wait: float, attach: Callable[[], A]) -> A:
+    """Attaches an array or an event, and waits until it is published. Blocks.
+
+    Args:
+        wait: Seconds to wait at most.
+        attach: Attaches it; called again after `NOT_PUBLISHED`.
+
+    Returns:
+        The result of `attach`.
+
+    Raises:
+        ArgumentError: `wait` is negative or not finite.
+        HearthError: An error that `attach` raises; `InvalidHandleError` if the name is not published in time.
+    """
+    backoff = backoff_within(wait)
+    while True:
+        try:
+            return attach()
+        except HearthError as error:
+            time.sleep(pause_after(error, backoff))
+
+
+def pause_after(error: HearthError, backoff: Backoff) -> float:
+    """Returns the seconds until the next attempt to attach.
+
+    Args:
+        error: Error of the last attempt; raised again if it is not `NOT_PUBLISHED`, or if no time is left.
+        backoff: The pauses.
+    """
+    pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
+    if pause is None:
+        raise error
+    return pause
+
+
 def backoff_within(wait: float) -> Backoff:
-    """Returns the pauses between attempts to attach an array that is not published yet.
+    """Returns the pauses between attempts to attach an array or an event that is not published yet.
 
     Args:
         wait: Seconds from now.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
 from hearth.arrays.allocation import request_cleanup, request_usage
+from hearth.arrays.published import until_published
 from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.stream import Event, Stream, attach_event
@@ -565,7 +567,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        return self._publications.attach_within(wait, self, name, tenant, shape, dtype)
+        attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
+        return until_published(wait, attach)
 
     def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
-from hearth.arrays.published import backoff_within
+from hearth.arrays.published import until_published
 from hearth.base_stream import BaseEvent, BaseStream
-from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
@@ -169,8 +167,11 @@ class Event(BaseEvent):
         """
         self._request_publish(name, replace).wait()
 
-    def _submit_published(self, command: commands_pb2.Command, attachment: Attachment) -> None:
-        self._connection.request(command, lambda result: None, attachment).wait()
+    def _submit_record(self, command: commands_pb2.Command, attachment: Attachment) -> None:
+        if self._published:
+            self._connection.request(command, lambda result: None, attachment).wait()
+        else:
+            super()._submit_record(command, attachment)
 
     @telemetry.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:
@@ -205,18 +206,13 @@ def attach_event(connection: Connection, name: str, wait: float) -> Event:
         ArgumentError: `wait` is negative.
         UnsupportedError: The daemon is of an older version.
     """
-    backoff = backoff_within(wait)
-    while True:
+
+    def attach() -> Event:
         event = Event(connection)
-        try:
-            event._request_attach(name).wait()
-        except HearthError as error:
-            pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
-            if pause is None:
-                raise
-        else:
-            return event
-        time.sleep(pause)
+        event._request_attach(name).wait()
+        return event
+
+    return until_published(wait, attach)
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
