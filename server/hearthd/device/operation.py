@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.cancellations import Cancellation
@@ -378,6 +378,16 @@ class Operation:
             if not batch.left:
                 self.origin.replies.acknowledge(self.origin.session, batch)
         return True
+
+
+_DONE = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
+"""One message that is reused, because most commands are answered with it."""
+
+
+def done_response(request: int) -> bytes:
+    """Returns the encoded ExecuteResponse with the answer that the command `request` is done."""
+    _DONE.result.request = request
+    return _DONE.SerializeToString()
 
 
 def internal_error(name: str, error: Exception) -> Refusal:

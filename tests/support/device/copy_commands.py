@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,14 +86,6 @@ class Sharing(Passing):
         self.send(Kind.STATS, id=79)
         stats: dict[str, Any] = json.loads(self.until(Kind.STATS, 79).payload)
         return stats
-
-
-def prepared(server: Any) -> Iterator[Sharing]:
-    """Yields a prepared device process over `server` (`Told` or `Asked`), and stops it; the body of a fixture."""
-    rig = Sharing(server)
-    rig.prepare()
-    yield rig
-    rig.stop()
 
 
 def write(size: int = 8, offset: int = 0, start: int = 0, **more: Any) -> Command:

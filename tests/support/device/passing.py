@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.session.session import DeviceSession
@@ -82,3 +82,21 @@ class Passing(Laned):
                 return
             threading.Event().wait(0.005)
         raise AssertionError(f"batch {client.seq} did not arrive; the last is {session.last_seq}")
+
+
+P = TypeVar("P", bound=Passing)
+
+
+def prepared(rig: P) -> Iterator[P]:
+    """Yields a prepared device process, and stops it; the body of a fixture."""
+    rig.prepare()
+    yield rig
+    rig.stop()
+
+
+def both_ways(kind: type[P], server: type[CpuServer]) -> Iterator[tuple[P, P]]:
+    """Yields a device process whose batches run on arrival and one whose batches run later; the body of a fixture."""
+    both = kind(server), kind(server, on_arrival=False)
+    yield both
+    for rig in both:
+        rig.stop()

@@ -13,7 +13,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import shorter_limit
-from hearthd.device.operation import Origin, internal_error, submit
+from hearthd.device.operation import Origin, done_response, internal_error, submit
 from hearthd.device.outbox import LaneSink
 from hearthd.device.platform.telemetry import resident_bytes
 from hearthd.device.process.command_registry import CommandRegistry
@@ -53,7 +53,6 @@ class Executor:
         self._kicked: set[int] = set()
         self.retry_all = False
         """True if deferred commands of all sessions are to be tried again in the next iteration of the loop."""
-        self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
         self.registry, self._handlers = registry, registry.handlers
         self.memory, self._traces = registry.memory, registry.traces
@@ -256,12 +255,11 @@ class Executor:
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
-        done = self._done.result  # one message that is reused, because most commands are answered with it
-        done.request = request
         if call:
+            done = commands_pb2.Result(request=request, done=commands_pb2.Done())
             device.outbox.put(RESULT, done.SerializeToString(), channel=session.channel, id=call)
         else:
-            device.outbox.put(RESPONSE, self._done.SerializeToString(), channel=session.channel)
+            device.outbox.put(RESPONSE, done_response(request), channel=session.channel)
 
     def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts the failure in the telemetry, under the command's kind."""

@@ -19,7 +19,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.commands import LaunchCommands
 from hearthd.device.launch.stream_commands import answer_with
-from hearthd.device.operation import Origin, ReplySink
+from hearthd.device.operation import Origin, ReplySink, done_response
 from hearthd.device.outbox import ACK, LaneSink
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.fair_share import FairShare
@@ -29,9 +29,6 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 _ENDS = (b"\xc2\x01\x00", b"\xc2\x01\x02\x08\x01")
 """Encodings of `Command.sync`, without and with `all_streams`. Other batches are recognized without being decoded."""
-
-_ANSWER = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
-"""The answer of every step, reused with its request."""
 
 _MAX_COMMANDS = 2
 """Most commands of a step: packed launches and a Sync."""
@@ -92,8 +89,7 @@ class Step:
             answer_with(origin, failed)
             device.outbox.answer()
         else:
-            _ANSWER.result.request = self._request
-            device.outbox.answer_batch(self._lane, self._seq, _ANSWER.SerializeToString())
+            device.outbox.answer_batch(self._lane, self._seq, done_response(self._request))
         device.telemetry.sync_wait.observe(time.perf_counter_ns() - self._began_ns)
 
     def delay_answer(self) -> Origin:

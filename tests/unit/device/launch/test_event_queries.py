@@ -11,16 +11,13 @@ import pytest
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from tests.support.device.passing import Passing, Polled
+from tests.support.device.passing import Passing, Polled, prepared
 from tests.support.device.rig import Command
 
 
 @pytest.fixture
 def rig() -> Iterator[Passing]:
-    made = Passing(Polled)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(Passing(Polled))
 
 
 def test_a_query_is_not_answered_before_that_of_an_earlier_event(rig: Passing) -> None:

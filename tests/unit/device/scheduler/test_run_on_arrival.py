@@ -22,24 +22,18 @@ from hearthd.device.streams.stream_pool import PooledStream
 from tests.support.compiled import skip_if_compiled
 from tests.support.device.batch_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
-from tests.support.device.passing import Passing, Polled
+from tests.support.device.passing import Passing, Polled, both_ways, prepared
 from tests.support.device.rig import Command
 
 
 @pytest.fixture(params=[CpuServer, Polled])
 def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
-    made = Passing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(Passing(request.param))
 
 
 @pytest.fixture(scope="module", params=[CpuServer, Polled])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
-    both = Passing(request.param), Passing(request.param, on_arrival=False)
-    yield both
-    for each in both:
-        each.stop()
+    yield from both_ways(Passing, request.param)
 
 
 def encoded(*commands: c.Command) -> bytes:

@@ -16,24 +16,18 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from tests.support.device.batch_programs import BROKEN, LAUNCH, Step, run
 from tests.support.device.lane_rig import add, batch, summed, sync
-from tests.support.device.passing import Passing, Polled
+from tests.support.device.passing import Passing, Polled, both_ways, prepared
 from tests.support.device.rig import Command
 
 
 @pytest.fixture(params=[CpuServer, Polled])
 def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
-    made = Passing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(Passing(request.param))
 
 
 @pytest.fixture(scope="module", params=[CpuServer, Polled])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
-    both = Passing(request.param), Passing(request.param, on_arrival=False)
-    yield both
-    for each in both:
-        each.stop()
+    yield from both_ways(Passing, request.param)
 
 
 @st.composite

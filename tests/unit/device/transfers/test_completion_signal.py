@@ -20,13 +20,13 @@ from tests.support.device.copy_commands import (
     Sharing,
     Told,
     begin,
-    prepared,
     read,
     shut,
     unanswered,
     write,
 )
 from tests.support.device.lane_rig import Client, add, sync
+from tests.support.device.passing import prepared
 from tests.support.device.rig import Command
 
 Ends = tuple[Client, segment_client.Client, mmap.mmap]
@@ -34,7 +34,7 @@ Ends = tuple[Client, segment_client.Client, mmap.mmap]
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    yield from prepared(request.param)
+    yield from prepared(Sharing(request.param))
 
 
 def share_signals(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:

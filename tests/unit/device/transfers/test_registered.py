@@ -24,13 +24,13 @@ from tests.support.device.copy_commands import (
     Sharing,
     Told,
     begin,
-    prepared,
     read,
     shut,
     unanswered,
     write,
 )
 from tests.support.device.lane_rig import add, sync
+from tests.support.device.passing import both_ways, prepared
 from tests.support.device.rig import Command
 
 PART = 96
@@ -49,15 +49,12 @@ def small_parts() -> Iterator[None]:
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    yield from prepared(request.param)
+    yield from prepared(Sharing(request.param))
 
 
 @pytest.fixture(scope="module", params=[Told, Asked])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Sharing, Sharing]]:
-    both = Sharing(request.param), Sharing(request.param, on_arrival=False)
-    yield both
-    for each in both:
-        each.stop()
+    yield from both_ways(Sharing, request.param)
 
 
 # ---- the same programs in both iterations ----

@@ -13,16 +13,13 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from tests.support.device.lane_rig import KIB, Client, add, summed, sync
-from tests.support.device.passing import Passing, Polled
+from tests.support.device.passing import Passing, Polled, prepared
 from tests.support.device.rig import Command
 
 
 @pytest.fixture(params=[CpuServer, Polled])
 def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
-    made = Passing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(Passing(request.param))
 
 
 def value(client: Client) -> int:
