@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
-    from hearth.kernels.base_function import Occupancy as Occupancy
     from hearth.kernels.base_graph import GraphNode as GraphNode
     from hearth.kernels.base_pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.bindings import In as In
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     from hearth.kernels.by_value import Struct as Struct
     from hearth.kernels.launch_attributes import AccessPolicyWindow as AccessPolicyWindow
     from hearth.kernels.launch_attributes import LaunchAttributes as LaunchAttributes
+    from hearth.kernels.occupancy import Occupancy as Occupancy
     from hearth.kernels.pointers import pointer as pointer
     from hearth.profiling.base_trace import KernelActivity as KernelActivity
     from hearth.profiling.base_trace import TraceEvent as TraceEvent
@@ -137,12 +137,12 @@ _HOMES = {
         "UnsupportedTypeError",
     ),
     "failure": ("Failure",),
-    "kernels.base_function": ("Occupancy",),
     "kernels.base_graph": ("GraphNode",),
     "kernels.base_pending_dispatch": ("DispatchTiming",),
     "kernels.bindings": ("In", "InOut", "Out"),
     "kernels.by_value": ("Struct",),
     "kernels.launch_attributes": ("AccessPolicyWindow", "LaunchAttributes"),
+    "kernels.occupancy": ("Occupancy",),
     "profiling.base_trace": ("KernelActivity", "TraceEvent"),
     "progress": ("show_progress",),
     "shapes": ("cdiv",),

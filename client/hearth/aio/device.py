@@ -526,7 +526,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.aio.graph import Graph
 
-        return Graph(self._connection, mode)
+        return Graph(self._connection, Stream, mode)
 
     def prepared(self) -> Prepared:
         """Makes prepared launches, which the block collects and checks: ``async with gpu.prepared() as p:``.
@@ -538,7 +538,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.aio.graph import Prepared
 
-        return Prepared(self._connection)
+        return Prepared(self._connection, Stream)
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Measures the time that the work of an ``async with`` block takes.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
-from hearth.aio.stream import Stream
 from hearth.kernels.base_graph import BaseGraph
 from hearth.kernels.base_prepared import BasePrepared
 from hearth.kernels.graph_program import Program
@@ -22,7 +21,6 @@ class _Recording(AsyncWith, Program):
     """The ``async with`` block of graphs and prepared launches, whose end waits until the daemon has answered."""
 
     _connection: LoopConnection
-    _stream_type = Stream
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hearth import shapes
     from hearth.aio.connection import LoopConnection
-    from hearth.kernels.base_function import Occupancy
+    from hearth.kernels.occupancy import Occupancy
     from hearth_proto.v1 import commands_pb2
 
 

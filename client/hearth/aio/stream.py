@@ -94,7 +94,7 @@ class Stream(BaseStream):
         """
         from hearth.aio.graph import Graph
 
-        graph = Graph(self._connection, mode)
+        graph = Graph(self._connection, Stream, mode)
         graph._capture(self)
         self._graph = graph
 

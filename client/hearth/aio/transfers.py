@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hearth import lazy_numpy as np
 from hearth import shapes
@@ -24,18 +24,19 @@ from hearth.transfer import registered, router
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hearth.aio.array import DeviceArray
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
     from hearth.arrays.asarray import GpuMemory
     from hearth.base_stream import BaseStream
-    from hearth.interfaces import DeviceContext
+    from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Reply
     from hearth.transfer.plan import BufferRegion
+
+A = TypeVar("A", bound="ArrayLike")
 
 
 class _Transfer:
@@ -142,9 +143,7 @@ def upload_read(
     connection.home.uploads.run(transfer.run)
 
 
-def copy_from_gpu(
-    device: DeviceContext[DeviceArray], obj: Any, memory: GpuMemory, stream: BaseStream | None
-) -> DeviceArray:
+def copy_from_gpu(device: DeviceContext[A], obj: Any, memory: GpuMemory, stream: BaseStream | None) -> A:
     """Copies an array in GPU memory of this process to new memory of a device. Does not wait in an event loop.
 
     Args:

@@ -9,56 +9,19 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from hearth.errors import HearthError, TimeoutError
-from hearth.session.attachment import Attachment
+from hearth.blocking.attachment import BlockingAttachment
+from hearth.errors import HearthError
 from hearth.session.connection import Connection
-from hearth.session.execute_stream import ExecuteStream
-from hearth.session.watchdog import Watchdog
 from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hearth.transport.base import Transport
+    from hearth.session.attachment import Attachment
 
 
 LAUNCH_BLOCKING = "HEARTH_LAUNCH_BLOCKING"
 """Environment variable that makes launches wait, unless it is empty or 0; see `hearth.blocking.launch_blocking`."""
-
-
-class BlockingAttachment(Attachment):
-    """An attachment that the thread that needs it opens, blocking."""
-
-    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
-        """Attaches to the device. Blocks until the daemon has answered.
-
-        Args:
-            transport: Transport of the session.
-            token: Token of the session.
-            device: Ordinal of the device.
-            timeout: Seconds to wait for the answer.
-            lease: Seconds for which a broken connection may be resumed.
-
-        Raises:
-            TimeoutError: The daemon has not answered in time.
-            HearthError: The daemon refused the attachment.
-        """
-        self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
-        self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
-        execute.open()
-        with self._lock:
-            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
-            error = self.session.error
-            self.alive = self.session.attached and error is None
-        if self.alive:
-            return
-        if error is None:
-            error = TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
-            self.end(error)
-        raise error.again()
 
 
 def _attachment_type() -> type[BlockingAttachment]:

@@ -166,7 +166,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.blocking.graph import Graph
 
-        return Graph(self._connection, mode)
+        return Graph(self._connection, Stream, mode)
 
     def prepared(self) -> Prepared:
         """Makes prepared launches, which the block collects and checks: ``with gpu.prepared() as p:``.
@@ -178,7 +178,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.blocking.graph import Prepared
 
-        return Prepared(self._connection)
+        return Prepared(self._connection, Stream)
 
     def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
         """Checks launches together, which one small command then runs. Blocks until they are checked.

@@ -11,7 +11,7 @@ from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hearth.kernels.base_function import Occupancy
+    from hearth.kernels.occupancy import Occupancy
     from hearth_proto.v1 import commands_pb2
 
 

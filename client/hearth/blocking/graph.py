@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth.blocking.stream import Stream
 from hearth.kernels.base_graph import BaseGraph
 from hearth.kernels.base_prepared import BasePrepared
 from hearth.kernels.graph_program import Program
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 class _Recording(Program):
     """The ``with`` block of graphs and prepared launches, whose end blocks until the daemon has answered."""
-
-    _stream_type = Stream
 
     def __enter__(self) -> Self:
         self._begin()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hearth.blocking.connection import BlockingAttachment
+from hearth.blocking.attachment import BlockingAttachment
 from hearth_proto import launches
 from hearth_proto.v1 import commands_pb2
 

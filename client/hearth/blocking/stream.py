@@ -89,7 +89,7 @@ class Stream(BaseStream):
         """
         from hearth.blocking.graph import Graph
 
-        graph = Graph(self._connection, mode)
+        graph = Graph(self._connection, Stream, mode)
         graph._capture(self)
         self._graph = graph
 

@@ -304,9 +304,9 @@ def parameter(index: int, arg: Any) -> Parameter:
         return Parameter("", len(arg), 8)
     extent = None
     if "_ctypes" in sys.modules:
-        from hearth.kernels import by_value
+        from hearth.kernels import ctypes_values
 
-        extent = by_value.size_and_alignment(arg)
+        extent = ctypes_values.size_and_alignment(arg)
     if extent is None:
         raise _refused(index, arg)
     return Parameter("", *extent)

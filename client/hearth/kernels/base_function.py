@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from hearth.base_stream import BaseStream
     from hearth.kernels.launch_attributes import LaunchAttributes
+    from hearth.kernels.occupancy import FitWarnings, Occupancy
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Space
@@ -69,19 +70,6 @@ ATTRIBUTES = (
 """The keys of `Function.attributes`, which are CuPy's names."""
 
 
-class Occupancy(NamedTuple):
-    """The number of blocks of a kernel that its device can run at the same time."""
-
-    blocks_per_multiprocessor: int
-    multiprocessors: int
-    max_cooperative_blocks: int
-    """The largest grid of a cooperative launch; 0 if the device does not support cooperative launches."""
-    max_clusters: int
-    """Clusters that can be resident on the device at once; only set if a cluster was given."""
-    suggested_block: int
-    """Threads of the block size that gives the highest occupancy."""
-
-
 class _BoundFunction(NamedTuple):
     """A function on one attachment.
 
@@ -113,7 +101,7 @@ class BaseFunction(CupyNames):
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._pointers: PointerTypes | None = None
-        self._fits: launch_config.FitWarnings | None = None
+        self._fits: FitWarnings | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -335,7 +323,9 @@ class BaseFunction(CupyNames):
         if cooperative != launch_config.FIT or cluster is not None or isinstance(grid, DeviceOperand):
             return
         if self._fits is None:
-            self._fits = launch_config.FitWarnings(self)
+            from hearth.kernels.occupancy import FitWarnings
+
+            self._fits = FitWarnings(self.name, self._connection.kernel_output, self._request_occupancy)
         self._fits.check(grid, block, shared_mem)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
@@ -401,9 +391,11 @@ class BaseFunction(CupyNames):
     # ---- requests whose answers the subclass waits for ----
 
     def _request_suggestion(self, shared_mem: int) -> PendingResult[Occupancy]:
-        return self._request_occupancy(1, shared_mem, None)
+        return self._request_occupancy(1, shared_mem)
 
-    def _request_occupancy(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
+    def _request_occupancy(self, block: Any, shared_mem: int, cluster: Any = None) -> PendingResult[Occupancy]:
+        from hearth.kernels.occupancy import occupancy_of
+
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         request = command.occupancy
@@ -412,7 +404,7 @@ class BaseFunction(CupyNames):
         request.shared_mem = shared_mem
         if cluster is not None:
             request.cluster.x, request.cluster.y, request.cluster.z = arguments.dimensions("cluster", cluster)
-        return self._connection.request(command, _occupancy, attachment)
+        return self._connection.request(command, occupancy_of, attachment)
 
     def _request_description(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
@@ -497,14 +489,3 @@ def _description(function: int, carveout: int | None) -> commands_pb2.Command:
 
 def _launch_nothing(*args: Any) -> None:
     """Launches nothing."""
-
-
-def _occupancy(answer: commands_pb2.Result) -> Occupancy:
-    result = answer.occupancy
-    return Occupancy(
-        result.blocks_per_multiprocessor,
-        result.multiprocessors,
-        result.max_cooperative_blocks,
-        result.max_clusters,
-        result.suggested_block,
-    )

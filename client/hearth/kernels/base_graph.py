@@ -146,13 +146,13 @@ class GraphNode:
             update.fill.CopyFrom(work.fill)
         attachment.submit(command)
 
-    def _describe(self) -> str:
-        """Returns the label of the node in `BaseGraph.debug_dot_str`."""
+    def _box(self) -> graph_dot.Box:
+        """Returns the node as `BaseGraph.debug_dot_str` draws it."""
         call = self._call
-        title = " ".join(filter(None, (str(self.index), self.kind, self.kernel)))
-        if call is None:
-            return title
-        return f"{title}\ngrid {call.grid}, block {call.block}, shared memory {call.shared_mem}"
+        label = " ".join(filter(None, (str(self.index), self.kind, self.kernel)))
+        if call is not None:
+            label += f"\ngrid {call.grid}, block {call.block}, shared memory {call.shared_mem}"
+        return graph_dot.Box(self.index, self.kind, label, self.after, self.body)
 
     def __repr__(self) -> str:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
@@ -165,8 +165,8 @@ class BaseGraph(CupyNames, Program):
     _kind: Kind = "graph"
     _noun = "the graph"
 
-    def __init__(self, connection: Connection, mode: str | int | None = None) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Connection, stream_type: type[BaseStream], mode: str | int | None = None) -> None:
+        super().__init__(connection, stream_type)
         self._relaxed = _relaxed(mode)
         self._nodes: tuple[GraphNode, ...] = ()
         self._children: tuple[range, ...] = ()
@@ -362,7 +362,7 @@ class BaseGraph(CupyNames, Program):
             grid, block and dynamic shared memory in bytes. Child graphs and the bodies of conditional nodes are
             clusters.
         """
-        return graph_dot.digraph(self._nodes, self._children)
+        return graph_dot.digraph([node._box() for node in self._nodes], self._children)
 
     def update(
         self,

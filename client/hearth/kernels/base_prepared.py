@@ -34,8 +34,8 @@ class BasePrepared(Program):
     _kind: Kind = "prepared"
     _noun = "the prepared list"
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Connection, stream_type: type[BaseStream]) -> None:
+        super().__init__(connection, stream_type)
         self._calls: tuple[LaunchCall, ...] = ()
         self._collecting: BaseStream | None = None
         """The stream that replaces the current one inside the block."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hearth.kernels.base_graph import GraphNode
+from typing import NamedTuple
 
 
-def digraph(nodes: Sequence[GraphNode], children: Sequence[range]) -> str:
+class Box(NamedTuple):
+    """A node of a graph as it is drawn."""
+
+    number: int
+    """Position in the graph, from 0."""
+    kind: str
+    label: str
+    after: Sequence[int]
+    """Indices of the nodes from which arrows lead to this one."""
+    body: range
+    """Indices of the nodes in the body of a conditional node; empty for other kinds of nodes."""
+
+
+def digraph(boxes: Sequence[Box], children: Sequence[range]) -> str:
     """Describes nodes, their order, child graphs and bodies.
 
     Args:
-        nodes: The nodes of the graph.
+        boxes: The nodes of the graph, by index.
         children: Indices of the nodes of each child graph; one that contains others comes before them.
 
     Returns:
         The text of a ``digraph``.
     """
-    sections = [(node.body, f"body of {node.index} {node.kind}") for node in nodes if node.body]
+    sections = [(box.body, f"body of {box.number} {box.kind}") for box in boxes if box.body]
     sections += [(indices, f"child graph {number}") for number, indices in enumerate(children)]
     # Sections contain one another or are disjoint. One that contains another begins before it, or is longer, or comes
     # first here.
@@ -28,20 +38,20 @@ def digraph(nodes: Sequence[GraphNode], children: Sequence[range]) -> str:
     open_ends: list[int] = []
     following = iter(enumerate(sections))
     number, section = next(following, (0, None))
-    for node in nodes:
-        while open_ends and open_ends[-1] <= node.index:
+    for box in boxes:
+        while open_ends and open_ends[-1] <= box.number:
             open_ends.pop()
             lines.append("    " * (len(open_ends) + 1) + "}")
-        while section is not None and section[0].start == node.index:
+        while section is not None and section[0].start == box.number:
             indent = "    " * (len(open_ends) + 1)
             lines += [f"{indent}subgraph cluster_{number} {{", f"{indent}    label={_quoted(section[1])};"]
             open_ends.append(section[0].stop)
             number, section = next(following, (0, None))
-        lines.append("    " * (len(open_ends) + 1) + f"n{node.index} [label={_quoted(node._describe())}];")
+        lines.append("    " * (len(open_ends) + 1) + f"n{box.number} [label={_quoted(box.label)}];")
     while open_ends:
         open_ends.pop()
         lines.append("    " * (len(open_ends) + 1) + "}")
-    lines += [f"    n{predecessor} -> n{node.index};" for node in nodes for predecessor in node.after]
+    lines += [f"    n{predecessor} -> n{box.number};" for box in boxes for predecessor in box.after]
     return "\n".join([*lines, "}", ""])
 
 

@@ -6,16 +6,16 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
-from hearth.base_stream import BaseStream
 from hearth.errors import ArgumentError, InvalidHandleError
 from hearth.session.send_queue import COUNT_MAX
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from hearth.base_stream import BaseStream
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind, Space
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 class Program(ABC):
     """Abstract base of graphs and prepared launches: a handle of the device process, lost with it."""
 
-    _stream_type: ClassVar[type[BaseStream]]
-    """The class of the stream that is current inside the ``with`` block."""
-
     _kind: Kind
     _noun: str
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, stream_type: type[BaseStream]) -> None:
+        """Prepares the ``with`` block.
+
+        Args:
+            connection: Connection to the device.
+            stream_type: Class of the stream that is current inside the block.
+        """
         self._connection = connection
+        self._stream_type = stream_type
         self._handle = 0
         self._space: Space | None = None
         self._closed = False

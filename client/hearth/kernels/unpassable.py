@@ -62,9 +62,9 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
 def _is_struct_of_pointers(arg: Any) -> bool:
     import ctypes
 
-    from hearth.kernels import by_value
+    from hearth.kernels import ctypes_values
 
-    return isinstance(arg, ctypes.Structure | ctypes.Union) and by_value.has_pointers(type(arg))
+    return isinstance(arg, ctypes.Structure | ctypes.Union) and ctypes_values.has_pointers(type(arg))
 
 
 def _is_buffer(arg: Any) -> bool:

@@ -1,0 +1,48 @@
+"""Attachments to a device that the calling thread opens, blocking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth.errors import TimeoutError
+from hearth.session.attachment import Attachment
+from hearth.session.execute_stream import ExecuteStream
+from hearth.session.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from hearth.transport.base import Transport
+
+
+class BlockingAttachment(Attachment):
+    """An attachment that the thread that needs it opens, blocking."""
+
+    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
+        """Attaches to the device. Blocks until the daemon has answered.
+
+        Args:
+            transport: Transport of the session.
+            token: Token of the session.
+            device: Ordinal of the device.
+            timeout: Seconds to wait for the answer.
+            lease: Seconds for which a broken connection may be resumed.
+
+        Raises:
+            TimeoutError: The daemon has not answered in time.
+            HearthError: The daemon refused the attachment.
+        """
+        self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
+        self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
+        execute.open()
+        with self._lock:
+            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
+            error = self.session.error
+            self.alive = self.session.attached and error is None
+        if self.alive:
+            return
+        if error is None:
+            error = TimeoutError(
+                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
+                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
+            )  # fmt: skip
+            self.end(error)
+        raise error.again()
