@@ -83,7 +83,7 @@ class Staging:
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
-        """Returns a buffer when all work submitted to the track so far is done."""
+        """Returns a buffer when the commands submitted to the track so far, one of which uses the buffer, are done."""
         queue = self._dropped.get(track)
         if queue is None:
             queue = self._dropped[track] = DropQueue()
@@ -108,7 +108,7 @@ class Staging:
 
     def _close(self, track: PooledStream) -> None:
         batch = self._dropped.pop(track).close()
-        self._tracks.on_complete(track, partial(self._release, batch))
+        self._tracks.after_commands(track, partial(self._release, batch))
 
     def _release(self, buffers: Iterable[HostBuffer]) -> None:
         for buffer in buffers:

@@ -274,6 +274,26 @@ class StreamPool:
         track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
 
+    def after_commands(self, track: PooledStream, callback: Callback) -> None:
+        """Calls `callback` when the commands that have taken a position on the track so far are done.
+
+        Unlike `on_complete`, records no event if the commands are known to be done, or if an event is pending behind
+        the last one.
+        """
+        position, pending = self.ordering.position(track.index), track.pending
+        if track.done_position >= position:
+            callback()
+        elif pending and pending[-1][0] == position:
+            _, event, first = pending[-1]
+
+            def complete_both() -> None:
+                first()
+                callback()
+
+            pending[-1] = position, event, complete_both
+        else:
+            self.on_complete(track, callback)
+
     def answer_when_done(self, track: PooledStream, answer: Callback) -> None:
         """Calls `answer`, for which a client waits, when all work submitted to the track so far is done."""
         self._awaited = track
