@@ -55,7 +55,9 @@ class Staging:
 
         For a command that can also do without the buffer; see `refusal`.
         """
-        if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
+        if (not self.in_use or self.in_use + size <= self._cap) and (
+            session is None or not session.pinned_bytes or self._within_quota(size, session)
+        ):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
                 self.in_use += buffer.size
@@ -68,13 +70,11 @@ class Staging:
         self.flush()  # buffers that may already be free must not wait for the end of the loop iteration
         return None
 
-    def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """True if the session's tenant may have `size` more bytes lent.
+    def _within_quota(self, size: int, session: DeviceSession) -> bool:
+        """True if the session's tenant, which has a quota, may have `size` more bytes lent.
 
         One copy larger than the quota is allowed while the tenant has nothing else lent.
         """
-        if session is None or not session.pinned_bytes:
-            return True
         lent = self._bytes_by_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 

@@ -173,7 +173,7 @@ class StreamPool:
 
     def done(self, track: PooledStream) -> bool:
         """True if all work of the track is known to be done."""
-        return track.done_position >= self.ordering.position(track.index)
+        return track.done_position >= self.ordering.positions[track.index]
 
     def idle(self, track: PooledStream) -> bool:
         """True if all work of the track is known to be done and no callback is pending."""
@@ -220,7 +220,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if self.timing.select(track, self.ordering.position(track.index)) and not window:
+        if self.timing.select(track, self.ordering.positions[track.index]) and not window:
             self.on_complete(track, _no_op)
 
     def charge(self, track: PooledStream, more: int) -> None:
@@ -242,7 +242,7 @@ class StreamPool:
 
     def fence(self, track: PooledStream, origin: PooledStream) -> None:
         """Makes `track` wait, on the device, for all work submitted to `origin` so far."""
-        if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
+        if self.ordering.fence(track.index, origin.index, self.ordering.positions[origin.index]):
             self.wait(track, origin.index)
 
     def follow(self, track: PooledStream, event: Event) -> None:
@@ -271,7 +271,7 @@ class StreamPool:
         """
         event = self._server.record(track.stream)
         self.live[track] = None
-        track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
+        track.pending.append((self.ordering.positions[track.index] - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
 
     def after_commands(self, track: PooledStream, callback: Callback) -> None:
@@ -280,7 +280,7 @@ class StreamPool:
         Unlike `on_complete`, records no event if the commands are known to be done, or if an event is pending behind
         the last one.
         """
-        position, pending = self.ordering.position(track.index), track.pending
+        position, pending = self.ordering.positions[track.index], track.pending
         if track.done_position >= position:
             callback()
         elif pending and pending[-1][0] == position:
@@ -297,10 +297,10 @@ class StreamPool:
     def answer_when_done(self, track: PooledStream, answer: Callback) -> None:
         """Calls `answer`, for which a client waits, when all work submitted to the track so far is done."""
         self._awaited = track
-        if self.idle(track):
-            answer()
-        else:
+        if track.pending or track.done_position < self.ordering.positions[track.index]:
             self.on_complete(track, answer)
+        else:
+            answer()
 
     def take_awaited(self) -> PooledStream | None:
         """Returns the track of the latest answer that was promised since the last call; None if there was none."""
@@ -431,7 +431,7 @@ class StreamPool:
         callback()
         if not track.pending:
             self.timing.became_idle(track)
-            if self.done(track):
+            if track.done_position >= self.ordering.positions[track.index]:
                 self.live.pop(track, None)
 
     # ---- running kernels ----
