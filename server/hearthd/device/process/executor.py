@@ -133,9 +133,9 @@ class Executor:
         """
         if session is None:
             for channel, open_session in self._sessions.items():
-                if open_session.deferred:
+                if open_session.deferred.waiting:
                     self._kicked.add(channel)
-        elif session.deferred:
+        elif session.deferred.waiting:
             self._kicked.add(session.channel)
 
     def pump(self) -> None:
@@ -143,7 +143,7 @@ class Executor:
         if self.retry_all:
             self.retry_all = False
             self.kick(None)
-        if self.memory.deferred_free.waiting:
+        if self.memory.deferred_free.queues:
             self.memory.deferred_free.pump()
         self.sharing.pump()
         if self._kicked:
@@ -159,7 +159,7 @@ class Executor:
 
     def has_deferred(self) -> bool:
         """True if deferred commands or frees have to be tried first."""
-        return bool(self._kicked) or self.memory.deferred_free.waiting
+        return bool(self._kicked or self.memory.deferred_free.queues)
 
     @property
     def more(self) -> bool:

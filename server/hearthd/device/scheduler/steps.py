@@ -154,7 +154,7 @@ class Steps:
         """Returns the session's backlog, if the session has no other work; otherwise None."""
         if (
             session.batches
-            or session.deferred
+            or session.deferred.waiting
             or session.trace is not None
             or session.permissions is not None
             or session.snapshots
