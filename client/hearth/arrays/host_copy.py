@@ -148,9 +148,17 @@ def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -
     Raises:
         UnsupportedError: The array does not consist of rows; `contiguous` makes a copy that does.
     """
-    stream = streams.resolve(on, array._connection, attachment)
-    rows = array._rows
-    return plan.BufferRegion(stream, array._memory.handle, array._offset, None if rows is None else array._as_rows())
+    return _target_of(array, attachment, on)[0]
+
+
+def _target_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> tuple[plan.BufferRegion, bool]:
+    """Returns the result of `region_of`, and True if the stream is being recorded."""
+    if on is None:
+        on = streams.current(array._connection)
+    stream = 0 if on is None else streams.resolve(on, array._connection, attachment)
+    rows = None if array._rows is None else array._as_rows()
+    recorded = on is not None and on._recorder is not None
+    return plan.BufferRegion(stream, array._memory.handle, array._offset, rows), recorded
 
 
 def contiguous(array: A, on: BaseStream | None) -> A:
@@ -218,8 +226,8 @@ def write(
         return
     attachment = array._usable()
     source, host = host, np.ascontiguousarray(host, array.dtype)
-    region = region_of(array, attachment, stream)
-    report, recorded = progresses.reporter(show, "upload"), is_recorded(array, stream)
+    region, recorded = _target_of(array, attachment, stream)
+    report = progresses.reporter(show, "upload")
     copy = array._send(attachment, region, plan.host_bytes(host), report, blocking, recorded)
     if copy is not None and host is source:
         _remember(array, host, UP, stream, copy)
@@ -244,9 +252,9 @@ def write_bytes(
         array.copy_from(temporary, stream)
         return
     attachment = array._usable()
-    region = region_of(array, attachment, stream)
+    region, recorded = _target_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
-    array._send(attachment, region, data, report, blocking, is_recorded(array, stream))
+    array._send(attachment, region, data, report, blocking, recorded)
 
 
 # ---- reads ----
@@ -309,8 +317,8 @@ def fetch(
         HearthError: Earlier work on the stream or the array failed.
     """
     source = contiguous(array, on)
-    connection, region = array._connection, region_of(source, attachment, on)
-    report, recorded = progresses.reporter(show, "download"), is_recorded(array, on)
+    connection, (region, recorded) = array._connection, _target_of(source, attachment, on)
+    report = progresses.reporter(show, "download")
     copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking, recorded=recorded)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(region.stream, array._memory.handle)

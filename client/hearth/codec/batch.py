@@ -92,7 +92,7 @@ def launches_command(records: Sequence[bytes], size: int) -> bytes:
     Returns:
         The serialized command.
     """
-    return b"".join((_LAUNCHES, varint(size), *records))
+    return b"".join((_LAUNCHES, number(size), *records))
 
 
 def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
@@ -105,12 +105,12 @@ def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
     Returns:
         The serialized request.
     """
-    parts = [_SEQ, varint(seq)]
+    parts = [_SEQ, number(seq)]
     for command in commands:
         size = len(command)
-        parts += _COMMANDS, _SHORT[size] if size < 128 else varint(size), command
+        parts += _COMMANDS, _SHORT[size] if size < 128 else number(size), command
     body = b"".join(parts)
-    return b"".join((_BATCH, varint(len(body)), body))
+    return b"".join((_BATCH, number(len(body)), body))
 
 
 def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec import batch, decode, encode
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.session.acks import Receipts
-from hearth.session.send_queue import EMPTY_MARK, Limits, QueueMark, SendQueue
+from hearth.session.send_queue import BATCH_COMMANDS, EMPTY_MARK, Limits, QueueMark, SendQueue
 from hearth_proto import later
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -220,8 +220,8 @@ class Session:
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """Combines `add` and `next_numbered` for the usual case.
 
-        In that case, only launches are queued, they fit one batch together with `command`, the window is open, and no
-        log of callers is kept.
+        In that case, all that is queued fits one batch together with `command`, the window is open, and no log of
+        callers is kept.
 
         Args:
             command: Serialized command that carries `request`.
@@ -233,14 +233,16 @@ class Session:
             Sequence number and batch, or None, with nothing changed, in any other case.
         """
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
-        run, size = queue.run, queue.run_bytes
+        entries, run, size = queue.entries, queue.run, queue.run_bytes
+        count = len(entries)
         if (
-            queue.entries or queue.closing is not None or queue.callers is not None
+            queue.closing is not None or queue.callers is not None
             or self.resend or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
-            or (total := size + len(command) + 3 * batch.FRAMING) > queue.room
+            or (total := queue.queued_bytes + len(command) + (count + 3) * batch.FRAMING) > queue.room
             or total > limits.max_unacked_bytes - unacked_bytes
+            or (count and queue.queued >= BATCH_COMMANDS)
         ):  # fmt: skip
             return None
         seq = self.next_seq
@@ -248,7 +250,15 @@ class Session:
             self._replies[request] = reply  # registered before the batch is made, as in `add`
             if barrier:
                 self._barriers[request] = queue.submitted
-            numbered = seq, batch.run_request(seq, run, size, command)
+            if not count:
+                request_bytes = batch.run_request(seq, run, size, command)
+            else:
+                commands = [entry for entry, _ in entries]
+                if run:
+                    commands.append(batch.launches_command(run, size))
+                commands.append(command)
+                request_bytes = batch.batch_request(seq, commands)
+            numbered = seq, request_bytes
             transition = numbered, EMPTY_MARK, unacked_bytes + len(numbered[1])
             # One statement without a call, as in `SendQueue._close_run`: after a Ctrl-C, `interrupted` completes the
             # step.
@@ -259,6 +269,8 @@ class Session:
                 self._barriers.pop(request, None)
             raise
         self._unacked.append(numbered)
+        if count:
+            entries.clear()
         queue.queued = queue.queued_bytes = queue.extra_cost = 0
         self._unacked_bytes, self.next_seq, self._batch_in_transition = transition[2], seq + 1, None
         return numbered

@@ -72,7 +72,7 @@ class ReceiverRole:
         if self.parked and self._pause == self._slow_tick_s:
             self._wake_parked()
             return True
-        return self.ticking
+        return self.parked and self._pause == self._tick_s
 
     @property
     def parked_indefinitely(self) -> bool:

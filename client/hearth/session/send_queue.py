@@ -130,14 +130,15 @@ class SendQueue:
             HearthError: The command does not fit into a batch (reason MESSAGE_TOO_LARGE).
         """
         size = len(command)
-        self._check_size(size)
+        if size > self._command_limit:
+            raise self._too_large(size)
         if self.run or self.closing is not None:
             self._close_run()
         if self.callers is not None:
             self.callers.record_command(command, self.submitted)
         self.queued_bytes += size
         self.queued += 1
-        self.extra_cost += max(worth - 1, 0)
+        self.extra_cost += worth - 1
         self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
@@ -240,25 +241,25 @@ class SendQueue:
         Args:
             limits: Limits; the maximum size of a batch and the size of shared launches follow from them.
         """
-        self._batch_bytes = limits.max_batch_bytes
+        self._command_limit = limits.max_batch_bytes - 2 * batch.FRAMING
+        """Maximum size, in bytes, of one command."""
         self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * batch.FRAMING)
         self.room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING
         """Maximum total size, in bytes, of the commands of one batch."""
 
     def _make_room(self, size: int) -> None:
-        if size > self._run_limit:
-            self._check_size(size)
+        if size > self._command_limit:
+            raise self._too_large(size)
         if self.run:
             self._close_run()
 
-    def _check_size(self, size: int) -> None:
-        if size + 2 * batch.FRAMING > self._batch_bytes:
-            raise HearthError(
-                f"a command of {size} bytes does not fit into a batch; the daemon accepts at most "
-                f"{self._batch_bytes} bytes.",
-                reason="MESSAGE_TOO_LARGE",
-                fix="use fewer or shorter headers, code, options or arguments.",
-            )
+    def _too_large(self, size: int) -> HearthError:
+        return HearthError(
+            f"a command of {size} bytes does not fit into a batch; the daemon accepts at most "
+            f"{self._command_limit} bytes.",
+            reason="MESSAGE_TOO_LARGE",
+            fix="use fewer or shorter headers, code, options or arguments.",
+        )
 
     def _close_run(self) -> None:
         """Turns the run into one command. A Ctrl-C at any point neither loses nor duplicates it."""

@@ -229,7 +229,7 @@ def read(
         region, into, progress = region.skip(done), into[done:], plan.remaining_progress(progress, done, size)
     remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
-        reading(connection, attachment, region, into, progress).wait(remaining)
+        _request_read(attachment, region, into, progress).wait(remaining)
         return None
     _download(connection, attachment, region, into, remaining, progress)
     return None
@@ -251,6 +251,14 @@ def reading(
         into: Contiguous writable bytes; their number is the size of the read.
         progress: Called once the bytes have arrived; None: not reported.
     """
+    connection.raise_deferred(region.stream)
+    return _request_read(attachment, region, into, progress)
+
+
+def _request_read(
+    attachment: Attachment, region: BufferRegion, into: memoryview, progress: Progress | None
+) -> PendingResult[None]:
+    """Sends a read like `reading`, after deferred errors have been raised."""
     size = len(into)
 
     def read(result: commands_pb2.Result) -> None:
@@ -262,7 +270,7 @@ def reading(
 
     is_contiguous = region.rows is None
     command = encode.read(region.stream, region.buffer, region.offset, size) if is_contiguous else region.read(size)
-    return connection.request(command, read, attachment, reports=True)
+    return PendingResult(attachment.request(command, reports=True), read)
 
 
 def _download(

@@ -45,7 +45,16 @@ class Vectors:
         """
         buffers = self.buffers
         if len(buffers) == 1:
-            return self._send_one(end)
+            buffer = buffers[0]
+            try:
+                sent = end.send(buffer)
+            except BlockingIOError:
+                return 0
+            if sent == len(buffer):
+                buffers.clear()
+            else:
+                buffers[0] = memoryview(buffer)[sent:]
+            return sent
         total = 0
         while buffers:
             vectors = list(buffers) if len(buffers) <= MAX_VECTORS else [buffers[index] for index in range(MAX_VECTORS)]
@@ -63,18 +72,6 @@ class Vectors:
                     buffers[0] = memoryview(buffers[0])[sent:]
                     sent = 0
         return total
-
-    def _send_one(self, end: socket.socket) -> int:
-        buffer = self.buffers[0]
-        try:
-            sent = end.send(buffer)
-        except BlockingIOError:
-            return 0
-        if sent == len(buffer):
-            self.buffers.clear()
-        else:
-            self.buffers[0] = memoryview(buffer)[sent:]
-        return sent
 
     def put(self, head: bytes, payload: bytes) -> None:
         """Queues a header and its payload."""
@@ -211,7 +208,8 @@ class Outbox:
             self.put(RESPONSE, payload, channel=channel)
             self.answer()
             return
-        self._put_ack()
+        if self._ack is not None:
+            self._put_ack()
         if not self._buffers:
             self._copies_due = time.perf_counter() + COPY_S
         self._vectors.put(HEADER.pack(len(payload), RESPONSE, LANED, channel, seq), payload)
@@ -263,7 +261,6 @@ class Outbox:
 
     # ---- sending ----
 
-    @property
     def crowded(self) -> bool:
         """True if so long a queue of frames waits for the front that lanes should accept no more batches."""
         return len(self._buffers) > 64 * MAX_VECTORS
@@ -327,7 +324,7 @@ class Outbox:
 
     def _send_link(self) -> None:
         self._put_ack()
-        crowded, buffers = self.crowded, self._buffers
+        crowded, buffers = self.crowded(), self._buffers
         try:
             self._vectors.send(self._link)
         except OSError:
@@ -336,7 +333,7 @@ class Outbox:
         if bool(buffers) != self._watching:
             self._watching = bool(buffers)
             self._watch_writes(self._watching)
-        if crowded and not self.crowded:
+        if crowded and not self.crowded():
             for lane in tuple(self.lanes.values()):
                 lane.settle()  # settle now, because nothing else may happen before the loop sleeps
 

@@ -61,9 +61,9 @@ class LaneConnection:
 
     `run_step` is called first with a batch that arrives while no other batch is under way on the lane; it returns True
     if it has executed the batch, see `hearthd.device.scheduler.steps`. `on_frame` receives all other frames, and
-    `on_batches` the channel after the frames of one receive. `crowded` returns True if the front has too many frames to
-    read. `on_end` is called once: with an empty string when the client has disconnected, or with the reason when the
-    client has violated the protocol.
+    `on_batches` the channel after the frames of one receive if batches are among them. `crowded` returns True if the
+    front has too many frames to read. `on_end` is called once: with an empty string when the client has disconnected,
+    or with the reason when the client has violated the protocol.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class LaneConnection:
         self._reader = FrameReader(self._max_frame)
         self._has_partial_frame = False
         """True if only a part of a frame has arrived."""
+        self._passed_on = False
+        """True if a batch was passed to `on_frame` since the last call of `on_batches`."""
         self._open = True
         self._started = self._reading = self._writing = False
         self._error = ""
@@ -277,7 +279,9 @@ class LaneConnection:
                 for frame in self._reader.feed(data[at:] if at else data):
                     self._frame(*frame)
                 self._has_partial_frame = self._reader.pending > 0
-            self._on_batches(self.channel)
+            if self._passed_on:
+                self._passed_on = False
+                self._on_batches(self.channel)
         except (FrameError, LaneError) as error:
             self._ended(str(error))
 
@@ -322,6 +326,7 @@ class LaneConnection:
             self._unacked += size
         else:
             raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
+        self._passed_on = True
         self._on_frame(Frame(BATCH, 0, self.channel, seq, payload))
 
     def batch_received(self, seq: int, size: int) -> None:

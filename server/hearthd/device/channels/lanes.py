@@ -140,7 +140,7 @@ class LaneConnections:
             limits,
             self._loop,
             self._on_frame,
-            lambda: self._outbox.crowded,
+            self._outbox.crowded,
             self._on_end,
             self._executor.run_on_arrival,
             self._executor.run_step,

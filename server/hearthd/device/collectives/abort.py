@@ -90,7 +90,7 @@ class CommunicatorAborts:
     @property
     def watching(self) -> bool:
         """True if the work of a helper thread may become overdue."""
-        return any(aborted.deadline < math.inf for aborted in self._helped)
+        return bool(self._helped) and any(aborted.deadline < math.inf for aborted in self._helped)
 
     def check(self, now: float) -> None:
         """Reports overdue aborts to the front."""

@@ -256,11 +256,9 @@ class CollectiveCommands:
             del self._groups[channel, group]
         self._negotiation.close(session)
 
-    def check(self) -> None:
-        """Checks for overdue operations. Cheap to call often, because it does work only at intervals."""
-        self.members.check()
-        self._negotiation.check()
+    def poll(self, limit: float | None) -> float | None:
+        """Checks, at intervals, for overdue operations.
 
-    def max_sleep(self, limit: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `limit`."""
-        return self._negotiation.max_sleep(self.members.max_sleep(limit))
+        Returns the longest time that the loop may sleep, at most `limit`.
+        """
+        return self._negotiation.poll(self.members.poll(limit))

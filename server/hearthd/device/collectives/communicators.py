@@ -259,18 +259,22 @@ class Memberships:
 
     # ---- the loop ----
 
-    def check(self) -> None:
-        """Checks for failures and overdue operations, and reports the progress.
+    def poll(self, limit: float | None) -> float | None:
+        """Checks, at intervals, for failures and overdue operations, and reports the progress.
 
-        Cheap to call often, because it does work only at intervals.
+        Returns the longest time that the loop may sleep, at most `limit`.
         """
+        if not (self._live or self.aborts.watching):
+            return limit
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self.aborts.watching):
-            return
-        self._next_check = now + CHECK_S
-        for member in list(self._live.values()):
-            self._check(member, now)
-        self.aborts.check(now)
+        if now >= self._next_check:
+            self._next_check = now + CHECK_S
+            for member in list(self._live.values()):
+                self._check(member, now)
+            self.aborts.check(now)
+        if not (self._busy or self.aborts.watching):
+            return limit
+        return at_most(self._next_check - now, limit)
 
     def _report_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -292,13 +296,6 @@ class Memberships:
         overdue = member.flights.overdue(now)
         if overdue is not None:
             self.broken(member, f"{overdue.description} did not complete in time", overdue.sequence, timed_out=True)
-
-    def max_sleep(self, limit: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `limit`."""
-        if not (self._busy or self.aborts.watching):
-            return limit
-        remaining = max(self._next_check - time.monotonic(), 0.0)
-        return at_most(remaining, limit)
 
     @staticmethod
     def _helper(work: Callable[[], None]) -> None:

@@ -304,22 +304,24 @@ class Negotiation:
 
     # ---- the loop ----
 
-    def check(self) -> None:
-        """Reports released operations that could not start in time, because their peers wait for them."""
+    def poll(self, limit: float | None) -> float | None:
+        """Reports, at intervals, released operations that could not start in time, because their peers wait for them.
+
+        Returns the longest time that the loop may sleep, at most `limit`.
+        """
+        limit = self._outgoing.max_sleep(limit)
+        if not self._released:
+            return limit
         now = time.monotonic()
-        if now < self._next_check or not self._released:
-            return
-        self._next_check = now + CHECK_S
+        if now >= self._next_check:
+            self._next_check = now + CHECK_S
+            self._report_overdue(now)
+        return at_most(CHECK_S, limit)
+
+    def _report_overdue(self, now: float) -> None:
         for pending in self._released:
             member = self._members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
                 device = self._device.spec.ordinal
                 reason = f"{pending.key} was allowed to start, but could not start in time on device {device}"
                 self._members.broken(member, reason, pending.key.sequence, timed_out=True)
-
-    def max_sleep(self, limit: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `limit`."""
-        limit = self._outgoing.max_sleep(limit)
-        if self._released:
-            return at_most(CHECK_S, limit)
-        return limit

@@ -61,7 +61,7 @@ class LaunchCommands:
         """
         functions = session.functions.items
         streams = session.streams.items
-        deferred = session.deferred
+        deferred = session.deferred.waiting
         unpack_header = HEADER.unpack_from
         default_timeout = session.launch_timeout
         tracks = self._device.tracks

@@ -197,7 +197,7 @@ class StreamCommands:
         """
         self._require_answer(origin, "sync")
         run = self._sync_all if command.all_streams else self._sync_one
-        if not origin.session.deferred and origin.capture is None and origin.record is None:
+        if not origin.session.deferred.waiting and origin.capture is None and origin.record is None:
             run(origin)  # no earlier command waits
             return None
         return Operation(origin, partial(run, origin), writes=(origin.stream,), barrier=command.all_streams)

@@ -90,7 +90,8 @@ class MemoryCommands:
         buffers, unknown = session.buffers.pop_all(command.buffers)
         # Among later commands, only graphs and prepared launches that hold a buffer can still use it, without its
         # handle.
-        held_buffers = tuple(buffer for buffer in buffers if session.deferred.holds(buffer)) if session.deferred else ()
+        deferred = session.deferred
+        held_buffers = tuple(buffer for buffer in buffers if deferred.holds(buffer)) if deferred.waiting else ()
         free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
         session.frees[number] = None

@@ -89,7 +89,8 @@ class DeferredFree:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._queues: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
+        self.queues: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
+        """The queues of each session that have items, oldest first. Callers only test whether it is empty."""
 
     def begin(
         self,
@@ -101,17 +102,17 @@ class DeferredFree:
         """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
         free_queue = FreeQueue(items, home, free_item)
         if len(items) > FEW or not free_queue.advance(FEW, respect_budget=False):
-            self._queues.setdefault(session, deque()).append(free_queue)
+            self.queues.setdefault(session, deque()).append(free_queue)
         return free_queue
 
     def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
         """Returns the last free queue of the session; None if everything is freed."""
-        queues = self._queues.get(session)
+        queues = self.queues.get(session)
         return queues[-1] if queues else None
 
     def blocked(self, session: DeviceSession) -> bool:
         """True if the session has a queue whose next item waits for the device."""
-        queues = self._queues.get(session)
+        queues = self.queues.get(session)
         return queues is not None and queues[0].blocked
 
     def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
@@ -127,39 +128,34 @@ class DeferredFree:
 
         Returns False, without calling it, if there are none.
         """
-        if not self._queues:
+        if not self.queues:
             return False
-        complete_one = countdown(len(self._queues), callback)
-        for queues in tuple(self._queues.values()):
+        complete_one = countdown(len(self.queues), callback)
+        for queues in tuple(self.queues.values()):
             queues[-1].then(complete_one)
         return True
 
     @property
-    def waiting(self) -> bool:
-        """True if any queue has items."""
-        return bool(self._queues)
-
-    @property
     def more(self) -> bool:
         """True if an item could be freed immediately."""
-        return bool(self._queues) and any(not queues[0].blocked for queues in self._queues.values())
+        return bool(self.queues) and any(not queues[0].blocked for queues in self.queues.values())
 
     def pump(self) -> None:
         """Frees items for a bounded short time, `STRETCH_S`."""
-        if not self._queues:
+        if not self.queues:
             return
         until = self._clock() + STRETCH_S
         while True:
             advanced = False
-            for session in tuple(self._queues):
-                queues = self._queues[session]
+            for session in tuple(self.queues):
+                queues = self.queues[session]
                 if queues[0].blocked:
                     continue
                 advanced = True
                 if queues[0].advance(PIECE_ITEMS):
                     queues.popleft()
                     if not queues:
-                        del self._queues[session]
+                        del self.queues[session]
                 if self._clock() > until:
                     self._rotate(session)
                     return
@@ -168,6 +164,6 @@ class DeferredFree:
 
     def _rotate(self, session: DeviceSession) -> None:
         """Moves the session that was served last behind the other sessions."""
-        queues = self._queues.pop(session, None)
+        queues = self.queues.pop(session, None)
         if queues is not None:
-            self._queues[session] = queues
+            self.queues[session] = queues

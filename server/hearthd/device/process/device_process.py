@@ -288,7 +288,6 @@ class DeviceProcess:
         # A slice that other sessions wait for is filled from the sockets before it is closed.
         idle = not (progress and sharing.is_slicing)
         sharing.settle(idle)
-        executor.collectives.check()
         expired = executor.watchdog.expired()
         if expired is not None:
             self.device.telemetry.kernel_timeouts += 1
@@ -297,7 +296,7 @@ class DeviceProcess:
                 fix="raise the launch's timeout, or make the kernel end",
                 sessions=[expired.session],
             )
-        limit = tracks.max_sleep() if idle else 0.0
+        limit = executor.collectives.poll(tracks.max_sleep() if idle else 0.0)
         if wake is not None:
             limit = at_most(wake, limit)
         limit = self.stripes.max_sleep(self.lanes.max_sleep(executor.max_sleep(limit)))

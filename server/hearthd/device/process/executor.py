@@ -63,7 +63,7 @@ class Executor:
         device.idle_work.tenant_of = self._tenant_of
         runners = Runners(device, registry.launches, self, registry.at_once)
         self.sharing = FairShare(device, Arrivals(runners), self._perform)
-        self.steps = Steps(device, self, registry.launches, self.sharing, lambda: self.has_deferred)
+        self.steps = Steps(device, self, registry.launches, self.sharing, self.has_deferred)
         self.on_arrival: Callable[[DeviceSession], None] = self.sharing.run_on_arrival
         """Runs the batches of a session that have arrived. An attribute, so that an observer can replace it in a
         compiled class."""
@@ -114,7 +114,7 @@ class Executor:
     def run_on_arrival(self, channel: int) -> None:
         """Runs the batches of the channel that have arrived, if no other session has work."""
         session = self._sessions.get(channel)
-        if session is not None and not self.has_deferred:
+        if session is not None and not self.has_deferred():
             self.on_arrival(session)
 
     def session(self, channel: int) -> DeviceSession | None:
@@ -133,9 +133,9 @@ class Executor:
         """
         if session is None:
             for channel, open_session in self._sessions.items():
-                if open_session.deferred:
+                if open_session.deferred.waiting:
                     self._kicked.add(channel)
-        elif session.deferred:
+        elif session.deferred.waiting:
             self._kicked.add(session.channel)
 
     def pump(self) -> None:
@@ -143,7 +143,7 @@ class Executor:
         if self.retry_all:
             self.retry_all = False
             self.kick(None)
-        if self.memory.deferred_free.waiting:
+        if self.memory.deferred_free.queues:
             self.memory.deferred_free.pump()
         self.sharing.pump()
         if self._kicked:
@@ -157,10 +157,9 @@ class Executor:
                 session.deferred.pump()
                 self.sharing.deferred_retried(session)
 
-    @property
     def has_deferred(self) -> bool:
         """True if deferred commands or frees have to be tried first."""
-        return bool(self._kicked) or self.memory.deferred_free.waiting
+        return bool(self._kicked or self.memory.deferred_free.queues)
 
     @property
     def more(self) -> bool:
@@ -171,7 +170,7 @@ class Executor:
         """Returns how long the loop may sleep, in seconds; at most `limit`, where None means no limit."""
         if self._kicked or self.retry_all or self.memory.deferred_free.more:
             return 0.0
-        return self.collectives.max_sleep(self.watchdog.max_sleep(self.sharing.max_sleep(limit)))
+        return self.watchdog.max_sleep(self.sharing.max_sleep(limit))
 
     @property
     def unused(self) -> bool:

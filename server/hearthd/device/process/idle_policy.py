@@ -72,10 +72,10 @@ class IdlePolicy:
         answered, sharing.answered = sharing.answered, False
         if not answered:
             return False
-        if sharing.active:
-            sharing.settle(True)
         if not self._is_idle:
-            return False
+            sharing.settle(True)
+            if not self._is_idle:
+                return False
         self._loop.linger()
         return time.perf_counter() < self._round_ends
 

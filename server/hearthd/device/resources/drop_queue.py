@@ -8,55 +8,38 @@ in the queue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-
-@dataclass
-class DropPolicy:
-    """Limits of a batch: number of buffers or bytes, whichever is reached first (CubeCL's figures)."""
-
-    max_count: int = 64
-    max_bytes: int = 64 << 20
-    count: int = 0
-    bytes: int = 0
-
-    def count_buffer(self, size: int) -> None:
-        """Counts one more buffer of `size` bytes."""
-        self.count += 1
-        self.bytes += size
-
-    @property
-    def is_full(self) -> bool:
-        """True once the batch has reached a limit and should be closed."""
-        return self.count >= self.max_count or self.bytes >= self.max_bytes
-
-    def reset(self) -> None:
-        """Starts counting a new batch."""
-        self.count = 0
-        self.bytes = 0
+MAX_COUNT = 64
+MAX_BYTES = 64 << 20
+"""Limits of a batch: number of buffers or bytes, whichever is reached first (CubeCL's figures)."""
 
 
 class DropQueue(Generic[T]):
     """Buffers of one stream that are kept until its work is done."""
 
-    def __init__(self, policy: DropPolicy | None = None) -> None:
-        self.policy = policy if policy is not None else DropPolicy()
+    __slots__ = ("_max_bytes", "_max_count", "_staged", "bytes")
+
+    def __init__(self, max_count: int = MAX_COUNT, max_bytes: int = MAX_BYTES) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
         self._staged: list[T] = []
+        self.bytes = 0
+        """Sum of the sizes of the staged buffers."""
 
     def __len__(self) -> int:
         return len(self._staged)
 
     def push(self, item: T, size: int) -> bool:
-        """Stages a buffer of `size` bytes. Returns True if the batch should be closed."""
+        """Stages a buffer of `size` bytes. Returns True if the batch has reached a limit and should be closed."""
         self._staged.append(item)
-        self.policy.count_buffer(size)
-        return self.policy.is_full
+        self.bytes += size
+        return len(self._staged) >= self._max_count or self.bytes >= self._max_bytes
 
     def close(self) -> list[T]:
         """Returns the batch and starts a new one. An empty list means that no event is needed."""
         batch, self._staged = self._staged, []
-        self.policy.reset()
+        self.bytes = 0
         return batch

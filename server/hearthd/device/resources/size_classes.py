@@ -31,7 +31,7 @@ class SizeClasses(Generic[P]):
 
     def class_of(self, size: int) -> int:
         """Returns the size of the block that serves `size` bytes."""
-        return max(self._smallest, 1 << max(0, size - 1).bit_length())
+        return 1 << (max(size, self._smallest) - 1).bit_length()
 
     @property
     def pages(self) -> int:

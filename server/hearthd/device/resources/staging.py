@@ -55,7 +55,9 @@ class Staging:
 
         For a command that can also do without the buffer; see `refusal`.
         """
-        if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
+        if (not self.in_use or self.in_use + size <= self._cap) and (
+            session is None or not session.pinned_bytes or self._within_quota(size, session)
+        ):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
                 self.in_use += buffer.size
@@ -68,13 +70,11 @@ class Staging:
         self.flush()  # buffers that may already be free must not wait for the end of the loop iteration
         return None
 
-    def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """True if the session's tenant may have `size` more bytes lent.
+    def _within_quota(self, size: int, session: DeviceSession) -> bool:
+        """True if the session's tenant, which has a quota, may have `size` more bytes lent.
 
         One copy larger than the quota is allowed while the tenant has nothing else lent.
         """
-        if session is None or not session.pinned_bytes:
-            return True
         lent = self._bytes_by_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 
@@ -83,7 +83,7 @@ class Staging:
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
-        """Returns a buffer when all work submitted to the track so far is done."""
+        """Returns a buffer when the commands submitted to the track so far, one of which uses the buffer, are done."""
         queue = self._dropped.get(track)
         if queue is None:
             queue = self._dropped[track] = DropQueue()
@@ -108,7 +108,7 @@ class Staging:
 
     def _close(self, track: PooledStream) -> None:
         batch = self._dropped.pop(track).close()
-        self._tracks.on_complete(track, partial(self._release, batch))
+        self._tracks.after_commands(track, partial(self._release, batch))
 
     def _release(self, buffers: Iterable[HostBuffer]) -> None:
         for buffer in buffers:

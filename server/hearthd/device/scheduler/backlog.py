@@ -112,6 +112,7 @@ class Backlog:
         "quota",
         "room",
         "session",
+        "session_id",
         "since",
         "slices",
         "sparse",
@@ -125,6 +126,8 @@ class Backlog:
 
     def __init__(self, session: DeviceSession, standstill_s: float = STANDSTILL_S) -> None:
         self.session = session
+        self.session_id = session.id
+        """The id under which device time of the session is reported to the front."""
         # Waiting commands.
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
@@ -177,11 +180,6 @@ class Backlog:
         """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
         self.done_at_since = 0
         """Number of commands that were done at `since`; used while the session is in no slice."""
-
-    @property
-    def session_id(self) -> str:
-        """The id under which device time of the session is reported to the front."""
-        return self.session.id
 
     def tracks(self) -> list[PooledStream]:
         """Returns the tracks of the session's streams, each once."""

@@ -157,8 +157,9 @@ class FairShare:
     def _charge(self, backlog: Backlog, began: float, commands: int) -> None:
         """Charges a session that was alone for commands that were submitted from `began` on, and are done."""
         if commands:
-            backlog.used_at_since = backlog.used
-            backlog.update_pace(commands, began, self.meter.charge_interval(backlog, began))
+            now = self.meter.charge_interval(backlog, began)
+            backlog.pace.update(commands, now - began, now - began)
+            backlog.used_at_since, backlog.since = backlog.used, now
 
     def last_batch(self, session: DeviceSession) -> int:
         """Returns the number of the last batch that was executed or is queued with its number."""
@@ -256,7 +257,8 @@ class FairShare:
             backlog = next(iter(self._active))
             self._execute(backlog)
             self._account(backlog)
-        self.turns.report(self._active)
+        if self.turns.on:
+            self.turns.report(self._active)
 
     def settle(self, idle: bool) -> None:
         """Marks sessions as idle whose work is done.

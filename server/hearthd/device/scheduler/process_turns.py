@@ -48,9 +48,10 @@ class ProcessTurns:
         self._reported_state = self._idle_since = None
 
     def report(self, active: Iterable[Backlog]) -> None:
-        """Sends a BUSY frame to the front if the kind of work that these sessions have has changed."""
-        if not self.on:
-            return
+        """Sends a BUSY frame to the front if the kind of work that these sessions have has changed.
+
+        Called while other processes use the device.
+        """
         state = 0
         for backlog in active:
             state |= WANTS * (self.allowed or backlog.wanting) | WORKS * (self.allowed or bool(backlog.slices))

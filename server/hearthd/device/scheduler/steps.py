@@ -154,7 +154,7 @@ class Steps:
         """Returns the session's backlog, if the session has no other work; otherwise None."""
         if (
             session.batches
-            or session.deferred
+            or session.deferred.waiting
             or session.trace is not None
             or session.permissions is not None
             or session.snapshots
@@ -170,9 +170,8 @@ class Steps:
         """Answers the step when its work is done; at once if that takes only moments."""
         device, sharing = self._device, self._sharing
         telemetry, tracks = device.telemetry, device.tracks
-        if launches:
-            telemetry.count("launch", launches)
-        telemetry.count("sync")
+        telemetry.operations["launch"] += launches
+        telemetry.operations["sync"] += 1
         telemetry.sync_points += 1
         busy = step.busy_tracks()
         if len(busy) == 1:

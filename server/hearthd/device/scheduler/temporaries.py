@@ -215,7 +215,7 @@ def _plain_stream(
     session: DeviceSession, command: commands_pb2.Command, kind: str, answered: bool = False
 ) -> LogicalStream | None:
     """Returns the command's stream if the command need not wait, and is `answered` or not as given; otherwise None."""
-    if bool(command.request) != answered or session.deferred or session.trace is not None:
+    if bool(command.request) != answered or session.deferred.waiting or session.trace is not None:
         return None
     permissions = session.permissions
     if permissions is not None and kind not in permissions.allowed:

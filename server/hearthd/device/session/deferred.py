@@ -83,7 +83,8 @@ class Deferred(Generic[C]):
     """The waiting commands of one session."""
 
     def __init__(self) -> None:
-        self._all: dict[_Waiting[C], None] = {}  # in order of submission
+        self.waiting: dict[_Waiting[C], None] = {}
+        """The waiting commands, in order of submission. Callers only test whether it is empty."""
         self._keys: dict[Hashable, _Key[C]] = {}
         self._barrier: _Waiting[C] | None = None
         self._ready: deque[_Waiting[C]] = deque()
@@ -91,10 +92,10 @@ class Deferred(Generic[C]):
         self._rerun = False
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.waiting)
 
     def __iter__(self) -> Iterator[C]:
-        return iter([waiting.command for waiting in self._all])
+        return iter([waiting.command for waiting in self.waiting])
 
     def holds(self, key: Hashable) -> bool:
         """True if a waiting command, other than a barrier, uses the key."""
@@ -105,7 +106,7 @@ class Deferred(Generic[C]):
 
         Returns True if it ran.
         """
-        if not self._all:
+        if not self.waiting:
             if command.step():
                 return True
             waiting = _Waiting(command)
@@ -146,7 +147,7 @@ class Deferred(Generic[C]):
     def clear(self) -> list[C]:
         """Removes and returns all waiting commands, oldest first."""
         commands = list(self)
-        self._all.clear()
+        self.waiting.clear()
         self._keys.clear()
         self._ready.clear()
         self._barrier = None
@@ -170,7 +171,7 @@ class Deferred(Generic[C]):
     def _blockers(self, command: C) -> set[_Waiting[C]]:
         """Returns the waiting commands that must run before this command."""
         if command.barrier:
-            return set(self._all)
+            return set(self.waiting)
         blockers: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
         for key in command.writes:
             users = self._keys.get(key)
@@ -185,7 +186,7 @@ class Deferred(Generic[C]):
         return {waiting for waiting in blockers if not waiting.done}
 
     def _enqueue(self, waiting: _Waiting[C]) -> None:
-        self._all[waiting] = None
+        self.waiting[waiting] = None
         command = waiting.command
         if command.barrier:
             self._barrier = waiting
@@ -199,7 +200,7 @@ class Deferred(Generic[C]):
 
     def _remove(self, waiting: _Waiting[C]) -> None:
         waiting.done = True
-        self._all.pop(waiting, None)
+        self.waiting.pop(waiting, None)
         if self._barrier is waiting:
             self._barrier = None
         for key in (*waiting.command.reads, *waiting.command.writes):

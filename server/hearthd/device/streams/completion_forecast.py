@@ -112,7 +112,9 @@ class CompletionForecast:
 
     def near_completion(self, now: float) -> bool:
         """True if a copy is likely to complete at time `now`."""
-        return any(forecast.window_start <= now < forecast.window_end for forecast in self.under_way)
+        return bool(self.under_way) and any(
+            forecast.window_start <= now < forecast.window_end for forecast in self.under_way
+        )
 
     def seconds_until_next(self, now: float) -> float:
         """Returns the seconds until a copy is likely to complete; infinity if there is no forecast."""

@@ -13,7 +13,7 @@ and at most one read per track.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,26 +62,22 @@ class Ordering:
     """Positions of all tracks, and the waits between tracks that have been made."""
 
     def __init__(self) -> None:
-        self._positions: list[int] = []
+        self.positions: list[int] = []
+        """Position of the last command submitted to each track, indexed by track number."""
         self._synced: dict[tuple[int, int], int] = {}
 
     def inspect(self) -> OrderingView:
         """Returns the size of the state."""
-        return OrderingView(len(self._positions), len(self._synced))
+        return OrderingView(len(self.positions), len(self._synced))
 
     def add_track(self) -> int:
         """Adds a track and returns its number."""
-        self._positions.append(0)
-        return len(self._positions) - 1
+        self.positions.append(0)
+        return len(self.positions) - 1
 
     def position(self, track: int) -> int:
         """Returns the position of the last command submitted to the track."""
-        return self._positions[track]
-
-    @property
-    def positions(self) -> Sequence[int]:
-        """Positions of all tracks, indexed by track number."""
-        return self._positions
+        return self.positions[track]
 
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
         """Takes the next position on `track` for a command; returns the tracks that it has to wait for first.
@@ -89,8 +85,8 @@ class Ordering:
         A buffer that is both read and written belongs in `writes`; if it is in both, it counts as written. A command
         without buffers is a step that other tracks can be fenced behind: a wait for an event, or an allocation or free.
         """
-        position = self._positions[track] + 1
-        self._positions[track] = position
+        positions = self.positions
+        positions[track] = position = positions[track] + 1
         waits: list[int] = []
         for usage in writes:
             if usage.track != track and usage.track >= 0:
@@ -114,7 +110,7 @@ class Ordering:
 
     def step(self, track: int) -> int:
         """Takes the next position on `track` for a command without buffers, and returns it."""
-        positions = self._positions
+        positions = self.positions
         positions[track] = position = positions[track] + 1
         return position
 
@@ -132,5 +128,5 @@ class Ordering:
         pair = (track, origin)
         if self._synced.get(pair, 0) < position:
             # The caller records the event now, so it covers everything submitted to the origin so far.
-            self._synced[pair] = self._positions[origin]
+            self._synced[pair] = self.positions[origin]
             waits.append(origin)

@@ -173,7 +173,7 @@ class StreamPool:
 
     def done(self, track: PooledStream) -> bool:
         """True if all work of the track is known to be done."""
-        return track.done_position >= self.ordering.position(track.index)
+        return track.done_position >= self.ordering.positions[track.index]
 
     def idle(self, track: PooledStream) -> bool:
         """True if all work of the track is known to be done and no callback is pending."""
@@ -220,7 +220,7 @@ class StreamPool:
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if self.timing.select(track, self.ordering.position(track.index)) and not window:
+        if self.timing.select(track, self.ordering.positions[track.index]) and not window:
             self.on_complete(track, _no_op)
 
     def charge(self, track: PooledStream, more: int) -> None:
@@ -242,7 +242,7 @@ class StreamPool:
 
     def fence(self, track: PooledStream, origin: PooledStream) -> None:
         """Makes `track` wait, on the device, for all work submitted to `origin` so far."""
-        if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
+        if self.ordering.fence(track.index, origin.index, self.ordering.positions[origin.index]):
             self.wait(track, origin.index)
 
     def follow(self, track: PooledStream, event: Event) -> None:
@@ -271,16 +271,36 @@ class StreamPool:
         """
         event = self._server.record(track.stream)
         self.live[track] = None
-        track.pending.append((self.ordering.position(track.index) - unsubmitted, event, callback))
+        track.pending.append((self.ordering.positions[track.index] - unsubmitted, event, callback))
         self.spin_policy.begin(time.perf_counter())
+
+    def after_commands(self, track: PooledStream, callback: Callback) -> None:
+        """Calls `callback` when the commands that have taken a position on the track so far are done.
+
+        Unlike `on_complete`, records no event if the commands are known to be done, or if an event is pending behind
+        the last one.
+        """
+        position, pending = self.ordering.positions[track.index], track.pending
+        if track.done_position >= position:
+            callback()
+        elif pending and pending[-1][0] == position:
+            _, event, first = pending[-1]
+
+            def complete_both() -> None:
+                first()
+                callback()
+
+            pending[-1] = position, event, complete_both
+        else:
+            self.on_complete(track, callback)
 
     def answer_when_done(self, track: PooledStream, answer: Callback) -> None:
         """Calls `answer`, for which a client waits, when all work submitted to the track so far is done."""
         self._awaited = track
-        if self.idle(track):
-            answer()
-        else:
+        if track.pending or track.done_position < self.ordering.positions[track.index]:
             self.on_complete(track, answer)
+        else:
+            answer()
 
     def take_awaited(self) -> PooledStream | None:
         """Returns the track of the latest answer that was promised since the last call; None if there was none."""
@@ -339,7 +359,7 @@ class StreamPool:
 
     def poll_watched(self) -> None:
         """Runs the callbacks of watched events that are done, in the order in which they are watched."""
-        if self._watched:
+        if self._watched.entries:
             done_events = self._watched.poll()  # the callbacks may reap tracks
             self.completions += done_events
 
@@ -369,14 +389,17 @@ class StreamPool:
     @property
     def should_poll(self) -> bool:
         """True if work under way may complete within moments and the backend does not notify of completions."""
-        if self.notified:
+        if self.notified or not self._awaits_completion():
             return False
         now = time.perf_counter()
-        return (self.spin_policy.spins(now) or self.forecast.near_completion(now)) and self._pending
+        return self.spin_policy.spins(now) or self.forecast.near_completion(now)
 
-    @property
-    def _pending(self) -> bool:
-        return bool(self._watched) or any(track.pending for track in self.live)
+    def _awaits_completion(self) -> bool:
+        """True if a callback is pending on any track, or an event is watched."""
+        for track in self.live:  # a generator expression takes twice as long
+            if track.pending:
+                return True
+        return bool(self._watched.entries)
 
     def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
@@ -385,7 +408,7 @@ class StreamPool:
         """
         if self.completions != self._polled_completions:
             return 0.0
-        if not self._pending:
+        if not self._awaits_completion():
             return None
         if self.notified:  # the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
@@ -411,7 +434,7 @@ class StreamPool:
         callback()
         if not track.pending:
             self.timing.became_idle(track)
-            if self.done(track):
+            if track.done_position >= self.ordering.positions[track.index]:
                 self.live.pop(track, None)
 
     # ---- running kernels ----

@@ -20,12 +20,10 @@ class WatchedEvents:
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
-        self._watched: list[tuple[Event, Callback, float, Callback]] = []
+        self.entries: list[tuple[Event, Callback, float, Callback]] = []
+        """The watched events, each with its callback, its deadline, and the callback for the deadline."""
         self._hold_counts: dict[Event, int] = {}
         self._retired: set[Event] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._watched)
 
     def add(self, event: Event, callback: Callback, timeout: float | None, on_timeout: Callback | None) -> None:
         """Calls `callback` when the event is done.
@@ -34,12 +32,12 @@ class WatchedEvents:
         """
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
         self.hold(event)
-        self._watched.append((event, callback, deadline, on_timeout or callback))
+        self.entries.append((event, callback, deadline, on_timeout or callback))
 
     def poll(self) -> int:
         """Runs the callbacks of events that are done or have timed out. Returns the number of events that were done."""
         done = self._server.done
-        watched, self._watched = self._watched, []
+        watched, self.entries = self.entries, []
         now, done_events = time.perf_counter(), 0
         for watch in watched:
             event, callback, deadline, on_timeout = watch
@@ -49,7 +47,7 @@ class WatchedEvents:
             elif now > deadline:
                 on_timeout()
             else:
-                self._watched.append(watch)
+                self.entries.append(watch)
                 continue
             self.drop(event)
         return done_events
@@ -57,12 +55,12 @@ class WatchedEvents:
     @property
     def any_done(self) -> bool:
         """True if a `poll` would find an event that is done. Cheap enough for a spin loop."""
-        return bool(self._watched) and any(self._server.done(watch[0]) for watch in self._watched)
+        return bool(self.entries) and any(self._server.done(watch[0]) for watch in self.entries)
 
     @property
     def any_deadline(self) -> bool:
         """True if any watched event has a deadline."""
-        return any(deadline != float("inf") for _, _, deadline, _ in self._watched)
+        return any(deadline != float("inf") for _, _, deadline, _ in self.entries)
 
     def hold(self, event: Event) -> None:
         """Prevents the release of the event; each call must be matched by one call of `drop`."""

@@ -31,7 +31,7 @@ def signal(device: DeviceContext, origin: Origin) -> Segment | None:
         lane is None
         or not lane.clear
         or session.streams.marked
-        or session.deferred
+        or session.deferred.waiting
         or session.snapshots
         or session.trace is not None
         or device.output.suspects

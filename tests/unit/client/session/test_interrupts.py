@@ -19,9 +19,11 @@ def session() -> Session:
     return fresh
 
 
-def with_launches() -> tuple[Session, bytes]:
-    """Returns a session with five queued launches, and the bytes of all of them."""
+def with_launches(commands: int) -> tuple[Session, bytes]:
+    """Returns a session with queued commands on the streams 1, 2, ..., then five launches, and the bytes of these."""
     core, records = session(), [bytes((number,)) * 40 for number in range(5)]
+    for stream in range(1, commands + 1):
+        core.add(commands_pb2.Command(stream=stream).SerializeToString())
     for record in records:
         core.queue.launch(record)
     return core, b"".join(records)
@@ -78,17 +80,18 @@ def sending(step: int) -> bool:
     return hit
 
 
-def test_interrupt_while_requesting() -> None:
-    """A request that is sent together with queued launches is both sent and registered, or neither; the launches are
+@pytest.mark.parametrize("commands", [0, 2])
+def test_interrupt_while_requesting(commands: int) -> None:
+    """A request that is sent together with queued work is both sent and registered, or neither; the queued work is
     sent in any case."""
     step = 1
-    while asking(step):
+    while asking(step, commands):
         step += 1
     assert step > 12
 
 
-def asking(step: int) -> bool:
-    core, launched = with_launches()
+def asking(step: int, queued: int) -> bool:
+    core, launched = with_launches(queued)
     reply = Reply(reports=True)
     sent: list[tuple[int, bytes]] = []
 
@@ -107,9 +110,9 @@ def asking(step: int) -> bool:
     assert asked == bool(core.inspect().barriers)
     while (numbered := core.next_numbered()) is not None:
         sent.append(numbered)
-    seqs, launches, _ = carried(sent)
+    seqs, launches, streams = carried(sent)
     commands = [each for _, data in sent for each in device_pb2.ExecuteRequest.FromString(data).batch.commands]
-    assert seqs == [1] and launches == launched
+    assert seqs == [1] and launches == launched and streams == [*range(1, queued + 1), *[0] * asked]
     assert [command.request for command in commands if command.request] == [7] * asked
     if asked:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
@@ -119,17 +122,18 @@ def asking(step: int) -> bool:
     return hit
 
 
-def test_interrupt_while_preparing_a_batch_for_another_thread() -> None:
+@pytest.mark.parametrize("commands", [0, 2])
+def test_interrupt_while_preparing_a_batch_for_another_thread(commands: int) -> None:
     """A batch that is prepared for another thread is either sent or was never numbered, so that the numbers have no
     gap."""
     step = 1
-    while readying(step):
+    while readying(step, commands):
         step += 1
     assert step > 12
 
 
-def readying(step: int) -> bool:
-    core, launched = with_launches()
+def readying(step: int, queued: int) -> bool:
+    core, launched = with_launches(queued)
     reply = Reply(reports=True)
 
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
@@ -139,9 +143,9 @@ def readying(step: int) -> bool:
     sent: list[tuple[int, bytes]] = []
     while (numbered := core.next_numbered()) is not None:
         sent.append(numbered)
-    seqs, launches, _ = carried(sent)
+    seqs, launches, streams = carried(sent)
     assert seqs == list(range(1, len(sent) + 1)) and core.next_seq == len(sent) + 1
-    assert launches == launched + b"x" * 40
+    assert launches == launched + b"x" * 40 and streams == [*range(1, queued + 1), *[0] * asked]
     assert asked or hit
     if asked:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))

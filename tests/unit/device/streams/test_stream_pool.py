@@ -356,6 +356,28 @@ def test_completed_events_are_released(rig: Rig) -> None:
     assert done == [1] and rig.server.live == 0
 
 
+def test_commands_that_are_done_or_have_an_event_behind_them_need_no_other_event(rig: Rig) -> None:
+    track, called = rig.track[0], list[str]()
+    rig.tracks.after_commands(track, lambda: called.append("nothing under way"))
+    assert called == ["nothing under way"] and not rig.server.live
+    buffer = rig.allocate(track)
+    rig.use(track, [buffer])
+    rig.tracks.on_complete(track, lambda: called.append("event"))
+    rig.tracks.after_commands(track, lambda: called.append("behind it"))
+    assert rig.server.live == 1, "the event that is pending serves both"
+    rig.use(track, [buffer])
+    rig.tracks.after_commands(track, lambda: called.append("later"))
+    assert rig.server.live == 2
+    for _ in range(2):
+        rig.server.step(track.stream)
+    rig.tracks.poll()
+    assert called[1:] == ["event", "behind it"], "the later command is not done"
+    rig.finish()
+    assert called[3:] == ["later"] and not rig.server.live
+    rig.tracks.after_commands(track, lambda: called.append("known"))
+    assert called[4:] == ["known"] and not rig.server.live
+
+
 def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
     done: list[int] = []
     rig.tracks.after_all([], lambda: done.append(1))
