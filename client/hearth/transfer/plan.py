@@ -53,6 +53,14 @@ class BufferRegion(NamedTuple):
     buffer: int
     offset: int
     rows: RowLayout | None = None
+    split: tuple[int, int] | None = None
+    """Number and total size in bytes of the copy of which the region is a piece, so that the daemon cancels all pieces
+    or none; None: one command copies everything."""
+
+    @property
+    def plain(self) -> bool:
+        """True for a range of bytes that one command copies."""
+        return self.rows is None and self.split is None
 
     def write(self) -> commands_pb2.Command:
         """Returns a write command to this region; the caller adds the source of the bytes."""
@@ -61,6 +69,8 @@ class BufferRegion(NamedTuple):
         command.write.offset = self.offset
         if self.rows is not None:
             _set_rows(command.write.rows, self.rows)
+        if self.split is not None:
+            command.write.split.number, command.write.split.size = self.split
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
@@ -75,6 +85,8 @@ class BufferRegion(NamedTuple):
         command.read.size = size
         if self.rows is not None:
             _set_rows(command.read.rows, self.rows)
+        if self.split is not None:
+            command.read.split.number, command.read.split.size = self.split
         return command
 
     def skip(self, done: int) -> BufferRegion:

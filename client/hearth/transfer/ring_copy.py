@@ -1,7 +1,8 @@
 """Copies of ordinary arrays through the ring, by several threads: the device moves some pieces while others are copied.
 
 The calling thread works as well, and does all the work if no helper is free. If the ring is stalled or its connection
-ends, the transfer stops after the pieces that were sent, and the rest takes another route.
+ends, the transfer stops after the pieces that were sent, and the rest takes another route. All commands of a transfer
+name the same split copy: the daemon cancels all of them or none.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class _Transfer(ABC):
         self._connection = connection
         self._origin = current_origin(region.stream, region.buffer)
         self._shared = shared
-        self._region = region
         self._host = host
         self._progress = progress
         self._threads = threads()
         width = region.rows.width if region.rows is not None else 1
         self._pieces = Pieces(len(host), piece_bytes(len(host), self._threads), width)
+        self.split = (connection.mint(), len(host)) if self._possible and len(self._pieces) > 1 else None
+        """`BufferRegion.split` of all commands of the transfer, also of those that other routes send."""
+        self._region = region._replace(split=self.split)
         self._lock = threading.Lock()
         self._next = 0
         """Index of the first piece that no thread has taken: all pieces before it are sent, or will be."""
@@ -206,8 +209,10 @@ class RingUpload(_Transfer):
         if error is None:
             return
         with self._lock:
-            is_first, over = self._error is None, self._over
+            is_first, over, stopped = self._error is None, self._over, self._stopped
         self._stop(error)
+        if is_first and stopped and error.reason == "CANCELLED":
+            return  # the rest, which took another route, is cancelled as well and reports it
         if is_first and over and not reported_elsewhere(self._shared.attachment.session.error, error):
             error = segment_gone(error) if self._shared.lost(error) else error
             self._connection.defer(error, self._origin)

@@ -70,14 +70,15 @@ def write(
     if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy = shared_transfer.write(
+        done, copy, split = shared_transfer.write(
             connection, attachment, region, data, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
-        region, data, progress = region.skip(done), data[done:], plan.remaining_progress(progress, done, size)
+        region = region.skip(done)._replace(split=split)
+        data, progress = data[done:], plan.remaining_progress(progress, done, size)
     if inline:
-        if region.rows is None:
+        if region.plain:
             attachment.submit(encode.write(region.stream, region.buffer, region.offset, data))
         else:
             command = region.write()
@@ -221,12 +222,13 @@ def read(
     if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy = shared_transfer.read(
+        done, copy, split = shared_transfer.read(
             connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
-        region, into, progress = region.skip(done), into[done:], plan.remaining_progress(progress, done, size)
+        region = region.skip(done)._replace(split=split)
+        into, progress = into[done:], plan.remaining_progress(progress, done, size)
     remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
     if inline:
         _request_read(attachment, region, into, progress).wait(remaining)
@@ -268,8 +270,7 @@ def _request_read(
         if progress is not None:
             progress(size, size)
 
-    is_contiguous = region.rows is None
-    command = encode.read(region.stream, region.buffer, region.offset, size) if is_contiguous else region.read(size)
+    command = encode.read(region.stream, region.buffer, region.offset, size) if region.plain else region.read(size)
     return PendingResult(attachment.request(command, reports=True), read)
 
 

@@ -29,6 +29,8 @@ class Moved(NamedTuple):
     bytes: int = 0
     copy: PinnedCopy | None = None
     """Prepared copy of all bytes, for repetition; None: there is none."""
+    split: tuple[int, int] | None = None
+    """`BufferRegion.split` of the bytes that were not moved."""
 
 
 NOTHING = Moved()
@@ -73,7 +75,7 @@ def write(
     from hearth.transfer import ring_copy  # imported only for ordinary arrays
 
     upload = ring_copy.RingUpload(connection, shared, region, np.frombuffer(data, np.uint8), progress, waits=not inline)
-    return Moved(upload.run())
+    return Moved(upload.run(), split=upload.split)
 
 
 def read(
@@ -116,7 +118,7 @@ def read(
     from hearth.transfer import ring_copy
 
     download = ring_copy.RingDownload(connection, shared, region, np.frombuffer(into, np.uint8), progress, timeout)
-    return Moved(download.run())
+    return Moved(download.run(), split=download.split)
 
 
 def _pinned(

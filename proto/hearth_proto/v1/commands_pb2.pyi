@@ -265,7 +265,7 @@ class Free(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Write(_message.Message):
-    __slots__ = ("buffer", "offset", "data", "transfer", "size", "rows", "shared")
+    __slots__ = ("buffer", "offset", "data", "transfer", "size", "rows", "shared", "split")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,7 @@ class Write(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     data: bytes
@@ -280,23 +281,34 @@ class Write(_message.Message):
     size: int
     rows: Rows
     shared: Shared
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
+    split: SplitCopy
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., transfer: _Optional[int] = ..., size: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ..., split: _Optional[_Union[SplitCopy, _Mapping]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("buffer", "offset", "size", "transfer", "rows", "shared")
+    __slots__ = ("buffer", "offset", "size", "transfer", "rows", "shared", "split")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     size: int
     transfer: int
     rows: Rows
     shared: Shared
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
+    split: SplitCopy
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., transfer: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ..., split: _Optional[_Union[SplitCopy, _Mapping]] = ...) -> None: ...
+
+class SplitCopy(_message.Message):
+    __slots__ = ("number", "size")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    size: int
+    def __init__(self, number: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Shared(_message.Message):
     __slots__ = ("segment", "offset")

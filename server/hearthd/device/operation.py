@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.cancellations import Cancellation
+from hearthd.device.session.cancellations import Cancellation, SplitCopy
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skipped
@@ -211,6 +211,7 @@ class Operation:
         "on_failure",
         "origin",
         "reads",
+        "split",
         "spoils",
         "writes",
     )
@@ -248,6 +249,8 @@ class Operation:
         self.on_failure: Callable[[Refusal], None] | None = None
         """Called if the operation will not run because it was refused, skipped or abandoned. Releases resources that
         the operation holds elsewhere."""
+        self.split: SplitCopy | None = None
+        """The copy of which the command is a piece; None: the command is complete by itself."""
 
     def step(self) -> bool:
         """Tries to run. Returns True once the operation is finished: done, failed, skipped or abandoned.
@@ -276,6 +279,8 @@ class Operation:
             if not self._run():
                 if track.returned - track.budget != submitted:
                     self.origin.started = True
+                    if self.split is not None:
+                        self.split.begun = True
                 return False
             if input_failure is not None:
                 # The operation was announced, so it had to run because its peers depend on it. Its own result is
@@ -322,12 +327,14 @@ class Operation:
     def droppable(self, cancellation: Cancellation) -> bool:
         """True if the cancellation covers the operation, and no part of it has been executed.
 
-        A command that a graph records is not dropped, because it is not executed.
+        A command that a graph records is not dropped, because it is not executed. A piece of a copy of which another
+        piece has begun is not dropped either.
         """
         origin = self.origin
         return (
             not (self.finished or origin.started)
             and origin.capture is None
+            and (self.split is None or not self.split.begun)
             and cancellation.covers(origin.name.partition(" ")[0], origin.stream.handle, origin.request)
         )
 
@@ -353,6 +360,18 @@ class Operation:
         """
         if self.announcement is not None:
             self.announcement.announce([operation.announcement for operation in predecessors])
+
+    def drop(self, cancellation: Cancellation | None) -> None:
+        """Fails the operation because it was cancelled, and counts it; a copy in pieces counts once.
+
+        `cancellation` is None for a piece of a copy that was dropped before.
+        """
+        split = self.split
+        if cancellation is not None and (split is None or not split.dropped):
+            cancellation.dropped += 1
+        if split is not None:
+            split.dropped = True
+        self.abandon(cancelled(self.name))
 
     def abandon(self, refusal: Refusal) -> None:
         """Fails a command that will not run any more; no effect on a finished operation."""
@@ -412,21 +431,25 @@ def submit(operation: Operation) -> None:
     session = origin.session
     if origin.batch is not None:
         origin.batch.left += 1
-    if session.dropping and _drop(operation):
+    if (session.dropping or operation.split is not None) and _drop(operation):
         return
     if not session.deferred.submit(operation):
         operation.deferred_at_ns = time.perf_counter_ns()
 
 
 def _drop(operation: Operation) -> bool:
-    """Fails the operation if a cancellation of its session covers it; returns True in that case."""
-    origin = operation.origin
+    """Fails the operation if a cancellation of its session covers it, or covered another piece of the same copy.
+
+    Returns True in that case.
+    """
+    origin, split = operation.origin, operation.split
+    if origin.capture is not None or (split is not None and split.begun):
+        return False
     kind = origin.name.partition(" ")[0]
     cancellation = origin.session.cancellations.find(kind, origin.stream.handle, origin.request)
-    if cancellation is None or origin.capture is not None:
+    if cancellation is None and (split is None or not split.dropped):
         return False
-    cancellation.dropped += 1
-    operation.abandon(cancelled(origin.name))
+    operation.drop(cancellation)
     return True
 
 

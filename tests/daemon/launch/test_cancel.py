@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import threading
@@ -14,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
+from hearth.session.reply import Reply
+from hearth_proto.v1 import commands_pb2
+from tests.support.client.internals import connection_of, handle_of
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common, gated
@@ -303,6 +305,38 @@ def test_a_command_that_has_begun_is_not_cancelled(gpu: hearth.Device) -> None:
     assert y.get()[0] == 1 + BEHIND
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["waiting", "begun"])
+def test_waiting_pieces_of_a_large_write_are_cancelled_together(gpu: hearth.Device, begun: bool) -> None:
+    """All are dropped and count as one command; none is dropped once the device has accepted one."""
+    kernel, x, y = add(gpu), gpu.zeros(1, np.int32), gpu.zeros(4, np.uint8)
+    attachment, outcomes = connection_of(gpu).attachment(), list[str]()
+
+    def piece(index: int) -> Reply:
+        split = commands_pb2.SplitCopy(number=1 << 40, size=4)
+        write = commands_pb2.Write(buffer=handle_of(y), offset=index, data=b"\5", split=split)
+        return attachment.request(commands_pb2.Command(write=write))
+
+    with gated(gpu) as gate:
+        gate.hold(x)
+        pieces = [piece(0)] if begun else []
+        gpu.flush()
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        pieces += [piece(1), piece(2)]
+        dropped = gpu.cancel()
+        pieces += [piece(3)]
+        gate.open()
+        assert dropped_by(gpu) == dropped - (not begun)
+    for reply in pieces:
+        try:
+            reply.wait(60)
+            outcomes.append("done")
+        except hearth.CancelledError:
+            outcomes.append("cancelled")
+    assert outcomes == (["done"] * 4 if begun else ["cancelled"] * 3)
+    assert y.get().tolist() == ([5] * 4 if begun else [0] * 4)
+
+
 @pytest.mark.parametrize("pinned", [False, True], ids=["ordinary", "pinned"])
 def test_large_writes_are_cancelled_with_their_transfers(gpu: hearth.Device, pinned: bool) -> None:
     kernel, x = add(gpu), gpu.zeros(1, np.int32)
@@ -311,9 +345,13 @@ def test_large_writes_are_cancelled_with_their_transfers(gpu: hearth.Device, pin
     y = gpu.full(len(host), 1, np.int32)
     gpu.synchronize()
 
+    raised: list[hearth.CancelledError] = []
+
     def write() -> None:
-        with contextlib.suppress(hearth.CancelledError):
+        try:
             y.set(host)
+        except hearth.CancelledError as error:
+            raised.append(error)
 
     with gated(gpu) as gate:
         gate.hold(x)
@@ -326,7 +364,7 @@ def test_large_writes_are_cancelled_with_their_transfers(gpu: hearth.Device, pin
             dropped += gpu.cancel()
             writer.join(0.01)
         gate.open()
-        dropped_by(gpu)
+        assert dropped_by(gpu) + len(raised) == dropped
     assert len(np.unique(y.get())) == 1
     host[:] = 6
     y.set(host)

@@ -8,7 +8,7 @@ from hearth_proto.frames import Frame
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.operation import Operation, Origin, cancelled
+from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.cancellations import Cancellation
 from hearthd.device.session.session import DeviceSession
 
@@ -63,8 +63,7 @@ class CancelCommands:
         """Drops the deferred commands that the cancellation covers and that have not begun."""
         for operation in session.deferred:
             if operation.droppable(cancellation):
-                cancellation.dropped += 1
-                operation.abandon(cancelled(operation.name))
+                operation.drop(cancellation)
         self._device.kick(session)
 
 

@@ -260,7 +260,10 @@ def _is_full(backlog: Backlog, command: commands_pb2.Command) -> bool:
 
 def _is_dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool:
     """True if a cancellation covers the next command, so that it need not wait for room or a time slice."""
-    if backlog.session.cancellations.find(kind, command.stream, command.request) is None:
+    cancellations = backlog.session.cancellations
+    if cancellations.find(kind, command.stream, command.request) is None:
+        return False
+    if kind in ("write", "read") and cancellations.has_begun(getattr(command, kind).split.number):
         return False
     backlog.need = NOTHING
     backlog.standstill.stream = None

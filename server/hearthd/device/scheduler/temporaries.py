@@ -132,7 +132,7 @@ class Temporaries:
         if stream is None:
             return False
         write = command.write
-        if write.transfer or write.HasField("shared") or write.HasField("rows"):
+        if write.transfer or write.HasField("shared") or write.HasField("rows") or write.HasField("split"):
             return False
         data, offset = write.data, write.offset
         size = len(data)
@@ -166,6 +166,8 @@ class Temporaries:
         stream = _plain_stream(session, command, "read", answered=True)
         read = command.read
         if stream is None or read.transfer or read.HasField("shared") or read.HasField("rows"):
+            return False
+        if read.HasField("split"):
             return False
         device, track, size = self._device, stream.track, read.size
         buffer = session.buffers.items.get(read.buffer)

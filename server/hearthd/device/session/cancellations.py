@@ -16,6 +16,24 @@ them."""
 
 MAX_ACTIVE = 64
 """Largest number of cancellations in effect. A further one has no effect before its command is executed."""
+MAX_SPLIT = 1024
+"""Largest number of split copies that are kept; the oldest is forgotten. Those of which the client does not send all
+pieces, because it was interrupted or a piece was cancelled, are removed in this way only."""
+
+
+class SplitCopy:
+    """A write or read that the client sends as several commands, its pieces: either all are cancelled, or none."""
+
+    __slots__ = ("begun", "dropped", "number", "remaining")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.remaining = size
+        """Number of bytes of the pieces that have not been executed."""
+        self.begun = False
+        """True once a part of a piece was submitted to the device: no piece is dropped from then on."""
+        self.dropped = False
+        """True once a piece was dropped: all others are dropped, also if they arrive after the cancellation's end."""
 
 
 class Cancellation:
@@ -48,6 +66,7 @@ class Cancellations:
         self._active: dict[int, Cancellation] = {}
         self._last = 0
         """Number of the last Cancel command that was executed."""
+        self._split: dict[int, SplitCopy] = {}
 
     def __bool__(self) -> bool:
         return bool(self._active)
@@ -77,6 +96,27 @@ class Cancellations:
         """Ends all cancellations, because their commands will not arrive; the next attachment numbers them anew."""
         self._active.clear()
         self._last = 0
+
+    def split(self, number: int, size: int) -> SplitCopy:
+        """Returns the split copy with this number, of `size` bytes in total, to which a piece that arrives belongs."""
+        split = self._split.get(number)
+        if split is None:
+            if len(self._split) >= MAX_SPLIT:
+                del self._split[next(iter(self._split))]
+            split = self._split[number] = SplitCopy(number, size)
+        return split
+
+    def has_begun(self, number: int) -> bool:
+        """True if a piece of the split copy with this number has begun, so that the others are not dropped."""
+        split = self._split.get(number)
+        return split is not None and split.begun
+
+    def piece_done(self, split: SplitCopy, size: int) -> None:
+        """Notes that a piece of `size` bytes was executed."""
+        split.begun = True
+        split.remaining -= size
+        if split.remaining <= 0:
+            self._split.pop(split.number, None)
 
     def find(self, kind: str, stream: int, request: int) -> Cancellation | None:
         """Returns the first cancellation that covers a command; None if there is none."""

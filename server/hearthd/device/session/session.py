@@ -78,6 +78,10 @@ class SubmittedCommand(Deferrable, Protocol):
         """True if the cancellation covers the command, and no part of the command has been executed."""
         ...
 
+    def drop(self, cancellation: Cancellation | None) -> None:
+        """Fails the command because it was cancelled, and counts it."""
+        ...
+
     def abandon(self, refusal: Refusal) -> None:
         """Fails a command that will not run any more; no effect on a finished command."""
         ...

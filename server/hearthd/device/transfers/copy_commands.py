@@ -44,15 +44,18 @@ class CopyCommands:
         shared = command.HasField("shared")
         rows = rows_of("write", command, command.size if command.transfer or shared else len(command.data))
         if shared:
-            return self._shared.write(origin, command, buffer, rows)
-        if command.transfer:
-            return self._transfers.uploads.write(origin, command, buffer, rows)
-        return Operation(
-            origin,
-            partial(self._write, origin, buffer, rows, command.data, DirectCopies(self._device, origin, buffer, rows)),
-            writes=(origin.stream, buffer),
-            spoils=(buffer,),
-        )
+            operation = self._shared.write(origin, command, buffer, rows)
+        elif command.transfer:
+            operation = self._transfers.uploads.write(origin, command, buffer, rows)
+        else:
+            direct = DirectCopies(self._device, origin, buffer, rows)
+            operation = Operation(
+                origin,
+                partial(self._write, origin, buffer, rows, command.data, direct),
+                writes=(origin.stream, buffer),
+                spoils=(buffer,),
+            )
+        return _piece(operation, command, rows.size)
 
     def _write(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
         if origin.stream.track.full:
@@ -91,9 +94,9 @@ class CopyCommands:
             raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
         rows = rows_of("read", command, command.size)
         if command.HasField("shared"):
-            return self._shared.read(origin, command, buffer, rows)
+            return _piece(self._shared.read(origin, command, buffer, rows), command, rows.size)
         if command.transfer:
-            return self._transfers.downloads.read(origin, command, buffer, rows)
+            return _piece(self._transfers.downloads.read(origin, command, buffer, rows), command, rows.size)
         limit = self._device.spec.max_inline_bytes
         if command.size > limit:
             raise Refusal(
@@ -102,12 +105,13 @@ class CopyCommands:
                 fix="name a transfer and open a Download stream for it",
                 details={"size": command.size, "max_inline_bytes": limit},
             )
-        return Operation(
+        operation = Operation(
             origin,
             partial(self._read, origin, buffer, rows, DirectCopies(self._device, origin, buffer, rows)),
             writes=(origin.stream,),
             reads=(buffer,),
         )
+        return _piece(operation, command, rows.size)
 
     def _read(self, origin: Origin, buffer: Buffer, rows: RowLayout, direct: DirectCopies) -> bool:
         device = self._device
@@ -285,6 +289,15 @@ def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
     buffer.check_writable("fill")
     address = buffer.range(command.offset, command.size, "fill")
     return FillNode(address, command.pattern, command.size)
+
+
+def _piece(operation: Operation, command: commands_pb2.Write | commands_pb2.Read, size: int) -> Operation:
+    """Returns the operation of `size` bytes, which is cancelled with the other pieces of its copy if it has any."""
+    if command.HasField("split"):
+        cancellations = operation.origin.session.cancellations
+        split = operation.split = cancellations.split(command.split.number, command.split.size)
+        operation.after = partial(cancellations.piece_done, split, size)
+    return operation
 
 
 def _pieces_of(rows: RowLayout) -> Iterator[Piece] | None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
-from hearth.transfer import ring_buffer, ring_copy
+from hearth.transfer import plan, ring_buffer, ring_copy, router, shared
 from hearth.transfer.plan import BufferRegion
 from hearth.transfer.ring_buffer import Ring, Slot
 from hearth.transfer.ring_copy import RingDownload, RingUpload
@@ -43,8 +43,11 @@ class Device:
         self.alive = True
         self.segments: dict[int, Segment] = {}
         self._numbers = itertools.count(1)
+        self.mint = itertools.count(1).__next__
         self.ring = Ring(self._slot, slots, stall)
         self.deferred: list[HearthError] = []
+        self.splits: list[tuple[int, int]] = []
+        """The `split` of each command; (0, 0) without one."""
         self.kernel_output = SimpleNamespace(deliver=lambda: None)
         self.defer = lambda error, whose: self.deferred.append(error)
         self._queue: SimpleQueue[tuple[commands_pb2.Command, Any] | None] = SimpleQueue()
@@ -74,6 +77,8 @@ class Device:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             command, reply = item
+            split = (command.write if command.HasField("write") else command.read).split
+            self.splits.append((split.number, split.size))
             error = self.plan(self.commands)
             self.commands += 1
             if error is not None:
@@ -237,6 +242,53 @@ def test_stalled_ring_leaves_the_rest_to_other_paths() -> None:
         gate.set()
         settled(gpu)
         np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
+
+
+def test_all_commands_of_a_transfer_name_one_copy() -> None:
+    host = noise(6 * EACH)
+    with device(len(host)) as gpu:
+        for size in (6 * EACH, 2 * EACH, EACH):
+            assert upload(gpu, BufferRegion(0, 1, 0), host[:size]) == size
+            assert download(gpu, BufferRegion(0, 1, 0), np.zeros(size, np.uint8)) == size
+        settled(gpu)
+        copies = [list(group) for _, group in itertools.groupby(gpu.splits)]
+        assert [len(copy) for copy in copies] == [6, 6, 2, 2, 2]
+        numbers, sizes = zip(*(copy[0] for copy in copies), strict=True)
+        assert len(set(numbers)) == 5 and sizes == (6 * EACH, 6 * EACH, 2 * EACH, 2 * EACH, 0)
+
+
+def test_cancelled_pieces_of_a_stalled_copy_are_reported_by_the_rest() -> None:
+    gate, cancelled = threading.Event(), HearthError("cancelled", reason="CANCELLED")
+    with device(20 * EACH, slots=4, stall=0.05) as gpu:
+        gpu.plan = lambda number: cancelled if gate.wait(20) else REFUSED
+        assert upload(gpu, BufferRegion(0, 1, 0), noise(20 * EACH)) == 4 * EACH
+        gate.set()
+        settled(gpu)
+        assert not gpu.deferred
+
+
+@pytest.mark.parametrize("size", [100, 5000], ids=["inline", "transfer"])
+def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Whatever its route."""
+    sent: list[commands_pb2.Command] = []
+    moved = shared.Moved(40, split=(9, size))
+    monkeypatch.setattr(shared, "write", lambda *_, **__: moved)
+    monkeypatch.setattr(shared, "read", lambda *_, **__: moved)
+    monkeypatch.setattr(plan, "MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr(plan, "should_use_ring", lambda *_: True)
+    monkeypatch.setattr(router, "carry_upload", lambda *_: None)
+    monkeypatch.setattr(router, "carry_download", lambda *_: None)
+    limits = SimpleNamespace(max_inline_bytes=1000, max_batch_bytes=10_000)
+    attachment: Any = SimpleNamespace(session=SimpleNamespace(limits=limits), submit=sent.append)
+    attachment.request = lambda command, reports=False: sent.append(command) or SimpleNamespace(on_late_error=None)
+    connection: Any = SimpleNamespace(raise_deferred=lambda *_: None, mint=lambda: 3)
+    connection.request = lambda command, *_, **__: sent.append(command) or SimpleNamespace(wait=lambda _: None)
+    region, data = BufferRegion(0, 1, 0), memoryview(bytearray(size))
+    router.write(connection, attachment, region, data)
+    router.read(connection, attachment, region, data)
+    write, read = sent[0].write, sent[1].read
+    assert (write.split.number, write.split.size, write.offset) == (9, size, 40)
+    assert (read.split.number, read.split.size, read.offset) == (9, size, 40)
 
 
 def test_download_waits_for_its_requested_pieces() -> None:

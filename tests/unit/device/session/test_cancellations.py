@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.session.cancellations import DROPPED, MAX_ACTIVE, Cancellation, Cancellations
+from hearthd.device.session.cancellations import DROPPED, MAX_ACTIVE, MAX_SPLIT, Cancellation, Cancellations
 
 
 def test_scope_of_a_cancellation() -> None:
@@ -50,3 +50,21 @@ def test_the_number_of_cancellations_is_bounded() -> None:
     cancellations = Cancellations()
     assert all(cancellations.begin(number, Cancellation(0, True, 0)) for number in range(1, MAX_ACTIVE + 1))
     assert not cancellations.begin(MAX_ACTIVE + 1, Cancellation(0, True, 0))
+
+
+def test_a_split_copy_is_kept_until_all_its_pieces_are_done() -> None:
+    cancellations = Cancellations()
+    split = cancellations.split(3, 10)
+    assert not cancellations.has_begun(3)
+    cancellations.piece_done(split, 4)
+    assert cancellations.has_begun(3) and cancellations.split(3, 10) is split
+    cancellations.piece_done(split, 6)
+    assert not cancellations.has_begun(3) and cancellations.split(3, 10) is not split
+
+
+def test_the_number_of_split_copies_is_bounded() -> None:
+    cancellations = Cancellations()
+    first, second = cancellations.split(1, 10), cancellations.split(2, 10)
+    for number in range(3, MAX_SPLIT + 2):
+        cancellations.split(number, 10)
+    assert cancellations.split(2, 10) is second and cancellations.split(1, 10) is not first
