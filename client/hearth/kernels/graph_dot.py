@@ -19,7 +19,7 @@ def digraph(nodes: Sequence[GraphNode], children: Sequence[range]) -> str:
     Returns:
         The text of a ``digraph``.
     """
-    sections = [(node.body, f"body of {node.index} {node.kind}") for node in nodes if node.body]
+    sections = [(body, _title(node, index)) for node in nodes for index, body in enumerate(node.bodies) if body]
     sections += [(indices, f"child graph {number}") for number, indices in enumerate(children)]
     # Sections contain one another or are disjoint. One that contains another begins before it, or is longer, or comes
     # first here.
@@ -43,6 +43,12 @@ def digraph(nodes: Sequence[GraphNode], children: Sequence[range]) -> str:
         lines.append("    " * (len(open_ends) + 1) + "}")
     lines += [f"    n{predecessor} -> n{node.index};" for node in nodes for predecessor in node.after]
     return "\n".join([*lines, "}", ""])
+
+
+def _title(node: GraphNode, body: int) -> str:
+    """Returns the title of a body of a conditional node."""
+    part = f"case {body}" if node.kind == "switch" else "else" if body else "body"
+    return f"{part} of {node.index} {node.kind}"
 
 
 def _quoted(text: str) -> str:

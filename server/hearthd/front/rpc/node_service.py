@@ -51,6 +51,7 @@ FEATURES = (
     "graph_composition",
     "graph_memory",
     "graph_conditionals",
+    "graph_branches",
     "launch_attributes",
     "linking",
     "published_events",
