@@ -706,7 +706,7 @@ class DestroyTensorMap(_message.Message):
     def __init__(self, tensor_map: _Optional[int] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes")
+    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes", "mode", "cooperative", "fit", "cluster")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -716,6 +716,10 @@ class Dispatch(_message.Message):
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    COOPERATIVE_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -725,7 +729,11 @@ class Dispatch(_message.Message):
     timeout_ns: int
     timed: bool
     attributes: LaunchAttributes
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
+    mode: LaunchMode
+    cooperative: bool
+    fit: bool
+    cluster: Dim3
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., fit: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ...) -> None: ...
 
 class Binding(_message.Message):
     __slots__ = ("role", "value", "size", "data", "upload", "range_offset", "range_size", "download")

@@ -52,6 +52,7 @@ FEATURES = (
     "graph_memory",
     "graph_conditionals",
     "graph_branches",
+    "dispatch_options",
     "launch_attributes",
     "linking",
     "published_events",
