@@ -83,6 +83,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "end_capture": _LAUNCH,
     "begin_conditional": _LAUNCH,
     "end_conditional": _LAUNCH,
+    "begin_branch": _LAUNCH,
     "launch_graph": _LAUNCH,
     "update_graph": _LAUNCH,
     "destroy_graph": _LAUNCH,

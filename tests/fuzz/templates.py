@@ -77,6 +77,7 @@ TEMPLATES: dict[str, Message] = {
         c.WaitEvent(event=SMALL),
         c.BeginCapture(graph=6),
         c.BeginConditional(buffer=SMALL),
+        c.BeginBranch(value=1),
         c.EndProfile(profile=SMALL),
         c.SetDurable(buffers=[SMALL, LARGE], durable=True),
         c.Checkpoint(buffers=[SMALL]),

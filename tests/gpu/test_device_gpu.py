@@ -63,6 +63,7 @@ def test_properties(server: CudaServer) -> None:
         "access_policy_window": known("COMPUTE_CAPABILITY_MAJOR") >= 8,
         "programmatic_launch": known("COMPUTE_CAPABILITY_MAJOR") >= 9,
         "memory_sync_domains": known("COMPUTE_CAPABILITY_MAJOR") >= 9,
+        "graph_branches": version >= 12080,
         "tensor_maps": bool(known("TENSOR_MAP_ACCESS_SUPPORTED")),
         "tensor_map_im2col_wide": known("COMPUTE_CAPABILITY_MAJOR") >= 10 and version >= 12080,
         "tensor_map_swizzle_atoms": known("COMPUTE_CAPABILITY_MAJOR") >= 10 and version >= 12080,

@@ -15,9 +15,12 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
 from hearthd.device.backend.graph_nodes import (
+    BRANCHES,
+    Conditional,
     ConditionalNode,
     CopyNode,
     FillNode,
+    GraphBody,
     GraphNode,
     HostCopyNode,
     KernelNode,
@@ -456,7 +459,7 @@ def loop(bench: Bench, start: int, left: int, condition: int, rounds: int) -> li
     return [
         CopyNode(left, start, 4),
         CopyNode(condition, start, 4),
-        ConditionalNode(condition, loop=True, body=1),
+        ConditionalNode(condition, Conditional.WHILE, (GraphBody(0, 1),)),
         bench.node("count_down", struct.pack("<QQQ", left, condition, rounds)),
     ]
 
@@ -468,7 +471,7 @@ def test_loops_and_conditions(bench: Bench, lanes: bool) -> None:
     inner = loop(bench, start, left, condition, rounds)
     nodes: list[GraphNode] = [
         FillNode(x, b"\5\0\0\0", 1024),
-        ConditionalNode(flag, loop=False, body=len(inner)),
+        ConditionalNode(flag, Conditional.IF, (GraphBody(0, len(inner)),)),
         *inner,
         CopyNode(y, rounds, 4),
     ]
@@ -492,11 +495,11 @@ def test_loops_in_loops_and_empty_bodies(bench: Bench) -> None:
     turns = bench.array(np.zeros(256))
     inner = loop(bench, start, left, condition, rounds)
     nodes: list[GraphNode] = [
-        ConditionalNode(again, loop=False),
-        ConditionalNode(again, loop=True, body=len(inner) + 1),
+        ConditionalNode(again, Conditional.IF, (GraphBody(0, 0),)),
+        ConditionalNode(again, Conditional.WHILE, (GraphBody(0, len(inner) + 1),)),
         *inner,
         bench.node("count_down", struct.pack("<QQQ", outer, again, turns)),
-        ConditionalNode(again, loop=False),
+        ConditionalNode(again, Conditional.IF, (GraphBody(0, 0),)),
     ]
     graph = bench.server.create_graph(nodes)
     bench.put(start, np.array([5], np.uint32))
@@ -506,4 +509,69 @@ def test_loops_in_loops_and_empty_bodies(bench: Bench) -> None:
     assert (bench.get(rounds, 1)[0], bench.get(turns, 1)[0]) == (15, 3)
     bench.launch(graph)  # the condition is 0
     assert (bench.get(rounds, 1)[0], bench.get(turns, 1)[0]) == (15, 3)
+    bench.server.destroy_graph(graph)
+
+
+@pytest.mark.parametrize("lanes", [False, True], ids=["chain", "lanes"])
+def test_switches_and_elses(bench: Bench, lanes: bool) -> None:
+    """Bodies in another order than their indices, with gaps and empty ones; also in a graph of several lanes."""
+    if BRANCHES not in bench.server.properties.features:
+        pytest.skip("the driver has no conditional nodes of several bodies")
+    value, flag, chosen, other, x = (bench.array(np.zeros(256)) for _ in range(5))
+    one, y = bench.array(np.ones(256)), bench.array(np.zeros(256))
+    nodes: list[GraphNode] = [
+        FillNode(x, b"\5\0\0\0", 1024),
+        ConditionalNode(value, Conditional.SWITCH, (GraphBody(5, 2), GraphBody(2, 0), GraphBody(0, 1))),
+        bench.mix(one, chosen, 10, 256),
+        bench.mix(one, chosen, 10, 256),
+        bench.mix(one, chosen, 2, 256),
+        ConditionalNode(flag, Conditional.IF, (GraphBody(0, 1), GraphBody(1, 2))),
+        bench.mix(one, other, 3, 256),
+        bench.mix(one, other, 7, 256),
+        FillNode(flag, b"\1\0\0\0", 4),  # the next launch runs the first body
+        ConditionalNode(value, Conditional.IF, (GraphBody(0, 0), GraphBody(1, 1))),
+        CopyNode(y, one, 4),
+        CopyNode(x, other, 4),
+    ]
+    orders = [NodeOrder(0, (index - 1,) if index else ()) for index in range(len(nodes))]
+    if lanes:  # the last node is on another lane, behind the last nodes of both bodies
+        orders[-1] = NodeOrder(1, (6, 8))
+    graph = bench.server.create_graph(nodes, orders if lanes else None)
+    expected, others = 0, 0
+    for number, zero in ((0, 1), (5, 0), (1, 0), (2, 1), (4, 0), (6, 1), (0xFFFF_FFFF, 0), (5, 1)):
+        bench.put(value, np.array([number], np.uint32))
+        bench.put(y, np.array([9], np.uint32))
+        if zero:
+            bench.put(flag, np.array([0], np.uint32))
+        bench.launch(graph)
+        expected = {0: 2 * expected + 1, 5: 100 * expected + 11}.get(number, expected) % 2**32
+        others = ((7 if zero else 3) * others + 1) % 2**32
+        assert (bench.get(chosen, 256) == expected).all() and (bench.get(other, 256) == others).all()
+        assert bench.get(x, 2).tolist() == [others, 5]
+        assert bench.get(y, 1)[0] == (9 if number else 1)
+    bench.server.destroy_graph(graph)
+
+
+def test_branches_nest(bench: Bench) -> None:
+    """A switch in a loop whose value each round changes, and a loop in a case."""
+    if BRANCHES not in bench.server.properties.features:
+        pytest.skip("the driver has no conditional nodes of several bodies")
+    start, left, condition, rounds, outer, again = (bench.array(np.zeros(256)) for _ in range(6))
+    turns, one, two = bench.array(np.zeros(256)), bench.array(np.ones(256)), bench.array(np.zeros(256))
+    inner = loop(bench, start, left, condition, rounds)
+    nodes: list[GraphNode] = [
+        ConditionalNode(again, Conditional.WHILE, (GraphBody(0, len(inner) + 3),)),
+        ConditionalNode(outer, Conditional.SWITCH, (GraphBody(1, 1), GraphBody(3, len(inner)))),
+        bench.mix(one, two, 1, 256),
+        *inner,
+        bench.node("count_down", struct.pack("<QQQ", outer, again, turns)),
+    ]
+    graph = bench.server.create_graph(nodes)
+    bench.put(start, np.array([5], np.uint32))
+    for launches in (1, 2):
+        bench.put(outer, np.array([4], np.uint32))
+        bench.put(again, np.array([1], np.uint32))
+        bench.launch(graph)
+        assert bench.get(rounds, 1)[0] == 5 * launches and bench.get(turns, 1)[0] == 4 * launches
+        assert (bench.get(two, 256) == launches).all()
     bench.server.destroy_graph(graph)

@@ -20,7 +20,7 @@ from hearth.errors import UnsupportedError
 from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
-    from typing import Never
+    from typing import Literal, Never
 
     from hearth.aio.connection import LoopConnection
     from hearth.aio.dispatch import PendingDispatch
@@ -303,6 +303,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        mode: str = "checked",
+        cooperative: bool | Literal["fit"] = False,
+        cluster: Any = None,
         attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> list[Array]:
@@ -324,6 +327,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill after the kernel is done, or None for a new one.
+            mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
+            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -338,7 +344,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         from hearth.aio.dispatch import PendingDispatch
 
         await self._connection.opened()
-        options = DispatchOptions(shared_mem, iterations, timeout, stream, apart=True, attributes=attributes)
+        options = DispatchOptions(
+            shared_mem, iterations, timeout, stream, mode, cooperative, cluster, attributes, apart=True
+        )
         job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, options)
         return await PendingDispatch(job, copies_inputs=True)._run()
 
@@ -361,6 +369,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        mode: str = "checked",
+        cooperative: bool | Literal["fit"] = False,
+        cluster: Any = None,
         attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> PendingDispatch:
@@ -381,6 +392,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             out: For each output an array to fill by the end of `PendingDispatch.result`, or None for a new one.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done.
+            mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
+            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -394,7 +408,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         check_keywords(self.dispatch_async, unknown)
         from hearth.aio.dispatch import PendingDispatch
 
-        options = DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes)
+        options = DispatchOptions(
+            shared_mem, iterations, timeout, stream, mode, cooperative, cluster, attributes, timed, copy
+        )
         return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, options))
 
     def RawModule(

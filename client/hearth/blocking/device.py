@@ -17,7 +17,7 @@ from hearth.cupy_names import CupyNames, refusal
 from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
-    from typing import Never
+    from typing import Literal, Never
 
     from hearth.arrays.asarray import GpuMemory
     from hearth.arrays.described import PublishedArray
@@ -39,9 +39,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     Returned by `Node.device` and `Node.devices`; keeps its node open.
 
     The client checks the sizes of new arrays, but the daemon allocates the memory: `OutOfMemoryError` is raised by the
-    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. An asynchronous
-    call waits only while the device is being attached, at its first use and after a loss, and while the queue of
-    commands is full. Safe from any thread.
+    next sync, read or flush. Calls that are not documented to block wait only while the device is being attached, at
+    its first use and after a loss, and while the queue of commands is full. Safe from any thread.
     """
 
     _array_type = DeviceArray
@@ -247,8 +246,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Attaches an event that another session of this tenant published: `Event.publish`.
 
         Blocks until the event is attached. Streams of this session wait for the event's last record, on the device. If
-        the publisher's session ends, its submitted work completes, and so does the event. Only the publisher records
-        the event.
+        the publisher's session ends, its submitted work and the event complete. Only the publisher records the event.
 
         Args:
             name: The published name.
@@ -284,8 +282,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     def cancel(self) -> int:
         """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
 
-        Blocks for one request to the device, not for its work. After a Ctrl-C during a wait, it drops the rest of the
-        program's work.
+        Blocks for one request to the device, not for its work. After a Ctrl-C during a wait, it drops all work.
 
         Returns:
             Number of commands and launches that were cancelled.
@@ -363,12 +360,15 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        mode: str = "checked",
+        cooperative: bool | Literal["fit"] = False,
+        cluster: Any = None,
         attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
-        Blocks until the outputs have arrived. Ordered on the stream like a launch.
+        Blocks until the outputs have arrived. Ordered on the stream like a launch. Reports no earlier failures.
 
         Args:
             function: The kernel.
@@ -383,6 +383,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             timeout: Seconds that the kernel may take before the device process is ended; None: the session's limit.
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill after the kernel is done, or None for a new one.
+            mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
+            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -390,12 +393,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             The outputs as host arrays.
 
         Raises:
-            LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
-                are not reported here.
+            LaunchError: The dispatch is invalid; the error lists everything that is wrong.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
         check_keywords(self.dispatch, unknown)
-        options = DispatchOptions(shared_mem, iterations, timeout, stream, attributes=attributes)
+        options = DispatchOptions(shared_mem, iterations, timeout, stream, mode, cooperative, cluster, attributes)
         job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, options)
         job.run()
         return [output.host for output in job.outputs]
@@ -417,6 +419,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        mode: str = "checked",
+        cooperative: bool | Literal["fit"] = False,
+        cluster: Any = None,
         attributes: LaunchAttributes | None = None,
         **unknown: Never,
     ) -> PendingDispatch:
@@ -436,8 +441,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill by the end of `PendingDispatch.result`, or None for a new one.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
-            copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
-                default inputs may be changed as soon as this call returns.
+            copy: Copies large inputs, which may then be changed at once; False: only when the dispatch is done.
+            mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
+            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
 
@@ -451,7 +458,9 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         check_keywords(self.dispatch_async, unknown)
         from hearth.blocking.dispatch import PendingDispatch
 
-        options = DispatchOptions(shared_mem, iterations, timeout, stream, timed, copy, attributes=attributes)
+        options = DispatchOptions(
+            shared_mem, iterations, timeout, stream, mode, cooperative, cluster, attributes, timed, copy
+        )
         return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, options))
 
     # ---- contents and memory ----

@@ -176,8 +176,7 @@ class BaseFunction(CupyNames):
                 if tail is not None:
                     attachment.launch(head + tail)
                     return
-        if self._module._cooperative:
-            cooperative = cooperative or True
+        cooperative = self._cooperative(cooperative)
         record = self._pack(
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations,
             attributes,
@@ -287,6 +286,10 @@ class BaseFunction(CupyNames):
                 self._refuse("the grid", grid)
             return True
         return attributes is not None and attributes.window is not None
+
+    def _cooperative(self, cooperative: bool | Literal["fit"]) -> bool | Literal["fit"]:
+        """Returns the keyword `cooperative` of a launch: at least True for a module whose launches all are."""
+        return cooperative or self._module._cooperative
 
     def _pack_attributes(self, attributes: LaunchAttributes) -> launches.Attributes:
         from hearth.kernels import launch_attributes  # imported here, because few launches have attributes

@@ -2,9 +2,10 @@
 
 Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
 run, and so are copies from and to pinned host memory; other work on it is refused. ``with g.if_(condition):`` and
-``with g.while_(condition):`` record the body of a conditional node. `begin_capture` and `end_capture` of a stream
-record that stream instead, and events let further streams join. The memory and modules that a graph uses exist as long
-as the graph, even if the program has dropped the arrays and modules.
+``with g.while_(condition):`` record the body of a conditional node, ``with g.else_():`` the other body of an `if_`, and
+``with g.case_(value):``, inside ``with g.switch_(condition):``, a body of a switch. `begin_capture` and `end_capture`
+of a stream record that stream instead, and events let further streams join. The memory and modules that a graph uses
+exist as long as the graph, even if the program has dropped the arrays and modules.
 
 `BaseGraph` has everything that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """
@@ -12,17 +13,15 @@ as the graph, even if the program has dropped the arrays and modules.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
-from hearth.kernels import graph_dot, launch_config
+from hearth.kernels import graph_bodies, graph_dot, launch_config
 from hearth.kernels.graph_program import Program, count
 from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
-from hearth.session.memory import DeviceOperand
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -39,7 +38,10 @@ if TYPE_CHECKING:
 
 _OTHER_MEMORY = "change the contents of the pinned array, or record the graph again with another one."
 _OTHER_CONDITION = "change the value of the condition, or record the graph again."
-_FIXES = {"write": _OTHER_MEMORY, "read": _OTHER_MEMORY, "if": _OTHER_CONDITION, "while": _OTHER_CONDITION}
+_FIXES = {
+    "write": _OTHER_MEMORY, "read": _OTHER_MEMORY, "if": _OTHER_CONDITION, "while": _OTHER_CONDITION,
+    "switch": _OTHER_CONDITION,
+}  # fmt: skip
 """Fixes of `GraphNode.set_args` by the kinds of nodes that have no arguments."""
 
 
@@ -54,19 +56,22 @@ class GraphNode:
         kernel: str,
         after: Sequence[int],
         call: LaunchCall | None,
-        body: int = 0,
+        bodies: Iterable[tuple[int, int]] = (),
     ) -> None:
         self._graph = graph
         self._call = call
         self.index = index
         """Position in the graph, from 0."""
         self.kind = kind
-        """``"kernel"``, ``"copy"``, ``"fill"``; ``"write"`` or ``"read"``: a copy from or to pinned memory; ``"if"`` or
-        ``"while"``: a conditional node."""
+        """``"kernel"``, ``"copy"``, ``"fill"``; ``"write"`` or ``"read"``: a copy from or to pinned memory; ``"if"``,
+        ``"while"`` or ``"switch"``: a conditional node."""
         self.kernel = kernel
         """The kernel's name; empty for other kinds of nodes."""
-        self.body = range(index + 1, index + 1 + body)
-        """Indices of the nodes that a conditional node runs; empty for other kinds of nodes."""
+        self.bodies = graph_bodies.ranges(index, bodies)
+        """Indices of the nodes of each body of a conditional node: that of `while_`; those of `if_` and, if there is
+        one, `else_`; or those of a switch by value, empty for values without a `case_`. Empty for other kinds."""
+        self.body = range(index + 1, max((body.stop for body in self.bodies), default=index + 1))
+        """Indices of the nodes of all bodies of a conditional node; empty for other kinds of nodes."""
         self.after = tuple(after)
         """Indices of the nodes that complete before this node starts; nodes before those are not listed."""
 
@@ -152,7 +157,7 @@ class GraphNode:
         label = " ".join(filter(None, (str(self.index), self.kind, self.kernel)))
         if call is not None:
             label += f"\ngrid {call.grid}, block {call.block}, shared memory {call.shared_mem}"
-        return graph_dot.Box(self.index, self.kind, label, self.after, self.body)
+        return graph_dot.Box(self.index, self.kind, label, self.after, self.bodies)
 
     def __repr__(self) -> str:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
@@ -221,7 +226,7 @@ class BaseGraph(CupyNames, Program):
             ArgumentError: `condition` is not such an array of this device.
             UnsupportedError: The daemon is too old for conditional nodes.
         """
-        yield from self._conditional(condition, loop=False)
+        yield from self._conditional(condition)
 
     @contextlib.contextmanager
     def while_(self, condition: ArrayLike) -> Iterator[None]:
@@ -238,34 +243,96 @@ class BaseGraph(CupyNames, Program):
         """
         yield from self._conditional(condition, loop=True)
 
-    def _conditional(self, condition: ArrayLike, *, loop: bool) -> Iterator[None]:
+    @contextlib.contextmanager
+    def else_(self) -> Iterator[None]:
+        """Records the work in the block as the other body of an `if_`: ``with g.else_():``.
+
+        Comes directly behind the block of the `if_`, with no other work, event or wait between the two. Each launch of
+        the graph runs this body if the value of the condition is 0 when the device reaches the `if_`.
+
+        Raises:
+            LaunchError: The graph is not being recorded. The end of the recording raises it if no `if_` has ended
+                directly before.
+            UnsupportedError: The daemon is too old for `else_`. The end of the recording raises an error if the device
+                has none (feature ``"graph_branches"``).
+        """
+        yield from self._branch(commands_pb2.BeginBranch(otherwise=True))
+
+    @contextlib.contextmanager
+    def switch_(self, condition: ArrayLike) -> Iterator[None]:
+        """Records a node that runs one of several bodies: ``with g.switch_(condition):``.
+
+        The block contains a block ``with g.case_(value):`` for each body, and no other work. Each launch of the graph
+        runs the body for the value that the condition has when the device reaches the node, and none if there is no
+        such body.
+
+        Args:
+            condition: An array of one element of a 4-byte integer type; see `if_`.
+
+        Raises:
+            HearthError: An error that `if_` or `else_` raises.
+        """
+        yield from self._conditional(condition, switch=True)
+
+    @contextlib.contextmanager
+    def case_(self, value: SupportsIndex) -> Iterator[None]:
+        """Records the work in the block as the body of a switch for one value: ``with g.case_(value):``.
+
+        Args:
+            value: Value of the condition for which the body runs, from 0 to 255. Values come in any order, each once.
+
+        Raises:
+            ArgumentError: `value` is out of range.
+            LaunchError: The graph is not being recorded. The end of the recording raises it outside of a `switch_`,
+                and for a second body of the same value.
+            UnsupportedError: The daemon is too old for `switch_`.
+        """
+        yield from self._branch(commands_pb2.BeginBranch(value=graph_bodies.case_value(value)))
+
+    def _conditional(self, condition: ArrayLike, *, loop: bool = False, switch: bool = False) -> Iterator[None]:
+        attachment = self._ready_for_body(branches=switch)
+        begin = commands_pb2.BeginConditional(loop=loop, switch=switch)
+        begin.buffer, begin.offset = graph_bodies.condition_operand(condition, self._connection)
+        yield from self._body(attachment, commands_pb2.Command(begin_conditional=begin))
+
+    def _branch(self, begin: commands_pb2.BeginBranch) -> Iterator[None]:
+        attachment = self._ready_for_body(branches=True)
+        yield from self._body(attachment, commands_pb2.Command(begin_branch=begin))
+
+    def _ready_for_body(self, *, branches: bool) -> Attachment:
+        """Returns the attachment of the recording. Raises an error if no body can be recorded."""
         attachment = self._recording_attachment
-        if attachment is None or self._recorder is None or self._captured is None:
+        if attachment is None:
             raise LaunchError(
                 f"{self!r} is not being recorded, and has no further conditional nodes.",
                 reason="CAPTURE_INVALID",
                 fix="use the block inside that of the recording: with gpu.graph() as g.",
             )
-        if not self._connection.limits.graph_conditionals:
+        limits = self._connection.limits
+        if not (limits.graph_branches if branches else limits.graph_conditionals):
+            missing = "else_ and no switch_" if branches else "conditional nodes"
             raise UnsupportedError(
-                "the daemon is of an older version, which has no conditional nodes.",
+                f"the daemon is of an older version, which has no {missing}.",
                 reason="UNSUPPORTED",
-                fix="read the condition, and launch one graph or another, or update the daemon.",
+                fix="record an if_ for each body, or update the daemon."
+                if limits.graph_conditionals
+                else "read the condition, and launch one graph or another, or update the daemon.",
             )
-        current = streams.current(self._connection)
-        stream = current if current is not None and current._capture is self._recorder else self._captured
-        command = commands_pb2.Command(stream=stream._handle)
-        buffer, offset = _condition_operand(condition, self._connection)
-        command.begin_conditional.buffer, command.begin_conditional.offset = buffer, offset
-        command.begin_conditional.loop = loop
-        attachment.submit(command)
+        return attachment
+
+    def _body(self, attachment: Attachment, begin: commands_pb2.Command) -> Iterator[None]:
+        current, captured = streams.current(self._connection), self._captured
+        assert captured is not None
+        stream = current if current is not None and current._capture is self._recorder else captured
+        begin.stream = stream._handle
+        attachment.submit(begin)
         try:
             yield
         finally:
             if self._recording_attachment is attachment:  # the recording has not ended in the block
-                command = commands_pb2.Command(stream=stream._handle)
-                command.end_conditional.SetInParent()
-                attachment.submit(command)
+                end = commands_pb2.Command(stream=stream._handle)
+                end.end_conditional.SetInParent()
+                attachment.submit(end)
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -301,7 +368,7 @@ class BaseGraph(CupyNames, Program):
                     node.kernel,
                     node.after if graph.forked else range(max(index - 1, 0), index),
                     next(calls, None) if node.kind == "kernel" else None,
-                    node.body,
+                    graph_bodies.of_message(node),
                 )
                 for index, node in enumerate(graph.nodes)
             )
@@ -414,25 +481,6 @@ class BaseGraph(CupyNames, Program):
     def __repr__(self) -> str:
         state = ", being recorded" if self._recorder is not None else self._state()
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
-
-
-def _condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
-    """Returns the buffer and the offset of a condition. Raises ArgumentError if the array is none."""
-    is_operand = isinstance(array, DeviceOperand)
-    if (
-        not is_operand
-        or array._connection is not connection
-        or math.prod(array._shape) != 1
-        or array.dtype.kind not in "iu"
-        or array.dtype.itemsize != 4
-    ):
-        raise ArgumentError(
-            f"{array!r} is not the condition of a graph on device {connection.ordinal}.",
-            reason="INVALID_ARGUMENT",
-            fix="pass an array of one element of type int32 or uint32 on that device: gpu.zeros((), np.uint32).",
-        )
-    array._usable()
-    return array._memory.handle, array._offset
 
 
 MODES = {None: False, "global": False, "thread_local": False, "relaxed": True, 0: False, 1: False, 2: True}

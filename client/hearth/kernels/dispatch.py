@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
 from hearth import lazy_numpy as np
-from hearth.errors import LaunchTypeError
+from hearth.errors import LaunchTypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ class DispatchOptions(NamedTuple):
     iterations: int
     timeout: float | None
     stream: streams.BaseStream | None
+    mode: str
+    cooperative: bool | Literal["fit"]
+    cluster: Any
+    attributes: LaunchAttributes | None
     timed: bool = False
     copy: bool = False
     apart: bool = False
     """True if arrays given for the outputs are written only after all results have arrived."""
-    attributes: LaunchAttributes | None = None
 
 
 def check_keywords(dispatch: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
@@ -85,10 +88,12 @@ def job_of(
     Raises:
         LaunchTypeError: The kernel belongs to another device, or an argument cannot be passed to a kernel.
         LaunchError: The client has found the dispatch invalid.
-        ArgumentError, DtypeError: An argument or an array of `out` does not match.
+        ArgumentError, DtypeError: An argument or an array of `out` does not match, or a keyword is invalid.
+        UnsupportedError: The daemon is too old for a keyword.
     """
     from hearth.kernels import arguments, bindings, launch_config
     from hearth.kernels.base_pending_dispatch import Job
+    from hearth.session.memory import DeviceOperand
 
     connection = device._connection
     if getattr(function, "_connection", None) is not connection:
@@ -96,6 +101,12 @@ def job_of(
             f"{function!r} is not a kernel of {device!r}.",
             reason="LAUNCH_INVALID",
             fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
+        )
+    if isinstance(grid, DeviceOperand):
+        raise LaunchTypeError(
+            f"the grid of the dispatch is {grid!r}; a dispatch takes no grid in device memory.",
+            reason="LAUNCH_INVALID",
+            fix="launch the kernel, f(grid, block, args), or pass the grid as integers.",
         )
     args = bindings.in_order(*argument_lists)
     launch_config.check_shared_mem(options.shared_mem)
@@ -110,6 +121,8 @@ def job_of(
     dispatch.iterations = options.iterations
     dispatch.timeout_ns = launch_config.nanoseconds(options.timeout)
     dispatch.timed = options.timed
+    _set_launch_options(dispatch, function, connection, options)
+    function._check_fit(options.cooperative, grid, block, options.shared_mem, options.cluster)
     if options.attributes is not None:
         from hearth.kernels import launch_attributes
 
@@ -127,6 +140,28 @@ def job_of(
             if output.download and output.scratch is output.host:
                 output.scratch = np.empty_like(output.host)
     return Job(connection, attachment, command, uploads, outputs)
+
+
+def _set_launch_options(
+    dispatch: commands_pb2.Dispatch, function: BaseFunction, connection: Connection, options: DispatchOptions
+) -> None:
+    """Sets the mode, the cluster, and whether the launch is cooperative."""
+    from hearth.kernels import arguments, launch_config
+
+    supported = connection.limits.dispatch_options
+    cooperative = function._cooperative(options.cooperative) if supported else options.cooperative
+    flags = launch_config.flags_of(options.mode, cooperative)
+    if (flags or options.cluster is not None) and not supported:
+        raise UnsupportedError(
+            "the daemon is of an older version, whose dispatches have no mode, cluster or cooperative launch.",
+            reason="UNSUPPORTED",
+            fix="copy the arrays to the device, launch the kernel and read the results, or update the daemon.",
+        )
+    dispatch.mode = getattr(commands_pb2, f"LAUNCH_MODE_{options.mode.upper()}")
+    dispatch.cooperative, dispatch.fit = bool(cooperative), cooperative == launch_config.FIT
+    if options.cluster is not None:
+        cluster = dispatch.cluster
+        cluster.x, cluster.y, cluster.z = arguments.dimensions("cluster", options.cluster)
 
 
 def _copy_bytes(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:

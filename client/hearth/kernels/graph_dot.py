@@ -15,8 +15,8 @@ class Box(NamedTuple):
     label: str
     after: Sequence[int]
     """Indices of the nodes from which arrows lead to this one."""
-    body: range
-    """Indices of the nodes in the body of a conditional node; empty for other kinds of nodes."""
+    bodies: Sequence[range]
+    """Indices of the nodes in each body of a conditional node; empty for other kinds of nodes."""
 
 
 def digraph(boxes: Sequence[Box], children: Sequence[range]) -> str:
@@ -29,7 +29,7 @@ def digraph(boxes: Sequence[Box], children: Sequence[range]) -> str:
     Returns:
         The text of a ``digraph``.
     """
-    sections = [(box.body, f"body of {box.number} {box.kind}") for box in boxes if box.body]
+    sections = [(body, _title(box, index)) for box in boxes for index, body in enumerate(box.bodies) if body]
     sections += [(indices, f"child graph {number}") for number, indices in enumerate(children)]
     # Sections contain one another or are disjoint. One that contains another begins before it, or is longer, or comes
     # first here.
@@ -53,6 +53,12 @@ def digraph(boxes: Sequence[Box], children: Sequence[range]) -> str:
         lines.append("    " * (len(open_ends) + 1) + "}")
     lines += [f"    n{predecessor} -> n{box.number};" for box in boxes for predecessor in box.after]
     return "\n".join([*lines, "}", ""])
+
+
+def _title(box: Box, body: int) -> str:
+    """Returns the title of a body of a conditional node."""
+    part = f"case {body}" if box.kind == "switch" else "else" if body else "body"
+    return f"{part} of {box.number} {box.kind}"
 
 
 def _quoted(text: str) -> str:

@@ -58,22 +58,8 @@ def head(
         LaunchError: Another keyword is out of range.
         LaunchTypeError: An argument or a dimension has a wrong type.
     """
-    if mode not in MODES:
-        raise ArgumentError(
-            f"mode is {mode!r}, which is not a launch mode.",
-            reason="INVALID_ARGUMENT",
-            fix=f"use one of {', '.join(map(repr, MODES))}.",
-        )
+    flags = flags_of(mode, cooperative)
     check_shared_mem(shared_mem)
-    flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
-    if isinstance(cooperative, str):
-        if cooperative != FIT:
-            raise ArgumentError(
-                f"cooperative is {cooperative!r}, which is not a kind of cooperative launch.",
-                reason="INVALID_ARGUMENT",
-                fix=f"use True, False or {FIT!r}.",
-            )
-        flags |= LaunchFlag.FIT
     extension = _extension(grid, cluster, iterations, attributes)
     dims = (0, 0, 0) if isinstance(grid, DeviceOperand) else arguments.dimensions("grid", grid)
     signature = arguments.signature(args)
@@ -89,6 +75,34 @@ def head(
         converts_integers,
     )
     return packed, signature
+
+
+def flags_of(mode: str, cooperative: bool | str) -> int:
+    """Returns the flags of a launch.
+
+    Args:
+        mode: ``"checked"``, ``"unchecked"`` or ``"validate"``.
+        cooperative: Makes the whole grid resident at once; ``"fit"`` lets the daemon reduce the grid for that.
+
+    Raises:
+        ArgumentError: `mode` or `cooperative` is invalid.
+    """
+    if mode not in MODES:
+        raise ArgumentError(
+            f"mode is {mode!r}, which is not a launch mode.",
+            reason="INVALID_ARGUMENT",
+            fix=f"use one of {', '.join(map(repr, MODES))}.",
+        )
+    flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
+    if isinstance(cooperative, str):
+        if cooperative != FIT:
+            raise ArgumentError(
+                f"cooperative is {cooperative!r}, which is not a kind of cooperative launch.",
+                reason="INVALID_ARGUMENT",
+                fix=f"use True, False or {FIT!r}.",
+            )
+        flags |= LaunchFlag.FIT
+    return flags
 
 
 def check_shared_mem(shared_mem: int) -> None:

@@ -40,6 +40,10 @@ _GRAPH_MEMORY = "graph_memory"
 """Feature of a daemon that captures copies from and to pinned memory, and allocates memory during a capture."""
 _GRAPH_CONDITIONALS = "graph_conditionals"
 """Feature of a daemon that captures conditional nodes."""
+_GRAPH_BRANCHES = "graph_branches"
+"""Feature of a daemon that captures conditional nodes with several bodies."""
+_DISPATCH_OPTIONS = "dispatch_options"
+"""Feature of a daemon whose dispatches have modes, clusters and cooperative launches."""
 _LAUNCH_ATTRIBUTES = "launch_attributes"
 """Feature of a daemon that takes attributes of launches."""
 _LINKING = "linking"
@@ -74,6 +78,8 @@ class NodeSession:
             composes_graphs=_GRAPH_COMPOSITION in opened.features,
             graph_memory=_GRAPH_MEMORY in opened.features,
             graph_conditionals=_GRAPH_CONDITIONALS in opened.features,
+            graph_branches=_GRAPH_BRANCHES in opened.features,
+            dispatch_options=_DISPATCH_OPTIONS in opened.features,
             launch_attributes=_LAUNCH_ATTRIBUTES in opened.features,
             links=_LINKING in opened.features,
             publishes_events=_PUBLISHED_EVENTS in opened.features,

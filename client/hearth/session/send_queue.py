@@ -45,6 +45,10 @@ class Limits(NamedTuple):
     """True if the daemon captures copies from and to pinned memory, and allocates memory during a capture."""
     graph_conditionals: bool = False
     """True if the daemon captures conditional nodes, provided that the device has them."""
+    graph_branches: bool = False
+    """True if the daemon captures conditional nodes with several bodies, provided that the device has them."""
+    dispatch_options: bool = False
+    """True if the daemon's dispatches have modes, clusters and cooperative launches."""
     launch_attributes: bool = False
     """True if the daemon takes attributes of launches."""
     links: bool = False

@@ -112,7 +112,7 @@ class Batch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint", "collective", "cancel", "write_pointers", "publish_event", "attach_event", "begin_conditional", "end_conditional")
+    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint", "collective", "cancel", "write_pointers", "publish_event", "attach_event", "begin_conditional", "end_conditional", "begin_branch")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class Command(_message.Message):
     ATTACH_EVENT_FIELD_NUMBER: _ClassVar[int]
     BEGIN_CONDITIONAL_FIELD_NUMBER: _ClassVar[int]
     END_CONDITIONAL_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_BRANCH_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: int
     launches: bytes
@@ -223,7 +224,8 @@ class Command(_message.Message):
     attach_event: AttachEvent
     begin_conditional: BeginConditional
     end_conditional: EndConditional
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., write_pointers: _Optional[_Union[WritePointers, _Mapping]] = ..., publish_event: _Optional[_Union[PublishEvent, _Mapping]] = ..., attach_event: _Optional[_Union[AttachEvent, _Mapping]] = ..., begin_conditional: _Optional[_Union[BeginConditional, _Mapping]] = ..., end_conditional: _Optional[_Union[EndConditional, _Mapping]] = ...) -> None: ...
+    begin_branch: BeginBranch
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., write_pointers: _Optional[_Union[WritePointers, _Mapping]] = ..., publish_event: _Optional[_Union[PublishEvent, _Mapping]] = ..., attach_event: _Optional[_Union[AttachEvent, _Mapping]] = ..., begin_conditional: _Optional[_Union[BeginConditional, _Mapping]] = ..., end_conditional: _Optional[_Union[EndConditional, _Mapping]] = ..., begin_branch: _Optional[_Union[BeginBranch, _Mapping]] = ...) -> None: ...
 
 class Allocate(_message.Message):
     __slots__ = ("buffer", "size", "parts")
@@ -716,7 +718,7 @@ class DestroyTensorMap(_message.Message):
     def __init__(self, tensor_map: _Optional[int] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes")
+    __slots__ = ("function", "grid", "block", "shared_mem", "bindings", "iterations", "timeout_ns", "timed", "attributes", "mode", "cooperative", "fit", "cluster")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -726,6 +728,10 @@ class Dispatch(_message.Message):
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    COOPERATIVE_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -735,7 +741,11 @@ class Dispatch(_message.Message):
     timeout_ns: int
     timed: bool
     attributes: LaunchAttributes
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ...) -> None: ...
+    mode: LaunchMode
+    cooperative: bool
+    fit: bool
+    cluster: Dim3
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., bindings: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., iterations: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., timed: bool = ..., attributes: _Optional[_Union[LaunchAttributes, _Mapping]] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., fit: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ...) -> None: ...
 
 class Binding(_message.Message):
     __slots__ = ("role", "value", "size", "data", "upload", "range_offset", "range_size", "download")
@@ -814,18 +824,28 @@ class DestroyGraph(_message.Message):
     def __init__(self, graph: _Optional[int] = ...) -> None: ...
 
 class BeginConditional(_message.Message):
-    __slots__ = ("buffer", "offset", "loop")
+    __slots__ = ("buffer", "offset", "loop", "switch")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOOP_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     offset: int
     loop: bool
-    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., loop: bool = ...) -> None: ...
+    switch: bool
+    def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., loop: bool = ..., switch: bool = ...) -> None: ...
 
 class EndConditional(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class BeginBranch(_message.Message):
+    __slots__ = ("otherwise", "value")
+    OTHERWISE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    otherwise: bool
+    value: int
+    def __init__(self, otherwise: bool = ..., value: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("prepared", "launches")
@@ -1137,16 +1157,26 @@ class GraphResult(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ..., forked: bool = ..., children: _Optional[_Iterable[_Union[ChildGraph, _Mapping]]] = ...) -> None: ...
 
 class GraphNode(_message.Message):
-    __slots__ = ("kind", "kernel", "after", "body")
+    __slots__ = ("kind", "kernel", "after", "body", "bodies")
     KIND_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    BODIES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     kernel: str
     after: _containers.RepeatedScalarFieldContainer[int]
     body: int
-    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ..., after: _Optional[_Iterable[int]] = ..., body: _Optional[int] = ...) -> None: ...
+    bodies: _containers.RepeatedCompositeFieldContainer[GraphBody]
+    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ..., after: _Optional[_Iterable[int]] = ..., body: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[GraphBody, _Mapping]]] = ...) -> None: ...
+
+class GraphBody(_message.Message):
+    __slots__ = ("index", "nodes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    nodes: int
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class ChildGraph(_message.Message):
     __slots__ = ("graph", "first", "nodes")

@@ -556,6 +556,14 @@ class EndConditionalRequest(_message.Message):
     command: _commands_pb2.EndConditional
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndConditional, _Mapping]] = ...) -> None: ...
 
+class BeginBranchRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.BeginBranch
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.BeginBranch, _Mapping]] = ...) -> None: ...
+
 class LaunchGraphRequest(_message.Message):
     __slots__ = ("target", "command")
     TARGET_FIELD_NUMBER: _ClassVar[int]

@@ -235,6 +235,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
                 _registered_method=True)
+        self.BeginBranch = channel.unary_unary(
+                '/hearth.v1.DeviceService/BeginBranch',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.BeginBranchRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
         self.LaunchGraph = channel.unary_unary(
                 '/hearth.v1.DeviceService/LaunchGraph',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.LaunchGraphRequest.SerializeToString,
@@ -586,6 +591,12 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginBranch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LaunchGraph(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -900,6 +911,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
             'EndConditional': grpc.unary_unary_rpc_method_handler(
                     servicer.EndConditional,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'BeginBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginBranch,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.BeginBranchRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
             ),
             'LaunchGraph': grpc.unary_unary_rpc_method_handler(
@@ -2072,6 +2088,33 @@ class DeviceService(object):
             target,
             '/hearth.v1.DeviceService/EndConditional',
             hearth__proto_dot_v1_dot_device__pb2.EndConditionalRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/BeginBranch',
+            hearth__proto_dot_v1_dot_device__pb2.BeginBranchRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
             options,
             channel_credentials,

@@ -71,3 +71,27 @@ def test_conditions(daemon: DaemonProcess) -> None:
             assert await x.item() == 30
 
     asyncio.run(program())
+
+
+def test_branches(daemon: DaemonProcess) -> None:
+    async def program() -> None:
+        async with hearth.aio.connect(daemon.unix) as node:
+            gpu = node.device(0)
+            add = gpu.RawModule(code=SOURCE).get_function("add")
+            x, value = gpu.zeros((), np.int32), gpu.zeros((), np.uint32)
+            async with gpu.graph() as graph:
+                with graph.switch_(value):
+                    with graph.case_(1):
+                        add(1, 1, (x, 1))
+                    with graph.case_(4):
+                        add(1, 1, (x, 10))
+                with graph.if_(value):
+                    add(1, 1, (x, 100))
+                with graph.else_():
+                    add(1, 1, (x, 1000))
+            for number in (0, 1, 2, 4):
+                value.fill(number)
+                graph.launch()
+            assert await x.item() == 1311
+
+    asyncio.run(program())

@@ -117,6 +117,170 @@ def test_conditions_nest(gpu: hearth.Device, kernels: Kernels) -> None:
     assert [node.kind for node in graph.nodes if node.body] == ["while", "while", "if"]
 
 
+def test_the_else_of_an_if_runs_when_the_value_is_zero(gpu: hearth.Device, kernels: Kernels) -> None:
+    """Either body may be empty; a body does not see that another one changes the value."""
+    k = kernels
+    with gpu.graph() as graph:
+        k.set_to(1, 1, (k.condition, k.value))
+        with graph.if_(k.condition):
+            k.add(1, 1, (k.total, 1))
+            k.condition.fill(0)
+        with graph.else_():
+            k.condition.fill(1)
+            k.add(1, 1, (k.total, 20))
+            k.add(1, 1, (k.total, 3))
+        with graph.if_(k.condition):
+            pass
+        with graph.else_():
+            k.add(1, 1, (k.total, 100))
+        with graph.if_(k.condition):
+            k.add(1, 1, (k.total, 1000))
+        with graph.else_():
+            pass
+        k.add(1, 1, (k.total, 10_000))
+    assert [run(graph, k, value) for value in (0, 1, 0, -7)] == [11_023, 10_101, 11_023, 10_101]
+    assert run(graph, k, 0, 3) == 3 * 11_023
+    nodes = graph.nodes
+    assert [(node.kind, node.body, node.bodies) for node in nodes if node.kind == "if"] == [
+        ("if", range(2, 7), (range(2, 4), range(4, 7))),
+        ("if", range(8, 9), (range(8, 8), range(8, 9))),
+        ("if", range(10, 11), (range(10, 11), range(11, 11))),
+    ]
+    assert [node.after for node in nodes] == [
+        (), (0,), (1,), (2,), (1,), (4,), (5,), (3, 6), (7,), (7, 8), (9,), (9, 10),
+    ]  # fmt: skip
+    text = graph.debug_dot_str()
+    assert 'label="body of 1 if"' in text and 'label="else of 1 if"' in text
+    assert text.index('label="else of 1 if"') < text.index('n4 [label="4 fill') < text.index("    }\n    n7 [")
+
+
+def test_the_value_selects_a_case_of_a_switch(gpu: hearth.Device, kernels: Kernels) -> None:
+    """Cases in any order, with gaps, and an empty one; values without a case run none."""
+    k = kernels
+    with gpu.graph() as graph:
+        k.set_to(1, 1, (k.condition, k.value))
+        with graph.switch_(k.condition):
+            with graph.case_(5):
+                k.add(1, 1, (k.total, 5))
+                k.add(1, 1, (k.total, 50))
+            with graph.case_(0):
+                k.add(1, 1, (k.total, 1))
+                k.condition.fill(5)
+            with graph.case_(2):
+                pass
+            with graph.case_(255):
+                k.add(1, 1, (k.total, 255))
+        k.add(1, 1, (k.total, 1000))
+    values = (0, 1, 2, 5, 6, 255, 256, -1, 5, 0)
+    assert [run(graph, k, value) - 1000 for value in values] == [1, 0, 0, 55, 0, 255, 0, 0, 55, 1]
+    assert run(graph, k, 5, 4) == 4 * 1055
+    switch = graph.nodes[1]
+    assert (switch.kind, switch.body, len(switch.bodies)) == ("switch", range(2, 7), 256)
+    assert {index: body for index, body in enumerate(switch.bodies) if body} == {
+        0: range(4, 6), 5: range(2, 4), 255: range(6, 7),
+    }  # fmt: skip
+    assert [node.after for node in graph.nodes] == [(), (0,), (1,), (2,), (1,), (4,), (1,), (1, 3, 5, 6)]
+    text = graph.debug_dot_str()
+    assert 'label="case 5 of 1 switch"' in text and text.count("subgraph") == 3
+    assert "n1 -> n4;" in text and "n3 -> n4;" not in text and "n3 -> n7;" in text
+
+
+def test_branches_nest_and_are_launched_in_captures(gpu: hearth.Device, kernels: Kernels) -> None:
+    """A switch in a loop, with conditions and prepared launches in its cases; compared with the program on the host."""
+    k = kernels
+    with gpu.prepared() as prepared:
+        k.add(1, 1, (k.total, 3))
+        k.add(1, 1, (k.total, 4))
+    with gpu.graph() as child, child.switch_(k.value):
+        with child.case_(1):
+            k.add(1, 1, (k.total, 1))
+        with child.case_(2), child.if_(k.condition):
+            prepared.launch(2)
+        with child.case_(3):
+            with child.switch_(k.condition), child.case_(1):
+                k.add(1, 1, (k.total, 500))
+            with child.if_(k.total):
+                k.add(1, 1, (k.total, 10_000))
+            with child.else_():
+                k.add(1, 1, (k.total, 20_000))
+    with gpu.graph() as parent:
+        k.set_to(1, 1, (k.condition, k.value))
+        with parent.while_(k.condition):
+            k.condition.fill(1)
+            child.launch()
+            k.count_down(1, 1, (k.value, k.condition))
+        with parent.if_(k.total):
+            k.add(1, 1, (k.total, 100_000))
+        with parent.else_():
+            child.launch()
+
+    def on_the_host(value: int) -> int:
+        total = 0
+        while value > 0:
+            if value == 1:
+                total += 1
+            elif value == 2:
+                total += 14
+            elif value == 3:
+                total += 500
+                total += 10_000 if total else 20_000
+            value -= 1
+        return total + 100_000 if total else total
+
+    assert [run(parent, k, value) for value in range(6)] == [on_the_host(value) for value in range(6)]
+    assert len(parent.children) == 2
+    assert [node.kind for node in parent.nodes if node.kind == "switch"] == ["switch"] * 4
+
+
+def test_branches_beside_other_streams(gpu: hearth.Device, kernels: Kernels) -> None:
+    """Nodes of another stream follow all bodies, or none."""
+    k = kernels
+    add_one = common(gpu, "add_one")
+    x, side = gpu.zeros(N, np.int32), gpu.stream()
+    with gpu.graph() as graph:
+        main = gpu.current_stream
+        k.set_to(1, 1, (k.condition, k.value))
+        side.wait_event(main.record())
+        add_one(1, N, (x, SIZE), stream=side)
+        with graph.switch_(k.condition):
+            with graph.case_(1):
+                k.add(1, 1, (k.total, 1))
+                k.add(1, 1, (k.total, 1))
+            with graph.case_(3):
+                k.add(1, 1, (k.total, 3))
+        with graph.if_(k.condition):
+            k.add(1, 1, (k.total, 100))
+        with graph.else_():
+            k.add(1, 1, (k.total, 200))
+        side.wait_event(main.record())
+        k.add(1, 1, (k.total, 10), stream=side)
+        main.wait_event(side.record())
+    assert [run(graph, k, value) for value in (0, 1, 2, 3)] == [210, 112, 110, 113]
+    assert (x.get() == 4).all()
+    assert graph.nodes[-1].after == (1, 7, 8)
+
+
+def test_arguments_in_branches_are_replaced(gpu: hearth.Device, kernels: Kernels) -> None:
+    k = kernels
+    with gpu.graph() as graph:
+        with graph.switch_(k.value):
+            with graph.case_(1):
+                k.add(1, 1, (k.total, 10))
+            with graph.case_(2):
+                k.add(1, 1, (k.total, 20))
+        with graph.if_(k.value):
+            pass
+        with graph.else_():
+            k.add(1, 1, (k.total, 30))
+    assert [run(graph, k, value) for value in range(4)] == [30, 10, 20, 0]
+    graph.nodes[1].set_args((k.total, 11))
+    graph.nodes[4].set_args((k.total, 33))
+    assert [run(graph, k, value) for value in range(4)] == [33, 11, 20, 0]
+    with pytest.raises(hearth.LaunchError, match="no arguments that can be replaced") as caught:
+        graph.nodes[0].set_args((k.value,))
+    assert "change the value of the condition" in caught.value.fix
+
+
 def test_arguments_in_a_body_are_replaced(gpu: hearth.Device, kernels: Kernels) -> None:
     """Launches that were submitted before keep theirs."""
     k = kernels
@@ -223,6 +387,76 @@ def test_wrong_conditions_and_places_are_refused(gpu: hearth.Device, kernels: Ke
     assert refused.value.reason == "CAPTURE_INVALID" and refused.value.fix
     with pytest.raises(hearth.LaunchError, match="16 other bodies"), gpu.graph() as deep:
         nest(deep, k, 17)
+
+
+def test_branches_at_wrong_places_are_refused(gpu: hearth.Device, kernels: Kernels) -> None:
+    """The end of the recording names the place and the fix; the stream is usable afterwards."""
+    k = kernels
+
+    def else_after_work(graph: hearth.Graph) -> None:
+        with graph.if_(k.condition):
+            pass
+        k.add(1, 1, (k.total, 1))
+        with graph.else_():
+            pass
+
+    def else_after_an_event(graph: hearth.Graph) -> None:
+        with graph.if_(k.condition):
+            pass
+        gpu.current_stream.record()
+        with graph.else_():
+            pass
+
+    def else_after_a_loop(graph: hearth.Graph) -> None:
+        with graph.while_(k.condition):
+            k.add(1, 1, (k.total, 1))
+        with graph.else_():
+            pass
+
+    def two_elses(graph: hearth.Graph) -> None:
+        with graph.if_(k.condition):
+            pass
+        for _ in range(2):
+            with graph.else_():
+                pass
+
+    def a_case_alone(graph: hearth.Graph) -> None:
+        with graph.case_(1):
+            pass
+
+    def a_case_in_a_case(graph: hearth.Graph) -> None:
+        with graph.switch_(k.condition), graph.case_(1), graph.case_(2):
+            pass
+
+    def a_case_twice(graph: hearth.Graph) -> None:
+        with graph.switch_(k.condition):
+            for _ in range(2):
+                with graph.case_(1):
+                    k.add(1, 1, (k.total, 1))
+
+    def work_in_a_switch(graph: hearth.Graph) -> None:
+        with graph.switch_(k.condition):
+            k.add(1, 1, (k.total, 1))
+
+    def an_if_in_a_switch(graph: hearth.Graph) -> None:
+        with graph.switch_(k.condition), graph.if_(k.condition):
+            pass
+
+    for record, message in (
+        (else_after_work, "no if without an else has ended on this stream directly before the else"),
+        (else_after_an_event, "no if without an else has ended"),
+        (else_after_a_loop, "no if without an else has ended"),
+        (two_elses, "no if without an else has ended"),
+        (a_case_alone, "no switch has begun on this stream directly around the case for 1"),
+        (a_case_in_a_case, "directly around the case for 2"),
+        (a_case_twice, "the switch of node 0 has a case for 1 already"),
+        (work_in_a_switch, "in the switch of node 0, but in none of its cases"),
+        (an_if_in_a_switch, "in the switch of node 0, but in none of its cases"),
+    ):
+        with pytest.raises(hearth.LaunchError, match=message) as caught, gpu.graph() as graph:
+            record(graph)
+        assert caught.value.reason == "CAPTURE_INVALID" and caught.value.fix
+    gpu.synchronize()
 
 
 def nest(graph: hearth.Graph, kernels: Kernels, depth: int) -> None:

@@ -96,6 +96,7 @@ def command(kind: str, handle: int) -> c.Command:
         "end_capture": c.EndCapture(graph=handle, discard=True),
         "begin_conditional": c.BeginConditional(buffer=handle),
         "end_conditional": c.EndConditional(),
+        "begin_branch": c.BeginBranch(value=1),
         "launch_graph": c.LaunchGraph(graph=handle, count=1),
         "update_graph": c.UpdateGraph(graph=handle, launch=packed(handle)),
         "destroy_graph": c.DestroyGraph(graph=handle),

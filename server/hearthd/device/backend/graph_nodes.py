@@ -6,8 +6,9 @@ takes the place of the stream (CPU), the same calls build a graph instead of run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Dim = tuple[int, int, int]
@@ -96,17 +97,55 @@ class HostCopyNode:
     pitch: int = 0
 
 
+class Conditional(Enum):
+    """Kinds of conditional nodes."""
+
+    IF = "if"
+    """Body 0 runs if the value is not 0, and body 1 if it is 0."""
+    WHILE = "while"
+    """Body 0 runs again and again, for as long as the value is not 0 before it."""
+    SWITCH = "switch"
+    """The body whose index is the value runs."""
+
+
+@dataclass(frozen=True)
+class GraphBody:
+    """A body of a conditional node."""
+
+    index: int
+    """Position in the array of graphs that CUDA makes for the node."""
+    nodes: int
+    """Number of nodes."""
+
+
 @dataclass(frozen=True)
 class ConditionalNode:
-    """A condition for the `body` nodes that follow this one in the graph: they run if a value is not 0.
+    """A condition that decides which of the node's bodies runs.
 
-    The value is the 4 bytes at `address`, when the device reaches the node. A loop runs the nodes again for as long as
-    the value is not 0 behind them.
+    The bodies are the nodes that follow this one in the graph, one body behind the other in any order of their indices.
+    The value is the 4 bytes at `address`, as an unsigned number, when the device reaches the node. No body runs for a
+    value without one.
     """
 
     address: int
-    loop: bool
-    body: int = 0
+    kind: Conditional
+    bodies: tuple[GraphBody, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of nodes of all bodies."""
+        return sum(body.nodes for body in self.bodies)
+
+    def ranges(self, index: int) -> Iterator[tuple[int, range]]:
+        """Returns, for each body, its index and the indices of its nodes. `index` is that of this node."""
+        start = index + 1
+        for body in self.bodies:
+            yield body.index, range(start, start + body.nodes)
+            start += body.nodes
+
+
+BRANCHES = "graph_branches"
+"""Feature of a device that has the kind `SWITCH`, and two bodies of the kind `IF`."""
 
 
 GraphNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode | ConditionalNode

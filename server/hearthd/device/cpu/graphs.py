@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from hearthd.device.backend.graph_nodes import ConditionalNode, Enqueues, GraphNode, WorkNode, replay
+from hearthd.device.backend.graph_nodes import Conditional, ConditionalNode, Enqueues, GraphNode, WorkNode, replay
 from hearthd.device.cpu.racecheck import Race
 from hearthd.device.cpu.streams import Work
 
@@ -51,27 +51,34 @@ class CpuGraph:
         while index < end:
             node = self._nodes[index]
             if isinstance(node, ConditionalNode):
-                body_end = index + 1 + node.body
-                work.append(_conditional(node, self._work_of(index + 1, body_end)))
-                index = body_end
+                bodies = {body: self._work_of(nodes.start, nodes.stop) for body, nodes in node.ranges(index)}
+                work.append(_conditional(node, bodies))
+                index += 1 + node.size
             else:
                 work += self._node_work[index]
                 index += 1
         return tuple(work)
 
 
-def _conditional(node: ConditionalNode, body: Sequence[Work]) -> Work:
-    """Returns the work of a conditional node. An exception of the body ends a loop."""
-    address, loop = node.address, node.loop
+def _conditional(node: ConditionalNode, bodies: Mapping[int, Sequence[Work]]) -> Work:
+    """Returns the work of a conditional node, whose bodies are given by index. An exception of a body ends a loop."""
+    value = ctypes.c_uint32.from_address(node.address)
 
-    def run() -> None:
-        while ctypes.c_uint32.from_address(address).value:
+    def run_while() -> None:
+        body = bodies.get(0, ())
+        while value.value:
             for work in body:
                 work()
-            if not loop:
-                break
 
-    return run
+    def run_if() -> None:
+        for work in bodies.get(0 if value.value else 1, ()):
+            work()
+
+    def run_switch() -> None:
+        for work in bodies.get(value.value, ()):
+            work()
+
+    return {Conditional.WHILE: run_while, Conditional.IF: run_if, Conditional.SWITCH: run_switch}[node.kind]
 
 
 def node_work(server: Enqueues, node: WorkNode) -> list[Work]:

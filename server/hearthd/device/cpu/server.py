@@ -14,7 +14,15 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.backend import launch_attributes, tensor_map
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import ConditionalNode, Dim, GraphNode, KernelNode, LaunchAttributes, NodeOrder
+from hearthd.device.backend.graph_nodes import (
+    BRANCHES,
+    ConditionalNode,
+    Dim,
+    GraphNode,
+    KernelNode,
+    LaunchAttributes,
+    NodeOrder,
+)
 from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy, racecheck
@@ -373,7 +381,7 @@ def _properties(spec: DeviceSpec, memory: int) -> node_pb2.DeviceProperties:
         registers_per_block=0,
         driver_version=platform.release(),
         runtime_version=platform.python_version(),
-        features=["cooperative_launch", *launch_attributes.features(9)],  # attributes that change no result
+        features=["cooperative_launch", BRANCHES, *launch_attributes.features(9)],  # attributes that change no result
         access_policy_max_window_size=MAX_ACCESS_WINDOW,
         memory_alignment=ALIGNMENT,
     )

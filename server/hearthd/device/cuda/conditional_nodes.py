@@ -4,12 +4,14 @@ The condition of a node is a value in device memory, which kernels write as they
 a handle instead, which only a kernel of the graph can set (cudaGraphSetConditional). So a kernel of one thread sets the
 handle to the value in memory, in front of the node and at the end of a loop's body. It is PTX, because the driver
 resolves the function when it loads the code; the compilers do not know it.
+
+Nodes of one body need CUDA 12.4; those of several bodies, `if` with `else` and `switch`, need CUDA 12.8.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
@@ -18,11 +20,13 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import ConditionalNode, Enqueues
+from hearthd.device.backend.graph_nodes import BRANCHES, Conditional, ConditionalNode, Enqueues
 from hearthd.device.cuda.errors import CudaError, checked
 from hearthd.device.cuda.launch import CudaFunction, CudaModule
 from hearthd.device.cuda.streams import CudaStreams, Stream
 
+_BRANCHES_DRIVER = 12080
+"""Oldest CUDA version of a driver with conditional nodes of several bodies, 12.8."""
 _SETTER = "hearth_set_condition"
 _PTX = f"""
 .version 6.0
@@ -83,22 +87,31 @@ class ConditionalNodes:
         if self._setter is None:
             self._setter = self._server.load(Image(_PTX.encode())).function(_SETTER)
 
-    def add(self, node: ConditionalNode, stream: Stream, depth: int, add_body: Callable[[Stream], None]) -> None:
+    def add(
+        self, node: ConditionalNode, stream: Stream, depth: int, bodies: Mapping[int, Callable[[Stream], None]]
+    ) -> None:
         """Adds a node behind the nodes of a stream that is being captured.
 
-        `add_body` enqueues the body on another stream, whose capture is the body's graph. `depth` is the number of
-        bodies that contain the node. Raises CudaError, and what `add_body` raises.
+        Each entry of `bodies` enqueues the body of this index on another stream, whose capture is the body's graph;
+        indices without an entry have empty bodies. `depth` is the number of bodies that contain the node. Raises
+        CudaError, and what the entries raise.
         """
         handle = self._new_handle(stream)
         self._set(handle, node.address, stream)
-        body = _add_node(handle, node.loop, stream)
+        graphs = _add_node(handle, node.kind, 1 + max(bodies), stream)
         while len(self._recorders) <= depth:
             self._recorders.append(self._streams.create())
+        for index, add_body in bodies.items():
+            self._capture_body(graphs[index], handle, node, depth, add_body)
+
+    def _capture_body(
+        self, body: Any, handle: Any, node: ConditionalNode, depth: int, add_body: Callable[[Stream], None]
+    ) -> None:
         recorder = self._recorders[depth]
         checked(driver.cuStreamBeginCaptureToGraph(recorder.pointer, body, None, None, 0, _RELAXED))
         try:
             add_body(recorder)
-            if node.loop:
+            if node.kind is Conditional.WHILE:
                 self._set(handle, node.address, recorder)
         except BaseException:
             with suppress(*CudaError):
@@ -133,19 +146,23 @@ def _capture(stream: Stream) -> tuple[Any, Sequence[Any], int]:
     return graph, dependencies, int(cast(Any, count))
 
 
-def _add_node(handle: Any, loop: bool, stream: Stream) -> Any:
-    """Adds a conditional node behind the nodes of a stream that is being captured. Returns the graph of its body."""
-    kinds = driver.CUgraphConditionalNodeType
+def branch_features(driver_version: int) -> list[str]:
+    """Returns the features that conditional nodes of several bodies need, by the driver's CUDA version."""
+    return [BRANCHES] if driver_version >= _BRANCHES_DRIVER else []
+
+
+def _add_node(handle: Any, kind: Conditional, bodies: int, stream: Stream) -> Sequence[Any]:
+    """Adds a conditional node behind the nodes of a stream that is being captured. Returns the graphs of its bodies."""
     (context,) = checked(driver.cuCtxGetCurrent())
     params = driver.CUgraphNodeParams()
     params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
     params.conditional.handle = handle
-    params.conditional.type = kinds.CU_GRAPH_COND_TYPE_WHILE if loop else kinds.CU_GRAPH_COND_TYPE_IF
-    params.conditional.size = 1
+    params.conditional.type = getattr(driver.CUgraphConditionalNodeType, f"CU_GRAPH_COND_TYPE_{kind.name}")
+    params.conditional.size = bodies
     params.conditional.ctx = context
     graph, dependencies, count = _capture(stream)
     (node,) = checked(driver.cuGraphAddNode(graph, *dependencies, count, params))
     edges = [None] * (len(dependencies) - 1)
     replace = driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
     checked(driver.cuStreamUpdateCaptureDependencies(stream.pointer, [node], *edges, 1, replace))
-    return params.conditional.phGraph_out[0]
+    return cast(Sequence[Any], params.conditional.phGraph_out)

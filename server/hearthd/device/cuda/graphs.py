@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from cuda.bindings import driver
@@ -19,7 +20,15 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import ConditionalNode, Enqueues, GraphNode, KernelNode, NodeOrder, replay
+from hearthd.device.backend.graph_nodes import (
+    Conditional,
+    ConditionalNode,
+    Enqueues,
+    GraphNode,
+    KernelNode,
+    NodeOrder,
+    replay,
+)
 from hearthd.device.cuda.conditional_nodes import ConditionalNodes
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import CudaStreams, Event, Stream
@@ -118,18 +127,24 @@ class CudaGraphs:
         index = 0
         while index < len(nodes):
             node = nodes[index]
-            index += 1
             if isinstance(node, ConditionalNode):
-                self._replay_conditional(node, nodes[index : index + node.body], stream, depth)
-                index += node.body
+                self._replay_conditional(node, nodes, index, stream, depth)
+                index += node.size
             else:
                 replay(self._enqueues, (node,), stream)
+            index += 1
 
     def _replay_conditional(
-        self, node: ConditionalNode, body: Sequence[GraphNode], stream: Stream, depth: int = 0
+        self, node: ConditionalNode, nodes: Sequence[GraphNode], index: int, stream: Stream, depth: int = 0
     ) -> None:
-        if body or node.loop:  # otherwise the node has no effect
-            self._conditionals.add(node, stream, depth, lambda recorder: self._replay_chain(body, recorder, depth + 1))
+        """Enqueues the node at `index` with its bodies. Empty bodies are left out, except that of a loop."""
+        bodies = {
+            body: partial(self._replay_chain, nodes[indices.start : indices.stop], depth=depth + 1)
+            for body, indices in node.ranges(index)
+            if indices or node.kind is Conditional.WHILE
+        }
+        if bodies:  # otherwise the node has no effect
+            self._conditionals.add(node, stream, depth, bodies)
 
     def _replay_lanes(
         self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder], lanes: Sequence[Stream]
@@ -161,8 +176,8 @@ class CudaGraphs:
                 for event in waits:
                     streams.wait(stream, event)
                 if isinstance(node, ConditionalNode):
-                    done += node.body
-                    self._replay_conditional(node, nodes[index + 1 : done], stream)
+                    done += node.size
+                    self._replay_conditional(node, nodes, index, stream)
                 else:
                     replay(self._enqueues, (node,), stream)
                 if isinstance(node, KernelNode):

@@ -14,7 +14,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.device.backend import launch_attributes
 from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
-from hearthd.device.cuda.conditional_nodes import ConditionalNodes
+from hearthd.device.cuda.conditional_nodes import ConditionalNodes, branch_features
 from hearthd.device.cuda.copies import CudaCopies
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
 from hearthd.device.cuda.graphs import CudaGraphs
@@ -222,6 +222,7 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
         features.append("clusters")
     features += launch_attributes.features(major)
     features += tensor_map_features(major)
+    features += branch_features(runtime.driverGetVersion())
     return node_pb2.DeviceProperties(
         name=props["name"].decode(errors="replace"),
         backend="cuda",

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hearth_proto.launches import Extension, Record, pack, split_nested, unpack_layout
+from hearth_proto.launches import Extension, LaunchFlag, Record, pack, split_nested, unpack_layout
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.plan import DispatchPlan
-from hearthd.device.launch.arguments import attributes_of, dim, pack_arguments, value_bytes
+from hearthd.device.launch.arguments import (
+    attributes_of,
+    cluster_of,
+    dim,
+    flags_of,
+    pack_arguments,
+    value_bytes,
+)
 from hearthd.device.session.launch_plan import plan_key
 
 MAX_DISPATCHES = 256
@@ -62,23 +69,22 @@ class DispatchCache:
     def add(self, cache_key: CacheKey, command: commands_pb2.Dispatch, plan: DispatchPlan) -> CachedDispatch:
         """Adds a valid command to the cache, and returns its entry.
 
-        Raises Refusal(LAUNCH_INVALID) if its parameters are too large.
+        Raises Refusal: LAUNCH_INVALID if its parameters are too large, INVALID_ARGUMENT for an unknown mode.
         """
         layout, handles, params = pack_arguments(plan.arguments)
+        flags = flags_of(command)
         record = Record(
             function=command.function,
             stream=0,
             grid=dim(command.grid),
             block=dim(command.block),
             shared_mem=command.shared_mem,
-            flags=0,
+            flags=flags,
             timeout_ns=command.timeout_ns,
             layout=layout,
             buffers=handles,
             params=params,
-            extension=Extension(attributes=attributes_of(command.attributes))
-            if command.HasField("attributes")
-            else None,
+            extension=_extension(command, plan.iterations if flags & LaunchFlag.VALIDATE else 1),
         )
         places = unpack_layout(layout)
         entry = CachedDispatch(
@@ -97,6 +103,18 @@ class DispatchCache:
                 self._entries.clear()
             self._entries[cache_key] = entry
         return entry
+
+
+def _extension(command: commands_pb2.Dispatch, iterations: int) -> Extension | None:
+    """Returns the extension of the launch record, in which a validated launch has its iterations; None if not needed.
+
+    The launches of other modes are counted by the dispatch, which submits them in several steps.
+    """
+    cluster = cluster_of(command)
+    attributes = attributes_of(command.attributes) if command.HasField("attributes") else None
+    if iterations == 1 and not any(cluster) and attributes is None:
+        return None
+    return Extension(cluster, iterations, attributes=attributes)
 
 
 def _cache_key(command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> CacheKey:

@@ -4,7 +4,7 @@ A dispatch is one operation, which keeps its position in its stream until all of
 
   prepare   waits for the module, makes every check, allocates all transient buffers or none
   upload    clears outputs, copies inline inputs, copies chunks of other inputs as they arrive
-  launch    launches the kernel as often as requested, back to back
+  launch    launches the kernel as often as requested, back to back; in validate mode, waits for the result
   download  copies inline outputs, copies chunks of other outputs as the client receives them
 
 Transient buffers are in no table. They are freed in the order of the stream, behind their last use. An error also frees
@@ -19,6 +19,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from hearth_proto.launches import LaunchFlag
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
@@ -28,12 +29,14 @@ from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin
 from hearthd.device.profiling.stopwatch import Stopwatch
 from hearthd.device.resources.budget import check_budget
+from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.streams.stream_pool import WINDOW
@@ -111,6 +114,10 @@ class DispatchRun:
             device, resources.memory.reservations, origin.session, self._reserve
         )
         self._bound: BoundLaunch | None = None
+        self._validates = bool(resolved.record.flags & LaunchFlag.VALIDATE)
+        self._validation: list[Refusal | None] | None = None
+        """The result of the validated launch, empty while it runs; None before it has been submitted."""
+        self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self._remaining = iterations
         self._stages = [self._prepare, self._upload, self._launch, self._download]
         self._up, self._kernel, self._down = (
@@ -254,6 +261,8 @@ class DispatchRun:
         assert bound is not None
         if self._track.closed:
             return False
+        if self._validates:
+            return self._validate(bound)
         if self._timed:  # waiting for other streams must not count as time of the kernel
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
         quota = MAX_PER_ITERATION
@@ -268,10 +277,43 @@ class DispatchRun:
             self._kernel.stop()
         if self._remaining:
             return False
+        self._release_inputs()
+        return True
+
+    def _validate(self, bound: BoundLaunch) -> bool:
+        """Launches the kernel on copies between red zones, and waits until it is done. Raises what it has found."""
+        if self._validation is None:
+            self._kernel.start()
+            try:
+                validation = Validation(
+                    self._device, self._resources.binder, self._origin, bound, self._resolved, self._settle
+                )
+                if not validation.run():
+                    return False
+            except Refusal as refusal:
+                if not self._request.waits(refusal):
+                    raise
+                return False
+            finally:
+                self._kernel.stop()
+            self._validation = []
+        if not self._validation:
+            return False
+        (violation,) = self._validation
+        if violation is not None:
+            raise violation
+        self._release_inputs()
+        return True
+
+    def _settle(self, violation: Refusal | None) -> None:
+        self._validation = [violation]
+        self._device.kick(self._origin.session)
+
+    def _release_inputs(self) -> None:
+        """Releases the buffers without an output."""
         for slot in self._slots:
             if not slot.transient.has_output:
                 self._release(slot)
-        return True
 
     def _download(self) -> bool:
         try:

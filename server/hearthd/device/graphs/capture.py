@@ -12,7 +12,15 @@ from dataclasses import replace
 from hearth_proto.launches import LaunchFlag
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
+from hearthd.device.backend.graph_nodes import (
+    ConditionalNode,
+    CopyNode,
+    FillNode,
+    GraphBody,
+    GraphNode,
+    HostCopyNode,
+    KernelNode,
+)
 from hearthd.device.backend.resources import Graph
 from hearthd.device.flows.segment import Segment
 from hearthd.device.graphs.capture_policy import SHARED, CaptureOrder
@@ -96,10 +104,15 @@ class GraphEntry(LaunchProgram):
         """True if the graph has conditional nodes."""
         return any(isinstance(node, ConditionalNode) for node in self.nodes)
 
+    @property
+    def branched(self) -> bool:
+        """True if a conditional node has several bodies, of which one at most runs."""
+        return any(isinstance(node, ConditionalNode) and len(node.bodies) > 1 for node in self.nodes)
+
     def in_body(self, index: int) -> bool:
         """True if the node with this index belongs to the body of a conditional node."""
         return any(
-            isinstance(node, ConditionalNode) and position < index <= position + node.body
+            isinstance(node, ConditionalNode) and position < index <= position + node.size
             for position, node in enumerate(self.nodes[:index])
         )
 
@@ -164,7 +177,7 @@ class Capture:
     def add_graph(self, graph: GraphEntry, count: int) -> None:
         """Adds copies of another graph's nodes, `count` times in sequence; adds all nodes or none.
 
-        In the body of a conditional node, they run one after the other.
+        In the body of a conditional node, the nodes of several streams run one after the other.
         """
         self._check_room(count * len(graph.nodes), f"{count} launches of {graph.name}")
         entry = self.entry
@@ -174,7 +187,7 @@ class Capture:
                 self._hold(uses)
             entry.nodes += graph.nodes
             entry.kernels += graph.kernels
-            if entry.sections.in_body:
+            if entry.sections.in_body and graph.orders.forked:
                 for _node in graph.nodes:
                     entry.orders.add(self.lane)
             else:
@@ -204,19 +217,53 @@ class Capture:
     # ---- conditional nodes ----
 
     def begin_conditional(self, buffer: Buffer, node: ConditionalNode) -> None:
-        """Adds a conditional node, whose body consists of the nodes from now to `end_conditional`."""
-        sections = self.entry.sections
+        """Adds a conditional node, whose body consists of the nodes from now to `end_conditional`.
+
+        Each body of a switch begins by `begin_case` instead.
+        """
         self._check_room(1, "the conditional node")
-        sections.begin_body(self.lane, len(self.entry.nodes))
+        self.entry.sections.begin(self.lane, len(self.entry.nodes), node.kind)
         self._add(node, "", Uses(read=(buffer,), modules=modules_of(buffer), needed=(buffer,)))
 
-    def end_conditional(self) -> None:
-        """Ends the body of the innermost conditional node."""
-        nodes = self.entry.nodes
-        index = self.entry.sections.end_body(self.lane)
-        node = nodes[index]
+    def begin_case(self, value: int) -> None:
+        """Begins the body of the innermost switch for a value. Raises Refusal if there is no switch, or a second body.
+
+        The body ends by `end_conditional`.
+        """
+        entry = self.entry
+        index = entry.sections.open_switch(self.lane, value)
+        node = entry.nodes[index]
         assert isinstance(node, ConditionalNode)
-        nodes[index] = replace(node, body=len(nodes) - index - 1)
+        if any(body.index == value for body in node.bodies):
+            raise Refusal(
+                Reason.CAPTURE_INVALID,
+                f"{entry.name}: the switch of node {index} has a case for {value} already",
+                fix="record one case for each value",
+                details={"graph": entry.handle, "node": index, "value": value},
+            )
+        entry.sections.begin_case(self.lane, index, value, len(entry.nodes))
+        entry.orders.begin_body(self.lane, index)
+
+    def begin_else(self) -> None:
+        """Begins the second body of an `if` that has just ended. Raises Refusal if there is none.
+
+        The body ends by `end_conditional`.
+        """
+        entry = self.entry
+        entry.orders.begin_body(self.lane, entry.sections.begin_else(self.lane, len(entry.nodes)))
+
+    def end_conditional(self) -> None:
+        """Ends the innermost body, or the innermost switch. Raises Refusal if there is none."""
+        entry = self.entry
+        nodes = entry.nodes
+        section = entry.sections.end(self.lane, len(nodes))
+        if section.body is None:
+            return
+        node = nodes[section.node]
+        assert isinstance(node, ConditionalNode)
+        body = GraphBody(section.body, len(nodes) - section.first)
+        nodes[section.node] = replace(node, bodies=(*node.bodies, body))
+        entry.orders.end_body(self.lane, section.node)
 
     # ---- events: fork and join ----
 
@@ -225,7 +272,7 @@ class Capture:
         event.capture = self
 
         def run() -> bool:
-            self.entry.sections.check_no_body("an event")
+            self.entry.sections.add_event("an event")
             event.point = self.entry.orders.point(self.lane)
             origin.reply()
             return True
@@ -251,7 +298,7 @@ class Capture:
         lane = origin.capture.lane
 
         def run() -> bool:
-            captured.entry.sections.check_no_body("a wait for an event")
+            captured.entry.sections.add_event("a wait for an event")
             captured.entry.orders.join(lane, event.point)
             origin.reply()
             return True
@@ -302,8 +349,8 @@ class Capture:
         self.entry.holdings.add(uses._replace(replaced=None) if self.entry.sections.in_body else uses)
 
     def _check_room(self, added: int, description: str) -> None:
-        """Raises Refusal if the nodes cannot be added: too many, or of another stream than the body's."""
-        self.entry.sections.check_lane(self.lane, description)
+        """Raises Refusal if the nodes cannot be added: too many, or at the wrong place."""
+        self.entry.sections.check_node(self.lane, description)
         present = len(self.entry.nodes)
         if present + added > MAX_NODES:
             raise Refusal(

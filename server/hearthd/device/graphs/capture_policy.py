@@ -14,7 +14,7 @@ from hearth_proto.reasons import Reason, Refusal
 RECORDED = frozenset(
     {
         "launches", "launch", "launch_prepared", "launch_graph", "copy", "fill", "record_event", "wait_event",
-        "begin_conditional", "end_conditional",
+        "begin_conditional", "end_conditional", "begin_branch",
     }
 )  # fmt: skip
 """Kinds of commands that become nodes of the graph, or order its nodes."""

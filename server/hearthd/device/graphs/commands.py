@@ -12,7 +12,16 @@ from typing import TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
+from hearthd.device.backend.graph_nodes import (
+    BRANCHES,
+    Conditional,
+    ConditionalNode,
+    CopyNode,
+    FillNode,
+    GraphNode,
+    HostCopyNode,
+    KernelNode,
+)
 from hearthd.device.backend.resources import Graph
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import (
@@ -105,11 +114,13 @@ class GraphCommands:
         if entry.nodes:
             entry.graph = self._create(entry, entry.nodes)
         entry.unsettled -= 1
-        result = commands_pb2.GraphResult(forked=orders.forked)
+        result = commands_pb2.GraphResult(forked=orders.forked or entry.branched)
         for node, kernel, order in zip(entry.nodes, entry.kernels, orders.orders, strict=True):
-            body = node.body if isinstance(node, ConditionalNode) else 0
-            after = order.after if orders.forked else ()
-            result.nodes.add(kind=_kind(node), kernel=kernel, after=after, body=body)
+            added = result.nodes.add(kind=_kind(node), kernel=kernel, after=order.after if result.forked else ())
+            if isinstance(node, ConditionalNode):
+                added.body = node.size
+                for body in node.bodies:
+                    added.bodies.add(index=body.index, nodes=body.nodes)
         for graph, first, nodes in entry.sections.children:
             result.children.add(graph=graph, first=first, nodes=nodes)
         origin.reply(commands_pb2.Result(graph=result))
@@ -148,10 +159,13 @@ class GraphCommands:
     def begin_conditional(self, origin: Origin, command: commands_pb2.BeginConditional) -> Operation:
         """Returns the operation that adds a conditional node to the stream's capture, and begins its body.
 
-        Raises Refusal outside a capture.
+        Raises Refusal outside a capture, and for a switch on a device without it.
         """
         if origin.capture is None:
             raise _no_capture(origin)
+        kind = Conditional.SWITCH if command.switch else Conditional.WHILE if command.loop else Conditional.IF
+        if kind is Conditional.SWITCH:
+            self._check_branches("switch")
         buffer = origin.session.buffers.find(command.buffer)
 
         def run() -> bool:
@@ -167,14 +181,47 @@ class GraphCommands:
                 )
             capture = origin.capture
             assert capture is not None
-            capture.begin_conditional(buffer, ConditionalNode(address, command.loop))
+            capture.begin_conditional(buffer, ConditionalNode(address, kind))
             origin.reply()
             return True
 
         return Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
 
+    def begin_branch(self, origin: Origin, command: commands_pb2.BeginBranch) -> Operation:
+        """Returns the operation that begins a further body of a conditional node.
+
+        Raises Refusal outside a capture, and on a device without conditional nodes of several bodies.
+        """
+        capture = origin.capture
+        if capture is None:
+            raise _no_capture(origin)
+        self._check_branches("else" if command.otherwise else "switch")
+
+        def run() -> bool:
+            if command.otherwise:
+                capture.begin_else()
+            else:
+                capture.begin_case(command.value)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,))
+
+    def _check_branches(self, part: str) -> None:
+        """Raises Refusal(UNSUPPORTED) if the device has no conditional nodes of several bodies."""
+        device = self._device
+        if BRANCHES not in device.limits.features:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                f"device {device.spec.ordinal} ({device.spec.backend}) has no {part} in graphs: conditional nodes of "
+                "several bodies need a driver of CUDA 12.8 or newer",
+                fix=f"look for {BRANCHES} in gpu.properties.features, and record an if for each body where it is "
+                "missing",
+                details={"feature": BRANCHES},
+            )
+
     def end_conditional(self, origin: Origin, _command: commands_pb2.EndConditional) -> Operation:
-        """Returns the operation that ends the body of a conditional node. Raises Refusal outside a capture."""
+        """Returns the operation that ends a body or switch. Raises Refusal outside a capture."""
         capture = origin.capture
         if capture is None:
             raise _no_capture(origin)
@@ -414,7 +461,7 @@ def _kind(node: GraphNode) -> str:
         return "fill"
     if isinstance(node, HostCopyNode):
         return "write" if node.upload else "read"
-    return "while" if node.loop else "if"
+    return node.kind.value
 
 
 def _check_bytes(entry: GraphEntry, index: int, size: int) -> None:

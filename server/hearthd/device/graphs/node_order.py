@@ -25,6 +25,8 @@ class NodeOrders:
         """Nodes that the next node of each lane depends on."""
         self._inner: dict[tuple[int, int], int] = {}
         """Lanes that graphs launched in the capture use, by lane of the launch and lane in the launched graph."""
+        self._ends: dict[int, Point] = {}
+        """Last nodes of the bodies of each conditional node."""
 
     @property
     def forked(self) -> bool:
@@ -42,6 +44,14 @@ class NodeOrders:
         index = len(self.orders)
         self.orders.append(NodeOrder(lane, tuple(sorted(self._tails[lane]))))
         self._tails[lane] = frozenset((index,))
+
+    def begin_body(self, lane: int, node: int) -> None:
+        """Makes the next node of the lane depend on a conditional node of the lane, and not on its earlier bodies."""
+        self._tails[lane] = frozenset((node,))
+
+    def end_body(self, lane: int, node: int) -> None:
+        """Makes the next node of the lane depend on the last nodes of all bodies so far of a conditional node."""
+        self._ends[node] = self._tails[lane] = self._tails[lane] | self._ends.get(node, frozenset())
 
     def point(self, lane: int) -> Point:
         """Returns the point that an event has if it is recorded in the lane now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from hearth_proto.launches import TENSOR_MAP_BYTES, AccessWindow, Attributes, LayoutEntry, pack_layout
+from hearth_proto.launches import TENSOR_MAP_BYTES, AccessWindow, Attributes, LaunchFlag, LayoutEntry, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.session.launch_plan import Q
@@ -20,12 +20,38 @@ SCALARS = {
     "boolean": "<?",
 }
 
+MODES = {
+    commands_pb2.LAUNCH_MODE_CHECKED: 0,
+    commands_pb2.LAUNCH_MODE_VALIDATE: int(LaunchFlag.VALIDATE),
+    commands_pb2.LAUNCH_MODE_UNCHECKED: int(LaunchFlag.UNCHECKED),
+}
+"""Launch flags of each mode."""
+
 _MAX_ENUMERATOR = 0xFFFF
 
 
 def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
     """Returns a grid, block or cluster; y and z are 1 if they are not set, x is not defaulted."""
     return message.x, message.y or 1, message.z or 1
+
+
+def cluster_of(command: commands_pb2.Launch | commands_pb2.Dispatch) -> tuple[int, int, int]:
+    """Returns the blocks of a cluster along each axis; zeros without clusters."""
+    return dim(command.cluster) if command.HasField("cluster") else (0, 0, 0)
+
+
+def flags_of(command: commands_pb2.Launch | commands_pb2.Dispatch) -> int:
+    """Returns the flags of the record of a launch. Raises Refusal(INVALID_ARGUMENT) for an unknown mode."""
+    if command.mode not in MODES:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"launch mode {command.mode} is unknown",
+            fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
+            details={"mode": command.mode},
+            fields=["mode"],
+        )
+    cooperative = LaunchFlag.COOPERATIVE if command.cooperative else 0
+    return MODES[command.mode] | cooperative | (LaunchFlag.FIT if command.fit else 0)
 
 
 def attributes_of(message: commands_pb2.LaunchAttributes) -> Attributes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
+from hearth_proto.launches import HEADER, Extension, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.launch.arguments import attributes_of, dim, pack_arguments
+from hearthd.device.launch.arguments import attributes_of, cluster_of, dim, flags_of, pack_arguments
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
@@ -26,12 +26,6 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import NEVER, WINDOW
 
 LENGTH = struct.Struct("<I")
-
-MODES = {
-    commands_pb2.LAUNCH_MODE_CHECKED: 0,
-    commands_pb2.LAUNCH_MODE_VALIDATE: int(LaunchFlag.VALIDATE),
-    commands_pb2.LAUNCH_MODE_UNCHECKED: int(LaunchFlag.UNCHECKED),
-}
 
 
 class LaunchCommands:
@@ -275,7 +269,7 @@ class LaunchCommands:
             grid=dim(command.grid),
             block=dim(command.block),
             shared_mem=command.shared_mem,
-            flags=_flags(command),
+            flags=flags_of(command),
             timeout_ns=command.timeout_ns,
             layout=layout,
             buffers=buffers,
@@ -371,23 +365,10 @@ def _is_full(session: DeviceSession, stream: LogicalStream) -> bool:
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
 
 
-def _flags(command: commands_pb2.Launch) -> int:
-    if command.mode not in MODES:
-        raise Refusal(
-            Reason.INVALID_ARGUMENT,
-            f"launch mode {command.mode} is unknown",
-            fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
-            details={"mode": command.mode},
-            fields=["mode"],
-        )
-    cooperative = LaunchFlag.COOPERATIVE if command.cooperative else 0
-    return MODES[command.mode] | cooperative | (LaunchFlag.FIT if command.fit else 0)
-
-
 def _extension(command: commands_pb2.Launch) -> Extension | None:
     dynamic = command.dynamic_grid
     iterations = command.iterations if command.HasField("iterations") else 1
-    cluster = dim(command.cluster) if command.HasField("cluster") else (0, 0, 0)
+    cluster = cluster_of(command)
     attributes = attributes_of(command.attributes) if command.HasField("attributes") else None
     if iterations == 1 and not any(cluster) and not command.HasField("dynamic_grid") and attributes is None:
         return None

@@ -75,11 +75,18 @@ class LaunchRun:
 
     def _validate(self, bound: BoundLaunch) -> bool:
         try:
-            return Validation(self._device, self._binder, self._origin, bound, self._parsed).run()
+            return Validation(self._device, self._binder, self._origin, bound, self._parsed, self._settle).run()
         except Refusal as refusal:
             if not self._request.waits(refusal):
                 raise
             return False
+
+    def _settle(self, violation: Refusal | None) -> None:
+        """Answers a validated launch."""
+        if violation is not None:
+            self._origin.fail(violation)
+        else:
+            self._origin.reply()
 
     def _may_issue(self, bound: BoundLaunch) -> bool:
         """Returns True if the launch may be issued.

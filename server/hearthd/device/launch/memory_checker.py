@@ -66,12 +66,20 @@ class Validation:
     """A launch on copies between red zones. Device-handle thread only."""
 
     def __init__(
-        self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, parsed: ResolvedRecord
+        self,
+        device: DeviceContext,
+        binder: Binder,
+        origin: Origin,
+        bound: BoundLaunch,
+        parsed: ResolvedRecord,
+        settle: Callable[[Refusal | None], None],
     ) -> None:
+        """`settle` is called when the launch is done, with the accesses that it must not make, or None."""
         self._device = device
         self._binder = binder
         self._origin = origin
         self._bound = bound
+        self._settle = settle
         self._buffers: list[Buffer] = []
         """Buffers of the pointer arguments, in order."""
         self._layout = parsed.record.layout
@@ -99,7 +107,7 @@ class Validation:
             self._buffers.append(pointer)
 
     def run(self) -> bool:
-        """Submits the whole launch, which is answered when it is done.
+        """Submits the whole launch, which is settled when it is done.
 
         Returns False if there is no staging memory for the zones, or another launch uses the module's access table.
         """
@@ -230,7 +238,7 @@ class Validation:
             self._device.server.free(copy.memory, stream)
 
     def _check_zones(self, guarded: Sequence[_GuardedCopy], host: HostBuffer, outcome: PendingOutcome) -> None:
-        """Checks the zones of the completed launch, and answers the command.
+        """Checks the zones of the completed launch, and settles it.
 
         Reads of the buffers, whose contents stay valid, are answered afterwards, so that the first one has the error.
         """
@@ -253,11 +261,9 @@ class Validation:
             self._device.kick(self._origin.session)
         self._device.staging.release(host)
         if damages or strays:
-            self._origin.fail(refuse(self._bound.plan.name, damages, self._arguments(), strays))
-        elif (race := self._race()) is not None:
-            self._origin.fail(race)
+            self._settle(refuse(self._bound.plan.name, damages, self._arguments(), strays))
         else:
-            self._origin.reply()
+            self._settle(self._race())
         self._device.tracks.pending_outcomes.settle(outcome)
         outcome.report()
 
@@ -320,9 +326,7 @@ def refuse(
             "buffer_size": first.size,
             "first_byte": first_byte,
             "last_byte": last_byte,
-            "buffers": len(
-                {buffer.handle for buffer in (*damaged_buffers, *(stray.buffer for stray in (*distant_writes, *reads)))}
-            ),
+            "buffers": len({*damaged_buffers, *(stray.buffer for stray in (*distant_writes, *reads))}),
             **({"block": ", ".join(map(str, blocks[0]))} if blocks else {}),
         },
     )

@@ -13,9 +13,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import EventEntry, EventMark
-
-MAX_NAME = 200
-"""Most characters of a name."""
+from hearthd.shared.published_names import MAX_NAME, check_name
 
 Name = tuple[str, str]
 """The tenant and the name of a published event."""
@@ -43,13 +41,7 @@ class PublishedEvents:
         an event of a capture. The operation fails with NAME_IN_USE if another event has the name, unless the command
         replaces it.
         """
-        if not 1 <= len(command.name) <= MAX_NAME or not command.name.isprintable():
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"{command.name[:20]!r} is not a valid name of an event",
-                fix=f"use 1 to {MAX_NAME} characters, none of them a control character",
-                fields=["name"],
-            )
+        check_name(command.name, "an event")
         session, event = origin.session, origin.session.events.find(command.event)
         check_owned(event, "published")
         name = session.tenant, command.name

@@ -98,6 +98,7 @@ class CommandRegistry:
             "end_capture": self._graphs.end,
             "begin_conditional": self._graphs.begin_conditional,
             "end_conditional": self._graphs.end_conditional,
+            "begin_branch": self._graphs.begin_branch,
             "launch_graph": self._graphs.launch,
             "update_graph": self._graphs.update,
             "destroy_graph": self._graphs.destroy,

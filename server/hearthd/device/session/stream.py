@@ -73,8 +73,16 @@ class Capturing(Protocol):
         """Records a conditional node whose value is in the buffer. Its body is recorded until `end_conditional`."""
         ...
 
+    def begin_case(self, value: int) -> None:
+        """Begins the body of the innermost switch for a value. It is recorded until `end_conditional`."""
+        ...
+
+    def begin_else(self) -> None:
+        """Begins the second body of an `if` that has just ended. It is recorded until `end_conditional`."""
+        ...
+
     def end_conditional(self) -> None:
-        """Ends the body of the innermost conditional node. Raises Refusal if there is none."""
+        """Ends the innermost body, or the innermost switch. Raises Refusal if there is none."""
         ...
 
     def failed(self, failure: StreamFailure) -> None:

@@ -51,6 +51,8 @@ FEATURES = (
     "graph_composition",
     "graph_memory",
     "graph_conditionals",
+    "graph_branches",
+    "dispatch_options",
     "launch_attributes",
     "linking",
     "published_events",

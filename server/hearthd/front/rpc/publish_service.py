@@ -36,13 +36,13 @@ from hearthd.front.sessions.publications import (
     BufferAttachment,
     Publication,
     PublicationRegistry,
-    check_name,
     not_published,
 )
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import EVERYONE, Right
+from hearthd.shared.published_names import check_name
 
 log = structlog.get_logger("hearthd.publish")
 

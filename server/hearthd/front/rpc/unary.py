@@ -75,6 +75,7 @@ CALLS = (
     UnaryCall("EndCapture", "end_capture", "graph"),
     UnaryCall("BeginConditional", "begin_conditional", "done"),
     UnaryCall("EndConditional", "end_conditional", "done"),
+    UnaryCall("BeginBranch", "begin_branch", "done"),
     UnaryCall("LaunchGraph", "launch_graph", "done"),
     UnaryCall("UpdateGraph", "update_graph", "done"),
     UnaryCall("DestroyGraph", "destroy_graph", "done"),

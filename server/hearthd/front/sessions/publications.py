@@ -16,10 +16,10 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
+from hearthd.shared.published_names import check_name
 
 ALL_TENANTS = "*"
 """Grant to all tenants, in place of the name of one."""
-MAX_NAME = 200
 MAX_GRANTS = 256
 MAX_DESCRIPTION = 4096
 MAX_PUBLICATIONS = 1024
@@ -323,20 +323,6 @@ class PublicationRegistry:
     def _remove_if_unused(self, publication: Publication) -> None:
         if publication.unused:
             self._publications.pop(publication.number, None)
-
-
-def check_name(name: str, subject: str, field: str = "name") -> None:
-    """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed.
-
-    `field`: the field of the request that holds the name.
-    """
-    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        displayed = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
-        raise _invalid(
-            f"{displayed!r} is not a valid name of {subject}",
-            f"use 1 to {MAX_NAME} characters, none of them a control character",
-            field,
-        )
 
 
 def not_published(tenant: str, device: int, name: str) -> Refusal:

@@ -10,7 +10,7 @@ from tests.support.client.fake_daemon import FakeDaemon
 
 KINDS = {
     "record_event", "wait_event", "begin_capture", "end_capture", "launch_graph", "update_graph", "begin_conditional",
-    "end_conditional",
+    "end_conditional", "begin_branch",
 }  # fmt: skip
 
 
@@ -70,6 +70,50 @@ def test_conditions_are_sent_to_a_daemon_that_captures_them(daemon: FakeDaemon) 
         ]  # fmt: skip
     begun = [each.begin_conditional for each in daemon.commands if each.WhichOneof("kind") == "begin_conditional"]
     assert [(each.offset, each.loop) for each in begun] == [(12, True), (12, False), (12, False)]
+
+
+def test_an_older_daemon_captures_conditions_without_branches(daemon: FakeDaemon) -> None:
+    daemon.features += ["graph_memory", "graph_conditionals"]
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        condition = gpu.zeros((), np.uint32)
+        with gpu.graph() as graph:
+            with graph.if_(condition):
+                pass
+            for block in (graph.else_(), graph.switch_(condition), graph.case_(1)):
+                with pytest.raises(hearth.UnsupportedError, match="has no else_ and no switch_") as refused, block:
+                    pass
+                assert "record an if_ for each body, or update the daemon" in refused.value.fix
+        assert sent(daemon, gpu)[-3:] == ["begin_conditional", "end_conditional", "end_capture"]
+
+
+def test_branches_are_sent_to_a_daemon_that_captures_them(daemon: FakeDaemon) -> None:
+    daemon.features += ["graph_memory", "graph_conditionals", "graph_branches"]
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        with gpu.graph() as graph:
+            condition = gpu.empty(4, np.int32)[2]
+            with graph.if_(condition):
+                pass
+            with graph.else_():
+                pass
+            with graph.switch_(condition), graph.case_(np.int32(7)):
+                pass
+            for wrong in (-1, 256, 1.5, "1", True, None):
+                block = graph.case_(wrong)  # type: ignore[arg-type]
+                with pytest.raises(hearth.ArgumentError, match="is not the value of a case") as caught, block:
+                    pass
+                assert "from 0 to 255" in caught.value.fix
+        assert sent(daemon, gpu)[2:-1] == [
+            "begin_conditional", "end_conditional", "begin_branch", "end_conditional", "begin_conditional",
+            "begin_branch", "end_conditional", "end_conditional",
+        ]  # fmt: skip
+        with pytest.raises(hearth.LaunchError, match="is not being recorded"), graph.else_():
+            pass
+    begun = [each.begin_conditional for each in daemon.commands if each.WhichOneof("kind") == "begin_conditional"]
+    assert [(each.offset, each.loop, each.switch) for each in begun] == [(8, False, False), (8, False, True)]
+    branches = [each.begin_branch for each in daemon.commands if each.WhichOneof("kind") == "begin_branch"]
+    assert [(each.otherwise, each.value) for each in branches] == [(True, 0), (False, 7)]
 
 
 def test_events_and_graphs_are_sent_to_a_daemon_that_captures_them(daemon: FakeDaemon) -> None:

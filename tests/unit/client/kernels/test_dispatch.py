@@ -106,6 +106,56 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     assert (out[0].view(np.uint8) == 1).all()
 
 
+def test_launch_options_in_the_message(daemon: DispatchDaemon) -> None:
+    daemon.features.append("dispatch_options")
+    with hearth.connect(daemon.target) as node:
+        gpu = node.device(0)
+        f = gpu.RawModule(code="source").get_function("f")
+        together = gpu.RawModule(code="source", enable_cooperative_groups=True).get_function("f")
+
+        def sent(function: hearth.Function, **options: Any) -> tuple[int, bool, bool, tuple[int, int, int] | None]:
+            gpu.dispatch(function, 1, 1, [1], **options)
+            dispatch = daemon.dispatched.dispatch
+            cluster = dispatch.cluster
+            return (
+                dispatch.mode, dispatch.cooperative, dispatch.fit,
+                (cluster.x, cluster.y, cluster.z) if dispatch.HasField("cluster") else None,
+            )  # fmt: skip
+
+        assert sent(f) == (commands_pb2.LAUNCH_MODE_CHECKED, False, False, None)
+        assert sent(f, mode="validate", cooperative=True) == (commands_pb2.LAUNCH_MODE_VALIDATE, True, False, None)
+        assert sent(f, mode="unchecked", cluster=(2, 3)) == (
+            commands_pb2.LAUNCH_MODE_UNCHECKED,
+            False,
+            False,
+            (2, 3, 1),
+        )
+        assert sent(together) == (commands_pb2.LAUNCH_MODE_CHECKED, True, False, None)
+
+
+def test_a_grid_in_device_memory_is_refused(gpu: hearth.Device, f: hearth.Function) -> None:
+    with pytest.raises(hearth.LaunchTypeError, match="a dispatch takes no grid in device memory") as caught:
+        gpu.dispatch(f, gpu.zeros(3, np.uint32), 1, [1])
+    assert "launch the kernel" in caught.value.fix
+
+
+def test_an_older_daemon_gets_no_launch_options(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function) -> None:
+    """A module whose launches are all cooperative is dispatched as before."""
+    options: list[dict[str, Any]] = [
+        {"mode": "validate"},
+        {"cooperative": True},
+        {"cooperative": "fit"},
+        {"cluster": 1},
+    ]
+    for each in options:
+        with pytest.raises(hearth.UnsupportedError, match="older version, whose dispatches") as caught:
+            gpu.dispatch(f, 1, 1, [1], **each)
+        assert "update the daemon" in caught.value.fix
+    together = gpu.RawModule(code="source", enable_cooperative_groups=True).get_function("f")
+    gpu.dispatch(together, 1, 1, [1], mode="checked", cooperative=False, cluster=None)
+    assert not daemon.dispatched.dispatch.cooperative
+
+
 def test_the_short_form_is_ins_outs_scalars(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function) -> None:
     x = gpu.zeros(4)
     gpu.dispatch(f, 1, 1, ins=[data(1), [1.5], x], outs=[((2,), "u1"), InOut(data(3)), x], scalars=[np.int32(1), 2.0])

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from hearthd.device.backend.compiler import Source
-from hearthd.device.backend.graph_nodes import ConditionalNode, CopyNode, FillNode, GraphNode, HostCopyNode, KernelNode
+from hearthd.device.backend.graph_nodes import (
+    Conditional,
+    ConditionalNode,
+    CopyNode,
+    FillNode,
+    GraphBody,
+    GraphNode,
+    HostCopyNode,
+    KernelNode,
+)
 from hearthd.device.backend.resources import Function
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
@@ -141,8 +150,8 @@ def test_conditions_are_evaluated_between_the_nodes(server: CpuServer, mix: Func
     """A loop in a condition; the body of the loop ends it after a number of rounds."""
     flags, x, y, rounds = Memory([1, 1, 1, 0]), Memory([1] * N), Memory([0] * N), Memory([0] * N)
     nodes: list[GraphNode] = [
-        ConditionalNode(flags.address, loop=False, body=3),
-        ConditionalNode(flags.address + 4, loop=True, body=2),
+        ConditionalNode(flags.address, Conditional.IF, (GraphBody(0, 3),)),
+        ConditionalNode(flags.address + 4, Conditional.WHILE, (GraphBody(0, 2),)),
         kernel(mix, x, y, 1),
         CopyNode(flags.address + 4, flags.address + 8, 8),  # the second round is the last one
         kernel(mix, x, rounds, 1),
@@ -161,4 +170,28 @@ def test_conditions_are_evaluated_between_the_nodes(server: CpuServer, mix: Func
     server.launch_graph(graph, stream)
     finish(server, stream)
     assert (y.array == 2).all() and (rounds.array == 1).all()
+    assert stream.failure is None
+
+
+def test_the_value_chooses_one_of_several_bodies(server: CpuServer, mix: Function, stream: CpuStream) -> None:
+    """Bodies in another order than their indices; values without a body, among them negative ones, run none."""
+    value, one = Memory([0]), Memory([1] * N)
+    chosen, otherwise, behind = Memory([0] * N), Memory([0] * N), Memory([0] * N)
+    nodes: list[GraphNode] = [
+        ConditionalNode(value.address, Conditional.SWITCH, (GraphBody(3, 2), GraphBody(0, 1))),
+        kernel(mix, one, chosen, 10),
+        kernel(mix, one, chosen, 10),
+        kernel(mix, one, chosen, 2),
+        ConditionalNode(value.address, Conditional.IF, (GraphBody(0, 0), GraphBody(1, 1))),
+        kernel(mix, one, otherwise, 1),
+        kernel(mix, one, behind, 1),
+    ]
+    graph = server.create_graph(nodes)
+    expected = 0
+    for step, number in enumerate((0, 3, 1, 2, 4, 0xFFFF_FFFF, 3)):
+        value.array[0] = number
+        server.launch_graph(graph, stream)
+        finish(server, stream)
+        expected = {0: 2 * expected + 1, 3: 100 * expected + 11}.get(number, expected)
+        assert (chosen.array == expected).all() and (otherwise.array == 1).all() and (behind.array == step + 1).all()
     assert stream.failure is None

@@ -102,6 +102,10 @@ def test_cache_ignores_contents_and_no_other_difference() -> None:
     other.bindings[1].data = b"another "
     assert seen(known, [sound(), sound(), other]) == [False, True, True]
     assert seen(known, [sound(size=4), sound(value=b"12"), sound(timed=True), sound(iterations=1)]) == [False] * 4
+    options = [sound(cooperative=True), sound(cooperative=True, fit=True), sound(mode=c.LAUNCH_MODE_UNCHECKED)]
+    clusters = sound()
+    clusters.cluster.x = 2
+    assert seen(known, [*options, clusters, *options, clusters]) == [False] * 4 + [True] * 4
     read = reading(known, other)
     assert read is not None
     record, places = read[0].record(other, 5), unpack_layout(read[0].first.layout)

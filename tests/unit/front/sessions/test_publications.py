@@ -13,13 +13,13 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.publications import (
     MAX_DESCRIPTION,
     MAX_GRANTS,
-    MAX_NAME,
     MAX_PUBLICATIONS,
     BufferAttachment,
     Publication,
     PublicationRegistry,
 )
 from hearthd.front.tenancy.tenants import Right, Tenant
+from hearthd.shared.published_names import MAX_NAME
 
 
 class Process:

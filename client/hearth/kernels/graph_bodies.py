@@ -1,0 +1,92 @@
+"""Bodies of conditional nodes: their conditions, their values, and the nodes that they contain."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from hearth.errors import ArgumentError
+from hearth.session.memory import DeviceOperand
+
+if TYPE_CHECKING:
+    from hearth.session.connection import Connection
+    from hearth_proto.v1 import commands_pb2
+
+MAX_CASES = 256
+"""Number of values, from 0, for which a switch may have bodies."""
+
+
+def condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
+    """Returns the buffer and the offset of a condition.
+
+    Args:
+        array: The array that was passed as the condition.
+        connection: The connection to the device of the graph.
+
+    Raises:
+        ArgumentError: The array is no condition.
+    """
+    is_operand = isinstance(array, DeviceOperand)
+    if (
+        not is_operand
+        or array._connection is not connection
+        or math.prod(array._shape) != 1
+        or array.dtype.kind not in "iu"
+        or array.dtype.itemsize != 4
+    ):
+        raise ArgumentError(
+            f"{array!r} is not the condition of a graph on device {connection.ordinal}.",
+            reason="INVALID_ARGUMENT",
+            fix="pass an array of one element of type int32 or uint32 on that device: gpu.zeros((), np.uint32).",
+        )
+    array._usable()
+    return array._memory.handle, array._offset
+
+
+def case_value(value: SupportsIndex) -> int:
+    """Returns the value of a case as an int.
+
+    Args:
+        value: The value that was passed.
+
+    Raises:
+        ArgumentError: It is not a number from 0 to 255.
+    """
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < MAX_CASES:
+        raise ArgumentError(
+            f"{value!r} is not the value of a case.",
+            reason="INVALID_ARGUMENT",
+            fix=f"pass an integer from 0 to {MAX_CASES - 1}; no body runs for other values of the condition.",
+        )
+    return number
+
+
+def of_message(node: commands_pb2.GraphNode) -> list[tuple[int, int]]:
+    """Returns the index and the number of nodes of each body of a node, in the order of the nodes.
+
+    Args:
+        node: The node in the daemon's answer. Older daemons know conditional nodes of one body only.
+    """
+    if not node.bodies and node.kind in ("if", "while"):
+        return [(0, node.body)]
+    return [(body.index, body.nodes) for body in node.bodies]
+
+
+def ranges(node: int, bodies: Iterable[tuple[int, int]]) -> tuple[range, ...]:
+    """Returns the indices of the nodes of each body, by the body's index; empty for those that are missing.
+
+    Args:
+        node: Index of the conditional node.
+        bodies: Index and number of nodes of each body, in the order of the nodes.
+    """
+    start, found = node + 1, dict[int, range]()
+    for index, nodes in bodies:
+        found[index] = range(start, start + nodes)
+        start += nodes
+    return tuple(found.get(index, range(node + 1, node + 1)) for index in range(max(found, default=-1) + 1))
