@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.transfer.shared_memory import Shared, SharedMemory
+    from hearth.transport.memory_segments import SegmentPosition
 
 MAX_BYTES = 1 << 30
 """Maximum size, in bytes, of a transfer for which memory is taken from the pool. A larger one takes another route, in
@@ -88,16 +89,12 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
         The memory from which the device copies, which must not change until the command is answered; None: the bytes
         have to take another route.
     """
-    shared = _shared(connection, attachment)
-    if shared is None:
+    found = _memory_for(connection, attachment, data)
+    if found is None:
         return None
-    if not shareable(data):
-        segment_memory = memory(len(data))
-        if segment_memory is None or not _registered(shared, segment_memory):
-            return None
-        copy(segment_memory, data)
-        data = segment_memory
-    return data if _place(shared, Kind.UPLOAD, number, data) else None
+    shared, source, position = found
+    copy(source, data)
+    return source if shared.place(Kind.UPLOAD, number, position, len(data)) else None
 
 
 class DownloadLocation(NamedTuple):
@@ -121,12 +118,12 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
     Returns:
         The location of the bytes, or None if the bytes have to take another route.
     """
-    shared = _shared(connection, attachment)
-    if shared is None:
+    found = _memory_for(connection, attachment, into)
+    if found is None:
         return None
-    destination = into if shareable(into) else memory(len(into))
-    placed = destination is not None and _place(shared, Kind.DOWNLOAD, number, destination)
-    return None if destination is None or placed is False else DownloadLocation(destination, bool(placed))
+    shared, destination, position = found
+    placed = shared.place(Kind.DOWNLOAD, number, position, len(into))
+    return None if placed is False else DownloadLocation(destination, bool(placed))
 
 
 def mark_spoiled(data: memoryview) -> None:
@@ -142,33 +139,21 @@ def _shared_memory(connection: Connection) -> SharedMemory:
     return connection.part(SharedMemory)
 
 
-def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
-    """Returns the memory shared for the attachment, if transfers may use it, else None.
+def _memory_for(
+    connection: Connection, attachment: Attachment, data: memoryview
+) -> tuple[Shared, memoryview, SegmentPosition] | None:
+    """Returns registered memory for the bytes of a transfer: `data` itself if it can be shared, else new memory.
 
-    Blocks while sharing is set up.
+    Returns None if there is none, or if transfers cannot use it. Blocks while sharing is set up.
     """
     if not likely(connection, attachment):
         return None
     shared = _shared_memory(connection).for_attachment(attachment)
-    return shared if shared is not None and shared.transfers else None
-
-
-def _registered(shared: Shared, data: memoryview) -> bool:
-    position = known_segments.find(address_of(data), len(data))
-    return position is not None and shared.number(position.segment) > 0
-
-
-def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
-    """Places the transfer at `data`; returns None if the outcome is unknown."""
-    from hearth.transport.segments import ConnectionLost
-
-    position = known_segments.find(address_of(data), len(data))
-    if position is None:
-        return False
-    try:
-        return shared.place(kind, number, position, len(data))
-    except ConnectionLost:
+    if shared is None or not shared.transfers:
         return None
+    source = data if shareable(data) else memory(len(data))
+    position = shared.position(source) if source is not None else None
+    return (shared, source, position) if source is not None and position is not None else None
 
 
 # ---- copies ----

@@ -15,7 +15,7 @@ from hearth.errors import HearthError
 from hearth.transfer.ring_buffer import SLOT_BYTES, Ring, Slot
 from hearth.transport import memory_segments
 from hearth.transport.copy_signals import Signals
-from hearth.transport.memory_segments import Segment, SegmentPosition
+from hearth.transport.memory_segments import Segment, SegmentPosition, address_of, known_segments
 from hearth.transport.segment_pool import pool
 from hearth.transport.segments import ConnectionLost, open_segments
 from hearth_proto.frames import Kind
@@ -111,7 +111,19 @@ class Shared:
         except (OSError, HearthError):
             return None
 
-    def place(self, kind: Kind, transfer: int, position: SegmentPosition, size: int) -> bool:
+    def position(self, data: memoryview) -> SegmentPosition | None:
+        """Returns the position of bytes in a registered segment, which is registered first if needed.
+
+        Args:
+            data: The bytes.
+
+        Returns:
+            The position, or None if the bytes are not in a segment, or it cannot be registered.
+        """
+        position = known_segments.find(address_of(data), len(data))
+        return position if position is not None and self.number(position.segment) else None
+
+    def place(self, kind: Kind, transfer: int, position: SegmentPosition, size: int) -> bool | None:
         """Asks the device process to copy the bytes of a transfer from `position` or to it.
 
         Waits for its answer, but not for the device.
@@ -119,22 +131,19 @@ class Shared:
         Args:
             kind: ``Kind.UPLOAD`` (from `position`) or ``Kind.DOWNLOAD`` (to it).
             transfer: Number of the transfer.
-            position: Location in a segment.
+            position: Location in a registered segment.
             size: Number of bytes.
 
         Returns:
-            True if the device process copies.
-
-        Raises:
-            ConnectionLost: No answer arrived: the device process may or may not copy.
+            True if the device process copies, False if not. None if no answer arrived: it may or may not copy.
         """
         segment = position.segment
-        if not self.transfers or not self.number(segment):
-            return False
         try:
             return self.connection.place(kind, transfer, segment, position.offset, size)
-        except BaseException:  # the device process may use the memory without being tracked
+        except BaseException as error:  # the device process may use the memory without being tracked
             segment.spoiled = True
+            if isinstance(error, ConnectionLost):
+                return None
             raise
 
     def close(self) -> None:

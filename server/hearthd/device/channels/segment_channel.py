@@ -209,9 +209,9 @@ class SegmentConnection:
             location = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, location.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.uploads.shared.place(self.session, frame.id, location)
+                self._transfers.shared.place_upload(self.session, frame.id, location)
             else:
-                self._transfers.downloads.shared.place(self.session, frame.id, location)
+                self._transfers.shared.place_download(self.session, frame.id, location)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:

@@ -40,7 +40,7 @@ from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.streams.stream_pool import WINDOW
-from hearthd.device.transfers.staged import DirectCopies, StagedCopies
+from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.transfers import Transfers
 
 CLEAR = b"\0"
@@ -51,12 +51,9 @@ the check costs more than it can save, as the pool refuses a reservation as a wh
 
 
 class TransientSlot:
-    """A transient buffer: its binding, its memory, and the paths of its bytes.
+    """A transient buffer: its binding, its memory, and the copies of its bytes."""
 
-    `direct_upload` and `direct_download` are used if there is no page-locked memory.
-    """
-
-    __slots__ = ("buffer", "data", "direct_download", "direct_upload", "download", "output", "transient", "upload")
+    __slots__ = ("buffer", "data", "download", "input_copy", "output", "output_copy", "transient", "upload")
 
     def __init__(self, device: DeviceContext, origin: Origin, transient: TransientBuffer, data: bytes) -> None:
         self.transient = transient
@@ -66,14 +63,14 @@ class TransientSlot:
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
         self.output = b""
-        self.direct_upload = DirectCopies(device, origin, self.buffer, RowLayout(0, transient.size))
-        self.direct_download = DirectCopies(device, origin, self.buffer, RowLayout(transient.offset, transient.length))
+        self.input_copy = BufferCopy(device, origin, self.buffer, RowLayout(0, transient.size))
+        self.output_copy = BufferCopy(device, origin, self.buffer, RowLayout(transient.offset, transient.length))
 
     def assign(self, reservation: Reservation, offset: int) -> None:
         """Assigns the buffer its reservation and its address."""
         self.buffer.reservation = reservation
-        self.buffer.address = self.direct_upload.address = reservation.memory.address + offset
-        self.direct_download.address = self.buffer.address + self.transient.offset
+        self.buffer.address = self.input_copy.address = reservation.memory.address + offset
+        self.output_copy.address = self.buffer.address + self.transient.offset
 
 
 class DispatchResources(NamedTuple):
@@ -82,7 +79,6 @@ class DispatchResources(NamedTuple):
     device: DeviceContext
     binder: Binder
     memory: MemoryCommands
-    copies: StagedCopies
     transfers: Transfers
 
 
@@ -123,6 +119,8 @@ class DispatchRun:
         self._up, self._kernel, self._down = (
             Stopwatch(device.server, device.tracks, self._track, timed) for _ in range(3)
         )
+        for slot in slots:
+            slot.input_copy.before, slot.output_copy.before = self._up.start, self._down.start
         self.arrived_ns = 0
         self._submitted_ns = 0
 
@@ -215,10 +213,7 @@ class DispatchRun:
         """Fills the buffer. Returns True once it is filled completely."""
         transient = slot.transient
         if slot.upload is not None:
-            put = partial(self._upload_part, slot)
-            return self._resources.transfers.uploads.receive(
-                self._origin, transient.upload, slot.upload, transient.size, put, slot.direct_upload
-            )
+            return self._resources.transfers.uploads.receive(transient.upload, slot.upload, slot.input_copy)
         if not transient.size:
             return True
         if self._track.full:
@@ -226,13 +221,7 @@ class DispatchRun:
         if not transient.has_input:
             self._clear(slot.buffer)
             return True
-        host = self._host(transient.size, slot.direct_upload)
-        if host is not None:
-            host.view[: transient.size] = slot.data
-            self._upload_part(slot, host, 0, transient.size)
-        elif not self._uses_direct_copy(transient.size, slot.direct_upload) or not slot.direct_upload.write(
-            0, memoryview(slot.data)
-        ):
+        if not slot.input_copy.put(0, slot.data):
             return False
         self._device.telemetry.upload_inline_bytes += transient.size
         return True
@@ -244,17 +233,6 @@ class DispatchRun:
         device.begin(self._origin.stream, buffer.size)
         device.server.fill(buffer.address, CLEAR, buffer.size, self._track.stream)
         device.telemetry.fills += 1
-
-    def _host(self, size: int, direct: DirectCopies) -> HostBuffer | None:
-        """Returns page-locked memory for a copy; None if the copy must wait or be made without it."""
-        return None if direct.waits else self._device.staging.find(size, self._origin.session)
-
-    def _uses_direct_copy(self, size: int, direct: DirectCopies) -> bool:
-        return direct.waits or self._device.staging.refusal(size) is not None
-
-    def _upload_part(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
-        self._up.start()
-        self._resources.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
 
     def _launch(self) -> bool:
         bound = self._bound
@@ -335,36 +313,24 @@ class DispatchRun:
         """Submits the copy of an output to the host. Returns True once all of it is submitted."""
         transient = slot.transient
         if slot.download is not None:
-            take = partial(self._download_part, slot)
-            send = self._resources.transfers.downloads.send
-            if not send(
-                self._origin, transient.download, slot.download, transient.length, take, direct=slot.direct_download
-            ):
+            if not self._resources.transfers.downloads.send(transient.download, slot.download, slot.output_copy):
                 return False
         elif transient.length:
             if self._track.full:
                 return False
-            host = self._host(transient.length, slot.direct_download)
+            copy = slot.output_copy
+            host = copy.find(transient.length)
             if host is not None:
-                self._download_part(slot, host, 0, transient.length)
+                copy.download_staged(host, 0, transient.length)
                 self._fetched.append((slot, host))
             else:
-                data = (
-                    slot.direct_download.read(0, transient.length)
-                    if self._uses_direct_copy(transient.length, slot.direct_download)
-                    else None
-                )
+                data = copy.get_now(0, transient.length) if copy.without(transient.length) else None
                 if data is None:
                     return False
                 slot.output = data
             self._device.telemetry.download_inline_bytes += transient.length
         self._release(slot)
         return True
-
-    def _download_part(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
-        self._down.start()
-        address = slot.buffer.address + slot.transient.offset + at
-        self._resources.copies.download(self._origin, slot.buffer, address, host, size)
 
     def _save_outputs_soon(self) -> None:
         """Copies outputs out of page-locked memory as soon as they have arrived, possibly before the answer."""

@@ -20,7 +20,7 @@ from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowan
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation
 from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.transfers.staged import DirectCopies
+from hearthd.device.transfers.buffer_copy import BufferCopy
 
 
 class RestoreResources(NamedTuple):
@@ -97,7 +97,7 @@ class BufferRestore:
         self._allocation = DeferredAllocation(
             resources.device, resources.memory.reservations, origin.session, self._reserve
         )
-        self._direct = DirectCopies(resources.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
+        self._copy = BufferCopy(resources.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
         self._requested = 0
         self._submitted = 0
         self._chunks: deque[RestoreChunk] = deque()
@@ -123,7 +123,7 @@ class BufferRestore:
         buffer = self._buffer
         reservation = self._resources.memory.reservations.allocate(self._session, buffer.size, self._track, [buffer])
         buffer.reservation = reservation
-        buffer.address = self._direct.address = reservation.memory.address
+        buffer.address = self._copy.address = reservation.memory.address
 
     # ---- contents ----
 
@@ -185,16 +185,13 @@ class BufferRestore:
 
     def _put(self, chunk: RestoreChunk) -> bool:
         """Submits a chunk to the device. Returns False if the chunk has to wait."""
-        device, track = self._device, self._track
+        track = self._track
         if chunk.host is None:
-            return self._direct.write(chunk.at, memoryview(chunk.data))
+            return self._copy.put_now(chunk.at, memoryview(chunk.data))
         if track.full:
             return False
-        device.tracks.claim_position(track, (self._buffer.usage,))
-        device.server.upload(self._buffer.address + chunk.at, chunk.host, 0, chunk.size, track.stream)
-        device.tracks.on_complete(track, partial(self._release, chunk))
-        device.telemetry.host_to_device_bytes += chunk.size
-        device.telemetry.host_to_device_operations += 1
+        self._copy.upload(chunk.host, 0, chunk.at, chunk.size)
+        self._device.tracks.on_complete(track, partial(self._release, chunk))
         return True
 
     def _release(self, chunk: RestoreChunk) -> None:

@@ -24,7 +24,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.streams.stream_pool import PooledStream
-from hearthd.device.transfers.staged import DirectCopies
+from hearthd.device.transfers.buffer_copy import BufferCopy
 
 
 class SnapshotStore(Protocol):
@@ -67,7 +67,7 @@ class BufferSnapshot:
 
     __slots__ = ("area", "areas", "direct", "durable", "submitted")
 
-    def __init__(self, durable: DurableBuffer, areas: SnapshotAreas, direct: DirectCopies) -> None:
+    def __init__(self, durable: DurableBuffer, areas: SnapshotAreas, direct: BufferCopy) -> None:
         self.durable = durable
         self.areas = areas
         self.area = areas.begin()
@@ -205,7 +205,7 @@ class Snapshot:
             self._track = self._store.track()
         self._copies = []
         for durable, buffer_areas in zip(live, areas, strict=True):
-            direct = DirectCopies(self._device, self._origin, durable.buffer, RowLayout(0, durable.buffer.size))
+            direct = BufferCopy(self._device, self._origin, durable.buffer, RowLayout(0, durable.buffer.size))
             direct.address = durable.buffer.address
             self._copies.append(BufferSnapshot(durable, buffer_areas, direct))
         return True
@@ -239,8 +239,8 @@ class Snapshot:
         return True
 
     def _chunk_directly(self, file: int, copy: BufferSnapshot, size: int) -> bool:
-        """Copies a chunk without page-locked memory; see `DirectCopies`."""
-        data = copy.direct.read(copy.submitted, size)
+        """Copies a chunk without page-locked memory; see `BufferCopy`."""
+        data = copy.direct.get_now(copy.submitted, size)
         if data is None:
             return False
         self._count(copy, size)

@@ -75,19 +75,8 @@ class Segment:
             self.drop()
 
 
-class SegmentSlice:
-    """A slice of a segment, usable as the host memory of a copy."""
-
-    __slots__ = ("address", "size", "view")
-
-    def __init__(self, address: int, size: int, view: memoryview) -> None:
-        self.address = address
-        self.size = size
-        self.view = view
-
-
 class SegmentRange(NamedTuple):
-    """`size` bytes of a segment, starting at byte `start`: the memory of one transfer.
+    """`size` bytes of a segment, starting at byte `start`: the memory of one copy.
 
     Code that stores a range must `hold` the segment.
     """
@@ -96,12 +85,8 @@ class SegmentRange(NamedTuple):
     start: int
     size: int
 
-    def part(self, at: int, size: int) -> SegmentSlice:
-        """Returns `size` bytes, starting at the transfer's byte `at`."""
-        return SegmentSlice(self.segment.address + self.start + at, size, self.view(at, size))
-
     def view(self, at: int, size: int) -> memoryview:
-        """Returns the same bytes as `part`, as a view for the host."""
+        """Returns `size` bytes, starting at byte `at` of the range, as a view for the host."""
         return self.segment.view[self.start + at : self.start + at + size]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic, TypeVar
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
 from hearthd.device.streams.pending_outcomes import PendingOutcome
+
+S = TypeVar("S", StripedUpload, StripedDownload)
 
 
 class FinishedTransfers:
@@ -35,63 +38,59 @@ class FinishedTransfers:
         return self._sizes.get(transfer)
 
 
-class UploadFlow:
-    """An upload: bytes that have arrived or are expected for a Write."""
+class TransferFlow(Generic[S]):
+    """A transfer under way, in either direction."""
 
     def __init__(self) -> None:
-        self.chunks: deque[memoryview] = deque()
         self.claimed = False
-        self.ended = False
-        self.error: Refusal | None = None
-        self.written = 0
-        self.striped: StripedUpload | None = None
-        """Set while the bytes arrive over stripes."""
+        """True once a command has named the transfer."""
+        self.submitted = 0
+        """Number of bytes whose copies have been submitted to the device."""
+        self.striped: S | None = None
+        """Set while the bytes travel over stripes."""
         self.location: SegmentRange | None = None
         """Location of the bytes in memory that the client shares; None if they are not there."""
 
-    def unstripe(self) -> None:
+    def end_bulk(self) -> None:
         """Ends the use of stripes and of shared memory.
 
-        Called when the transfer has ended, or when all its bytes arrive over Upload.
+        Called when the transfer has ended, or when all its bytes travel over Upload or Download.
         """
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
-            self.written = 0
+            self.submitted = 0
         if self.location is not None:
             self.location.segment.drop()
             self.location = None
-            self.written = 0
+            self.submitted = 0
 
 
-class DownloadFlow:
+class UploadFlow(TransferFlow[StripedUpload]):
+    """An upload: bytes that have arrived or are expected for a Write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks: deque[memoryview] = deque()
+        self.ended = False
+        self.error: Refusal | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """True if bytes have arrived over Upload."""
+        return bool(self.chunks or self.submitted or self.ended)
+
+
+class DownloadFlow(TransferFlow[StripedDownload]):
     """A download: chunks of a Read that are being sent."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.credits = 0
-        self.open = False
-        self.claimed = False
+        self.streamed = False
+        """True once the client receives bytes over Download."""
         self.aborted = False
         self.refused = False
         """True if it was answered with an error after a part of it had been submitted to the device."""
-        self.queued = 0
-        self.striped: StripedDownload | None = None
-        """Set while the bytes are sent over stripes."""
-        self.location: SegmentRange | None = None
-        """Location for the bytes in memory that the client shares; None if they do not go there."""
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of collectives that the copied bytes depended on."""
-
-    def unstripe(self) -> None:
-        """Ends the use of stripes and of shared memory.
-
-        Called when the transfer has ended, or when all its bytes are sent over Download.
-        """
-        if self.striped is not None:
-            self.striped.drop()
-            self.striped = None
-            self.queued = 0
-        if self.location is not None:
-            self.location.segment.drop()
-            self.location = None
-            self.queued = 0

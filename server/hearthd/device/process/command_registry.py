@@ -35,7 +35,6 @@ from hearthd.device.transfers.copy_commands import CopyCommands
 from hearthd.device.transfers.pointer_arrays import PointerCommands
 from hearthd.device.transfers.registered import SegmentCopies
 from hearthd.device.transfers.segments import Segments
-from hearthd.device.transfers.staged import StagedCopies
 from hearthd.device.transfers.transfers import Transfers
 
 Handler = Callable[[Origin, Any], Operation | None]
@@ -55,15 +54,14 @@ class CommandRegistry:
     ) -> None:
         self.watchdog = Watchdog(device.tracks)
         self.collectives = CollectiveCommands(device, post)
-        copies = StagedCopies(device)
-        self.transfers = Transfers(device, copies, DownloadChunkMemory(device.server, device.telemetry, post))
+        self.transfers = Transfers(device, DownloadChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)
-        copy_commands = CopyCommands(device, copies, self.transfers, SegmentCopies(device, self.segments))
+        copy_commands = CopyCommands(device, self.transfers, SegmentCopies(device, self.segments))
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self.launches = LaunchCommands(device, self.binder, replies)
-        resources = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
+        resources = DispatchResources(device, self.binder, self.memory, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
         self.events = PublishedEvents(device)
@@ -82,7 +80,7 @@ class CommandRegistry:
             "read": copy_commands.read,
             "copy": copy_commands.copy,
             "fill": copy_commands.fill,
-            "write_pointers": PointerCommands(device, self.memory, copy_commands).write,
+            "write_pointers": PointerCommands(device, self.memory).write,
             "memory_usage": self.memory.memory_usage,
             "memory_cleanup": self.memory.memory_cleanup,
             "set_allocation_mode": self.memory.set_allocation_mode,

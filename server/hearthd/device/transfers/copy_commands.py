@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from hearth_proto.layouts import RowLayout
@@ -14,9 +14,9 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
-from hearthd.device.transfers.layout import Piece, check_apart, check_pitch, check_rows, pieces
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate, refused_read
+from hearthd.device.transfers.layout import check_apart, check_pitch, check_rows
 from hearthd.device.transfers.registered import SegmentCopies
-from hearthd.device.transfers.staged import DirectCopies, StagedCopies, locate, refused_read
 from hearthd.device.transfers.transfers import Transfers
 
 PATTERN_SIZES = (1, 2, 4, 8, 16)
@@ -28,11 +28,8 @@ class CopyCommands:
     `Transfers` handles bytes that are sent outside the batch, `SegmentCopies` bytes in memory that the client shares.
     """
 
-    def __init__(
-        self, device: DeviceContext, copies: StagedCopies, transfers: Transfers, shared: SegmentCopies
-    ) -> None:
+    def __init__(self, device: DeviceContext, transfers: Transfers, shared: SegmentCopies) -> None:
         self._device = device
-        self._copies = copies
         self._transfers = transfers
         self._shared = shared
 
@@ -48,40 +45,24 @@ class CopyCommands:
         elif command.transfer:
             operation = self._transfers.uploads.write(origin, command, buffer, rows)
         else:
-            direct = DirectCopies(self._device, origin, buffer, rows)
+            copy = BufferCopy(self._device, origin, buffer, rows)
             operation = Operation(
-                origin,
-                partial(self._write, origin, buffer, rows, command.data, direct),
-                writes=(origin.stream, buffer),
-                spoils=(buffer,),
+                origin, partial(self._write, copy, command.data), writes=(origin.stream, buffer), spoils=(buffer,)
             )
         return _piece(operation, command, rows.size)
 
-    def _write(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
+    def _write(self, copy: BufferCopy, data: bytes) -> bool:
+        origin, buffer, rows = copy.origin, copy.buffer, copy.rows
         if origin.stream.track.full:
             return False
         buffer.check_writable("write")
-        direct.address = locate(buffer, rows, "write")
-        if data and not self.put(origin, buffer, rows, data, direct):
+        copy.address = locate(buffer, rows, "write")
+        if data and not copy.put(0, data):
             return False
         self._device.telemetry.upload_inline_bytes += len(data)
         if rows.size == buffer.size:
             buffer.failure = None
         origin.reply()
-        return True
-
-    def put(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
-        """Copies `data` to the rows of a buffer, through staging memory or by `direct`.
-
-        Returns False, without effect, if the copy has to wait.
-        """
-        staging, size = self._device.staging, len(data)
-        host = None if direct.waits else staging.find(size, origin.session)
-        if host is None:
-            without = direct.waits or staging.refusal(size) is not None
-            return without and direct.write(0, memoryview(data))
-        host.view[:size] = data
-        self._copies.upload(origin, buffer, direct.address, host, size, _pieces_of(rows))
         return True
 
     def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
@@ -105,35 +86,31 @@ class CopyCommands:
                 fix="name a transfer and open a Download stream for it",
                 details={"size": command.size, "max_inline_bytes": limit},
             )
-        operation = Operation(
-            origin,
-            partial(self._read, origin, buffer, rows, DirectCopies(self._device, origin, buffer, rows)),
-            writes=(origin.stream,),
-            reads=(buffer,),
-        )
+        copy = BufferCopy(self._device, origin, buffer, rows)
+        operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer,))
         return _piece(operation, command, rows.size)
 
-    def _read(self, origin: Origin, buffer: Buffer, rows: RowLayout, direct: DirectCopies) -> bool:
-        device = self._device
+    def _read(self, copy: BufferCopy) -> bool:
+        device, origin, buffer = self._device, copy.origin, copy.buffer
         track = origin.stream.track
         if track.full:
             return False
         if refused_read(origin, buffer):
             return True
-        direct.address = address = locate(buffer, rows, "read")
-        size = rows.size
+        copy.address = locate(buffer, copy.rows, "read")
+        size = copy.rows.size
         if not size:
             device.tracks.answer_when_done(track, partial(_answer_read, origin, b""))
             return True
-        host = None if direct.waits else device.staging.find(size, origin.session)
+        host = copy.find(size)
         if host is not None:
-            self._copies.download(origin, buffer, address, host, size, _pieces_of(rows))
+            copy.download_staged(host, 0, size)
             outcomes = device.tracks.pending_outcomes.of_buffer(buffer.usage)
             arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
             device.tracks.answer_when_done(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
-        data = direct.read(0, size) if direct.waits or device.staging.refusal(size) is not None else None
+        data = copy.get_now(0, size) if copy.without(size) else None
         if data is None:
             return False
         device.telemetry.download_inline_bytes += size
@@ -298,11 +275,6 @@ def _piece(operation: Operation, command: commands_pb2.Write | commands_pb2.Read
         split = operation.split = cancellations.split(command.split.number, command.split.size)
         operation.after = partial(cancellations.piece_done, split, size)
     return operation
-
-
-def _pieces_of(rows: RowLayout) -> Iterator[Piece] | None:
-    """Returns the pieces of all rows; None if the rows form one range."""
-    return None if rows.dense else pieces(rows, 0, rows.size)
 
 
 def _answer_read(origin: Origin, data: bytes) -> None:

@@ -15,12 +15,10 @@ from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.pending_outcomes import both
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate, refused_read
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
-from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import SharedDownloads
-from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
-from hearthd.device.transfers.state import ChunkCopy, TransferContext, check_live, claim
+from hearthd.device.transfers.shared import SharedTransfers
+from hearthd.device.transfers.state import TransferContext, check_live, claim, closed_early
 from hearthd.device.transfers.striped_downloads import StripedDownloads
 
 LAST = int(Flag.LAST)
@@ -32,12 +30,12 @@ Chunk = Callable[[ChunkSlot | bytes, int], None]
 class Downloads:
     """Downloads of one device process. `chunks` is the memory shared with the front. Device-handle thread only."""
 
-    def __init__(self, context: TransferContext, chunks: DownloadChunkMemory) -> None:
+    def __init__(self, context: TransferContext, shared: SharedTransfers, chunks: DownloadChunkMemory) -> None:
         self._context = context
         self._device = context.device
         self.chunks = chunks
         self.striped = StripedDownloads(context)
-        self.shared = SharedDownloads(context.device)
+        self._shared = shared
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Opens a download after the front announced a client that waits for its chunks."""
@@ -45,8 +43,8 @@ class Downloads:
             self._context.abort(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
-        download.unstripe()  # the client now receives the bytes over Download
-        download.open = True
+        download.end_bulk()  # the client now receives the bytes over Download
+        download.streamed = True
         download.credits += frame.flags
         self.chunks.want()
         self._device.kick(session)
@@ -64,7 +62,7 @@ class Downloads:
         if not download.claimed:  # a later command for this transfer is refused
             del session.downloads[transfer]
             session.over.add(transfer)
-            download.unstripe()
+            download.end_bulk()
         self._device.kick(session)
 
     def promise(self, session: DeviceSession, transfer: int, command: str) -> DownloadFlow:
@@ -84,123 +82,91 @@ class Downloads:
         """
         session = origin.session
         download = self.promise(session, command.transfer, "read")
+        copy = BufferCopy(self._device, origin, buffer, rows)
         operation = Operation(
             origin,
-            partial(
-                self._read, origin, command, buffer, download, DirectCopies(self._device, origin, buffer, rows), rows
-            ),
+            partial(self._read, command.transfer, download, copy),
             writes=(origin.stream,),
             reads=(buffer,),
         )
         operation.on_failure = partial(self._context.abort, session, command.transfer)
         return operation
 
-    def _read(
-        self,
-        origin: Origin,
-        command: commands_pb2.Read,
-        buffer: Buffer,
-        download: DownloadFlow,
-        direct: DirectCopies,
-        rows: RowLayout,
-    ) -> bool:
-        session = origin.session
+    def _read(self, transfer: int, download: DownloadFlow, copy: BufferCopy) -> bool:
+        origin, buffer, size = copy.origin, copy.buffer, copy.rows.size
         if download.refused:
             return True
-        if download.queued == 0 and refused_read(origin, buffer):
-            self._context.abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+        if download.submitted == 0 and refused_read(origin, buffer):
+            self._context.abort(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
-        direct.address = address = locate(buffer, rows, "read")
-
-        def copy_chunk(host: HostBuffer, at: int, size: int) -> None:
-            self._context.copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
+        copy.address = locate(buffer, copy.rows, "read")
 
         def sent() -> None:
-            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
+            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=size)))
 
-        return self.send(origin, command.transfer, download, command.size, copy_chunk, sent, direct, buffer)
+        return self.send(transfer, download, copy, sent, checked=True)
 
     def send(
         self,
-        origin: Origin,
         transfer: int,
         download: DownloadFlow,
-        size: int,
-        copy_chunk: ChunkCopy,
+        copy: BufferCopy,
         sent: Callable[[], None] = lambda: None,
-        direct: DirectCopies | None = None,
-        buffer: Buffer | None = None,
+        checked: bool = False,
     ) -> bool:
-        """Calls `copy_chunk` to copy as many chunks as the client has credit for, in the order of the stream.
+        """Submits the copies of as many chunks as the client has credit for, in the order of the stream.
 
         Returns True once all chunks are submitted.
 
-        A chunk is sent when its copy is done; `sent` is called after the last chunk. `direct` is used if there is no
-        staging memory. A failure of `buffer` that becomes known meanwhile ends the read. Raises
-        Refusal(TRANSFER_ABORTED) if the client has closed the download.
+        A chunk is sent when its copy is done; `sent` is called after the last chunk. If it is `checked`, a failure of
+        the buffer that becomes known meanwhile ends the read. Raises Refusal(TRANSFER_ABORTED) if the client has closed
+        the download.
         """
         if download.location is not None:
-            location = download.location
-            return self.shared.send(origin, transfer, download, location, size, copy_chunk, sent, direct, buffer)
-        striped, track = download.striped, origin.stream.track
-        if striped is not None:
-            if not self.striped.send(origin, transfer, download, striped, size, copy_chunk, direct, buffer):
+            return self._shared.send(transfer, download, download.location, copy, sent, checked)
+        origin, size = copy.origin, copy.rows.size
+        session, track = origin.session, origin.stream.track
+        if download.striped is not None:
+            if not self.striped.send(transfer, download, download.striped, copy, checked):
                 return False
-            origin.session.downloads.pop(transfer, None)
-            origin.session.over.add(transfer)  # a stripe may still announce the transfer
-            download.unstripe()
+            session.downloads.pop(transfer, None)
+            session.over.add(transfer)  # a stripe may still announce the transfer
+            download.end_bulk()
             self._device.telemetry.download_stripes_bytes += size
             sent()
             return True
-        while download.queued < size or not size:
+        while download.submitted < size or not size:
             if download.aborted:
-                raise Refusal(
-                    Reason.TRANSFER_ABORTED,
-                    "the download was closed before its last byte",
-                    fix=f"{origin.name.partition(' ')[0]} again",
-                )
-            if not download.open or not download.credits or track.full:
+                raise closed_early(origin)
+            if not download.streamed or not download.credits or track.full:
                 return False
-            at, chunk_size = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
+            at, chunk_size = download.submitted, min(self._device.spec.chunk_bytes, size - download.submitted)
             last = at + chunk_size == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = self._slot(chunk_size, direct) or self._context.host(origin, max(chunk_size, 1), direct)
+            host = (None if copy.waits else self.chunks.reserve(chunk_size)) or copy.find(max(chunk_size, 1))
             if host is not None:
                 if chunk_size:
-                    self._copy_to_host(copy_chunk, origin, host, at, chunk_size)
-                arrived: Callable[[], None] = partial(self._arrived, host, chunk_size, chunk)
-                outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
-                if buffer is not None and outcomes:
-                    release = self._release
-                    deliver = partial(
-                        self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
-                    )
-                    arrived = both(outcomes, deliver)
-                self._device.tracks.on_complete(track, arrived)
+                    self._copy_to_host(copy, host, at, chunk_size)
+                arrived = partial(self._arrived, host, chunk_size, chunk)
+                self._context.when_arrived(transfer, download, copy, checked, host, self._release, arrived)
             else:
-                without = direct is not None and self._context.without(max(chunk_size, 1), direct)
-                data = direct.read(at, chunk_size) if direct is not None and without else None
+                data = copy.get_now(at, chunk_size) if copy.without(max(chunk_size, 1)) else None
                 if data is None:
                     return False
                 chunk(self._copied(data), chunk_size)
             download.credits -= 1
-            download.queued += chunk_size
+            download.submitted += chunk_size
             if last:
                 break
-        origin.session.downloads.pop(transfer, None)
+        session.downloads.pop(transfer, None)
         self._device.telemetry.download_chunks_bytes += size
         return True
 
-    def _slot(self, size: int, direct: DirectCopies | None) -> ChunkSlot | None:
-        """Reserves a slot of the chunk memory for a chunk; None if the chunk needs other host memory."""
-        return None if direct is not None and direct.waits else self.chunks.reserve(size)
-
-    def _copy_to_host(self, copy_chunk: ChunkCopy, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
+    def _copy_to_host(self, copy: BufferCopy, host: HostBuffer, at: int, size: int) -> None:
         try:
-            copy_chunk(host, at, size)
+            copy.download(host, 0, at, size)
         except Exception:  # freed behind the part that the driver has accepted
-            if isinstance(host, ChunkSlot):
-                self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
+            self._device.tracks.on_complete(copy.origin.stream.track, partial(self._release, host))
             raise
 
     def _release(self, host: HostBuffer) -> None:

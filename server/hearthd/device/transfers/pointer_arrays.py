@@ -22,8 +22,7 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer, Reach
 from hearthd.device.session.launch_plan import Q
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.copy_commands import CopyCommands
-from hearthd.device.transfers.staged import DirectCopies, locate
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate
 
 COMMAND = "write of pointers"
 MAX_POINTERS = 65_536
@@ -38,10 +37,9 @@ MAX_REACHED_BY_SESSION = 16 * MAX_REACHED
 class PointerCommands:
     """Executes WritePointers. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, memory: MemoryCommands, copies: CopyCommands) -> None:
+    def __init__(self, device: DeviceContext, memory: MemoryCommands) -> None:
         self._device = device
         self._memory = memory
-        self._copies = copies
 
     def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation | None:
         """Returns the operation that fills the buffer with `data` and the addresses.
@@ -55,11 +53,10 @@ class PointerCommands:
         except Refusal as refusal:
             origin.fail(refusal, () if buffer.has_pointers else (buffer,))
             return None
-        rows = RowLayout(0, len(command.data))
-        direct = DirectCopies(self._device, origin, buffer, rows)
+        copy = BufferCopy(self._device, origin, buffer, RowLayout(0, len(command.data)))
         operation = Operation(
             origin,
-            partial(self._write, origin, command, buffer, targets, direct),
+            partial(self._write, copy, command, targets),
             writes=(origin.stream, buffer),
             reads=tuple(dict.fromkeys(target for target in targets if target is not buffer)),
             spoils=(buffer,),
@@ -88,21 +85,14 @@ class PointerCommands:
         session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
         return targets
 
-    def _write(
-        self,
-        origin: Origin,
-        command: commands_pb2.WritePointers,
-        buffer: Buffer,
-        targets: Sequence[Buffer],
-        direct: DirectCopies,
-    ) -> bool:
+    def _write(self, copy: BufferCopy, command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -> bool:
+        origin, buffer = copy.origin, copy.buffer
         if origin.stream.track.full:
             return False
         buffer.check_writable(COMMAND)
-        rows = RowLayout(0, len(command.data))
-        direct.address = locate(buffer, rows, COMMAND)
+        copy.address = locate(buffer, copy.rows, COMMAND)
         data = _relocated(command, targets)
-        if data and not self._copies.put(origin, buffer, rows, data, direct):
+        if data and not copy.put(0, data):
             return False
         self._device.telemetry.upload_inline_bytes += len(data)
         buffer.failure = None

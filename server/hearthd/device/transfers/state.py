@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from hearth_proto.frames import Kind
@@ -12,10 +13,9 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.flows.stripe_window import StripeStaging
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
-from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.pending_outcomes import PendingOutcome
-from hearthd.device.transfers.staged import DirectCopies, StagedCopies, refused_read
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.transfers.buffer_copy import BufferCopy, refused_read
 
 MAX_UNCLAIMED = 64
 """Most uploads of one session that have sent bytes before their Write has arrived."""
@@ -26,54 +26,56 @@ announcement often overtakes the command, and carries no bytes. The same limit a
 
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
-ChunkCopy = Callable[[HostBuffer, int, int], None]
-"""Copies between a host buffer and the device. Arguments: the host buffer, the first byte of the transfer, and the size
-in bytes."""
-
 
 class TransferContext:
     """State shared by the uploads and downloads of one device process. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, copies: StagedCopies) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self.device = device
-        self.copies = copies
         staging = device.staging
         self.stripe_staging = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
         """Staging memory that is lent to stripes."""
 
-    def host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
-        """Returns staging memory for a chunk. Returns None if the copy has to wait, or must be made directly."""
-        if direct is None:
-            return self.device.staging.acquire(size, origin.session)
-        return None if direct.waits else self.device.staging.find(size, origin.session)
-
-    def without(self, size: int, direct: DirectCopies) -> bool:
-        """Returns True if a chunk must be copied directly, without staging memory."""
-        return direct.waits or self.device.staging.refusal(size) is not None
-
-    def deliver(
+    def when_arrived(
         self,
-        origin: Origin,
         transfer: int,
         download: DownloadFlow,
-        buffer: Buffer,
+        copy: BufferCopy,
+        checked: bool,
+        host: HostBuffer,
+        release: Callable[[HostBuffer], None],
+        arrived: Callable[[], None],
+    ) -> None:
+        """Calls `arrived` when the copy of a chunk to `host`, the last that was submitted, is done.
+
+        If it is `checked` and the chunk's contents depended on collectives, waits for their outcomes as well. If one of
+        these is a failure, refuses the read instead, and releases the chunk's memory.
+        """
+        tracks = self.device.tracks
+        outcomes = tracks.pending_outcomes.of_buffer(copy.buffer.usage) if checked else ()
+        if outcomes:
+            arrived = both(outcomes, partial(self._deliver, transfer, download, copy, outcomes, host, release, arrived))
+        tracks.on_complete(copy.origin.stream.track, arrived)
+
+    def _deliver(
+        self,
+        transfer: int,
+        download: DownloadFlow,
+        copy: BufferCopy,
         outcomes: Sequence[PendingOutcome],
         host: HostBuffer,
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
-        """Calls `arrived` for a chunk whose contents depended on `outcomes`.
-
-        If one of the outcomes is a failure, refuses the read instead and releases the chunk's memory.
-        """
-        if not download.refused and not refused_read(origin, buffer, outcomes):
+        if not download.refused and not refused_read(copy.origin, copy.buffer, outcomes):
             arrived()
             return
         release(host)
         if not download.refused:
             download.refused = True
-            self.abort(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
-            self.device.kick(origin.session)
+            session = copy.origin.session
+            self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self.device.kick(session)
 
     def abort(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte, and sends the reason to its other side."""
@@ -83,7 +85,7 @@ class TransferContext:
         if flow is not None and flow.striped is not None:
             flow.striped.abort(payload)
         if flow is not None:
-            flow.unstripe()
+            flow.end_bulk()
         self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
@@ -159,4 +161,13 @@ def second_path_refusal(transfer: int) -> Refusal:
         Reason.HANDLE_IN_USE,
         f"transfer {transfer} already uses Upload or Download",
         fix="choose one path for each transfer, or mint a new number",
+    )
+
+
+def closed_early(origin: Origin) -> Refusal:
+    """Returns the refusal of a command whose client has closed the download before its last byte."""
+    return Refusal(
+        Reason.TRANSFER_ABORTED,
+        "the download was closed before its last byte",
+        fix=f"{origin.name.partition(' ')[0]} again",
     )

@@ -5,19 +5,15 @@ The read ends when the client has all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedDownload, StripeLike
 from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.flows.transfer import DownloadFlow
-from hearthd.device.operation import Origin
-from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.pending_outcomes import both
-from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import ChunkCopy, TransferContext, announced, check_live, second_path_refusal
+from hearthd.device.transfers.buffer_copy import BufferCopy
+from hearthd.device.transfers.state import TransferContext, announced, check_live, closed_early, second_path_refusal
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 
@@ -34,7 +30,7 @@ class StripedDownloads:
         check_chunk(chunk)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.striped is None:
-            if download.open:
+            if download.streamed:
                 raise second_path_refusal(transfer)
             download.striped = StripedDownload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, download.striped.chunk)
@@ -57,36 +53,23 @@ class StripedDownloads:
             self._device.kick(session)
 
     def send(
-        self,
-        origin: Origin,
-        transfer: int,
-        download: DownloadFlow,
-        striped: StripedDownload,
-        size: int,
-        copy_chunk: ChunkCopy,
-        direct: DirectCopies | None,
-        buffer: Buffer | None,
+        self, transfer: int, download: DownloadFlow, striped: StripedDownload, copy: BufferCopy, checked: bool
     ) -> bool:
         """Submits the chunks of a download (see `Downloads.send`).
 
         Returns True once the client has all bytes; chunks of a broken stripe are copied again.
         """
-        striped.begin(size)
-        track = origin.stream.track
+        striped.begin(copy.rows.size)
         while (index := striped.peek()) is not None:
             if download.aborted:
                 break
             stripe = striped.next_stripe()
-            if stripe is None or not striped.room or track.full:
+            if stripe is None or not striped.room or copy.origin.stream.track.full:
                 return False
             at, chunk_size = striped.cut.span(index)
-            host = self._context.host(origin, chunk_size, direct)
+            host: HostBuffer | None = copy.find(chunk_size)
             if host is None:
-                data = (
-                    direct.read(at, chunk_size)
-                    if direct is not None and self._context.without(chunk_size, direct)
-                    else None
-                )
+                data = copy.get_now(at, chunk_size) if copy.without(chunk_size) else None
                 if data is None:
                     return False
                 host = UnpinnedSlot(chunk_size)
@@ -94,22 +77,12 @@ class StripedDownloads:
                 striped.issue(stripe, host)
                 striped.fetched(stripe, index, host)
                 continue
-            copy_chunk(host, at, chunk_size)
+            copy.download_staged(host, at, chunk_size)
             striped.issue(stripe, host)
-            arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
-            outcomes = self._device.tracks.pending_outcomes.of_buffer(buffer.usage) if buffer is not None else None
-            if buffer is not None and outcomes:
-                release = self._context.stripe_staging.release
-                deliver = partial(
-                    self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
-                )
-                arrived = both(outcomes, deliver)
-            self._device.tracks.on_complete(track, arrived)
-            download.queued = max(download.queued, at + chunk_size)
+            arrived = partial(striped.fetched, stripe, index, host)
+            release = self._context.stripe_staging.release
+            self._context.when_arrived(transfer, download, copy, checked, host, release, arrived)
+            download.submitted = max(download.submitted, at + chunk_size)
         if download.aborted:
-            raise Refusal(
-                Reason.TRANSFER_ABORTED,
-                "the download was closed before its last byte",
-                fix=f"{origin.name.partition(' ')[0]} again",
-            )
+            raise closed_early(copy.origin)
         return striped.done

@@ -8,10 +8,9 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedUpload, StripeLike
 from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.flows.transfer import UploadFlow
-from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.staged import DirectCopies
-from hearthd.device.transfers.state import ChunkCopy, TransferContext, announced, check_live, second_path_refusal
+from hearthd.device.transfers.buffer_copy import BufferCopy
+from hearthd.device.transfers.state import TransferContext, announced, check_live, second_path_refusal
 
 
 class StripedUploads:
@@ -31,7 +30,7 @@ class StripedUploads:
         check_chunk(chunk)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.striped is None:
-            if upload.chunks or upload.written or upload.ended:
+            if upload.streamed:
                 raise second_path_refusal(transfer)
             upload.striped = StripedUpload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, upload.striped.chunk)
@@ -66,30 +65,23 @@ class StripedUploads:
         self._device.kick(session)
         return True
 
-    def receive(
-        self,
-        origin: Origin,
-        upload: UploadFlow,
-        striped: StripedUpload,
-        size: int,
-        copy_chunk: ChunkCopy,
-        direct: DirectCopies | None,
-    ) -> bool:
-        """Passes arrived chunks to `copy_chunk` (see `Uploads.receive`), and lends memory for further chunks."""
+    def receive(self, upload: UploadFlow, striped: StripedUpload, copy: BufferCopy) -> bool:
+        """Submits the copies of arrived chunks (see `Uploads.receive`), and lends memory for further chunks."""
+        size = copy.rows.size
         striped.begin(size)
         while striped.arrived_chunks:
-            if origin.stream.track.full:
+            if copy.origin.stream.track.full:
                 return False
             at, host, chunk_size = striped.arrived_chunks[0]
             if isinstance(host, UnpinnedSlot):
-                if not self._put_unpinned(origin, host.view[:chunk_size], at, copy_chunk, direct):
+                if not copy.put(at, host.view[:chunk_size]):
                     return False
                 striped.arrived_chunks.popleft()
             else:
                 striped.arrived_chunks.popleft()
-                copy_chunk(host, at, chunk_size)
-            upload.written += chunk_size
-        if upload.written == size:
+                copy.upload_staged(host, at, chunk_size)
+            upload.submitted += chunk_size
+        if upload.submitted == size:
             return True
         if upload.error is not None:
             raise upload.error
@@ -97,24 +89,13 @@ class StripedUploads:
             stripe = striped.next_stripe()
             if stripe is None or not striped.room:
                 break
-            memory = self._context.host(origin, striped.chunk, direct)
+            memory: HostBuffer | None = copy.find(striped.chunk)
             if memory is None:
-                if direct is None or not self._context.without(striped.chunk, direct):
+                if not copy.without(striped.chunk):
                     break
                 memory = UnpinnedSlot(striped.chunk)
             striped.grant(stripe, memory)
         return False
-
-    def _put_unpinned(
-        self, origin: Origin, data: memoryview, at: int, copy_chunk: ChunkCopy, direct: DirectCopies | None
-    ) -> bool:
-        """Copies bytes from pageable memory. Returns False if they have to wait."""
-        host = self._context.host(origin, len(data), direct)
-        if host is None:
-            return direct is not None and self._context.without(len(data), direct) and direct.write(at, data)
-        host.view[: len(data)] = data
-        copy_chunk(host, at, len(data))
-        return True
 
 
 def check_chunk(chunk: int) -> None:

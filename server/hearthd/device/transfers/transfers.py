@@ -15,7 +15,7 @@ from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.downloads import Downloads
-from hearthd.device.transfers.staged import StagedCopies
+from hearthd.device.transfers.shared import SharedTransfers
 from hearthd.device.transfers.state import TransferContext
 from hearthd.device.transfers.uploads import Uploads
 
@@ -29,19 +29,20 @@ class Transfers:
     stripes: Callable[[], int] = staticmethod(lambda: 0)
     """Returns the number of stripes."""
 
-    def __init__(self, device: DeviceContext, copies: StagedCopies, chunks: DownloadChunkMemory) -> None:
+    def __init__(self, device: DeviceContext, chunks: DownloadChunkMemory) -> None:
         self._device = device
-        context = TransferContext(device, copies)
+        context = TransferContext(device)
         self.stripe_staging = context.stripe_staging
         self.abort = context.abort
-        self.uploads = Uploads(context)
-        self.downloads = Downloads(context, chunks)
+        self.shared = SharedTransfers(device)
+        self.uploads = Uploads(context, self.shared)
+        self.downloads = Downloads(context, self.shared, chunks)
         self.chunks = chunks
 
     def close(self, session: DeviceSession) -> None:
         """Ends the transfers of a session that has ended."""
         for flow in _flows(session):
-            flow.unstripe()
+            flow.end_bulk()
         self.on_close(session)
 
     def lost(self, session: DeviceSession, stripe: StripeLike) -> None:

@@ -14,17 +14,14 @@ from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
-from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import SharedUploads
-from hearthd.device.transfers.staged import DirectCopies, locate
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate
+from hearthd.device.transfers.shared import SharedTransfers
 from hearthd.device.transfers.state import (
     MAX_UNCLAIMED,
-    ChunkCopy,
     TransferContext,
     check_live,
     claim,
@@ -37,11 +34,11 @@ from hearthd.device.transfers.striped_uploads import StripedUploads
 class Uploads:
     """Uploads of one device process. Device-handle thread only."""
 
-    def __init__(self, context: TransferContext) -> None:
+    def __init__(self, context: TransferContext, shared: SharedTransfers) -> None:
         self._context = context
         self._device = context.device
         self.striped = StripedUploads(context)
-        self.shared = SharedUploads(context.device)
+        self._shared = shared
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Accepts a message of Upload from the front; an upload whose Write has not arrived is created."""
@@ -81,7 +78,7 @@ class Uploads:
             session.uploads.pop(transfer, None)
             session.over.add(transfer)
             if upload is not None:
-                upload.unstripe()
+                upload.end_bulk()
             return
         upload.error = Refusal(
             Reason.TRANSFER_ABORTED,
@@ -111,36 +108,20 @@ class Uploads:
         # `data` may contain the first bytes, as sent by a client that uses the single call.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
-        operation = Operation(
-            origin,
-            partial(
-                self._write, origin, command, buffer, upload, DirectCopies(self._device, origin, buffer, rows), rows
-            ),
-            writes=(origin.stream, buffer),
-            spoils=(buffer,),
-        )
+        copy = BufferCopy(self._device, origin, buffer, rows)
+        write = partial(self._write, command.transfer, upload, copy)
+        operation = Operation(origin, write, writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._context.abort, session, command.transfer)
         return operation
 
-    def _write(
-        self,
-        origin: Origin,
-        command: commands_pb2.Write,
-        buffer: Buffer,
-        upload: UploadFlow,
-        direct: DirectCopies,
-        rows: RowLayout,
-    ) -> bool:
+    def _write(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+        origin, buffer = copy.origin, copy.buffer
         buffer.check_writable("write")
-        direct.address = address = locate(buffer, rows, "write")
-
-        def copy_chunk(host: HostBuffer, at: int, size: int) -> None:
-            self._context.copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
-
+        copy.address = locate(buffer, copy.rows, "write")
         is_shared = upload.location is not None
-        if not self.receive(origin, command.transfer, upload, command.size, copy_chunk, direct):
+        if not self.receive(transfer, upload, copy):
             return False
-        if command.size == buffer.size:
+        if copy.rows.size == buffer.size:
             buffer.failure = None
         if is_shared:  # the client may change its memory after the answer, so the answer follows the copy
             self._device.tracks.on_complete(origin.stream.track, origin.reply)
@@ -148,46 +129,29 @@ class Uploads:
             origin.reply()
         return True
 
-    def receive(
-        self,
-        origin: Origin,
-        transfer: int,
-        upload: UploadFlow,
-        size: int,
-        copy_chunk: ChunkCopy,
-        direct: DirectCopies | None = None,
-    ) -> bool:
-        """Passes the arrived chunks to `copy_chunk`, in the order of the stream.
+    def receive(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+        """Submits the copies of the bytes that have arrived, in the order of the stream.
 
-        Returns True once all `size` bytes have been passed.
-
-        `copy_chunk` takes over the host buffer; `direct` is used if there is no host buffer. Raises the error that
-        ended the upload, or Refusal for a wrong number of bytes.
+        Returns True once all bytes have been submitted. Raises the error that ended the upload, or Refusal for a wrong
+        number of bytes.
         """
+        origin, size = copy.origin, copy.rows.size
         session, track = origin.session, origin.stream.track
         if upload.chunks or upload.ended:
-            upload.unstripe()  # the client now sends the bytes over Upload
-        if not self._receive_bulk(origin, upload, size, copy_chunk, direct):
+            upload.end_bulk()  # the client now sends the bytes over Upload
+        if not self._receive_bulk(upload, copy):
             return False
-        while upload.written < size:
+        while upload.submitted < size:
             if not upload.chunks:
                 self._check_not_over(origin, upload, size)
                 return False
             data = upload.chunks[0]
-            if upload.written + len(data) > size:
+            if upload.submitted + len(data) > size:
                 raise self._too_long(origin, upload, size)
-            if track.full:
-                return False
-            host = self._context.host(origin, len(data), direct)
-            if host is not None:
-                host.view[: len(data)] = data
-                copy_chunk(host, upload.written, len(data))
-            elif (
-                direct is None or not self._context.without(len(data), direct) or not direct.write(upload.written, data)
-            ):
+            if track.full or not copy.put(upload.submitted, data):
                 return False
             upload.chunks.popleft()
-            upload.written += len(data)
+            upload.submitted += len(data)
             self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
         if upload.chunks:
             raise self._too_long(origin, upload, size)
@@ -197,20 +161,18 @@ class Uploads:
             self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:
             upload.striped.complete()
-        upload.unstripe()
+        upload.end_bulk()
         return True
 
-    def _receive_bulk(
-        self, origin: Origin, upload: UploadFlow, size: int, copy_chunk: ChunkCopy, direct: DirectCopies | None
-    ) -> bool:
+    def _receive_bulk(self, upload: UploadFlow, copy: BufferCopy) -> bool:
         """Receives bytes that are in shared memory or arrive over stripes, as `receive` does.
 
         Returns True for other uploads.
         """
         if upload.location is not None:
-            return self.shared.receive(origin, upload, upload.location, size, copy_chunk, direct)
+            return self._shared.receive(upload, upload.location, copy)
         if upload.striped is not None:
-            return self.striped.receive(origin, upload, upload.striped, size, copy_chunk, direct)
+            return self.striped.receive(upload, upload.striped, copy)
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
@@ -224,14 +186,14 @@ class Uploads:
     def _too_short(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
         return Refusal(
             Reason.TRANSFER_ABORTED,
-            f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
+            f"the upload ended after {upload.submitted} bytes; the {origin.name} announced {size}",
             fix=f"send as many bytes as the {origin.name} says",
-            details={"size": size, "received": upload.written},
+            details={"size": size, "received": upload.submitted},
         )
 
     @staticmethod
     def _too_long(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
-        received = upload.written + len(upload.chunks[0])
+        received = upload.submitted + len(upload.chunks[0])
         return Refusal(
             Reason.OUT_OF_BOUNDS,
             f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
