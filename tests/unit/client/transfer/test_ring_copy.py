@@ -280,9 +280,10 @@ def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(router, "carry_download", lambda *_: None)
     limits = SimpleNamespace(max_inline_bytes=1000, max_batch_bytes=10_000)
     attachment: Any = SimpleNamespace(session=SimpleNamespace(limits=limits), submit=sent.append)
-    attachment.request = lambda command, reports=False: sent.append(command) or SimpleNamespace(on_late_error=None)
+    rest = commands_pb2.Result(read=commands_pb2.ReadResult(data=bytes(size - 40), size=size - 40))
+    reply = SimpleNamespace(on_late_error=None, wait=lambda _: rest)
+    attachment.request = lambda command, reports=False: sent.append(command) or reply
     connection: Any = SimpleNamespace(raise_deferred=lambda *_: None, mint=lambda: 3)
-    connection.request = lambda command, *_, **__: sent.append(command) or SimpleNamespace(wait=lambda _: None)
     region, data = BufferRegion(0, 1, 0), memoryview(bytearray(size))
     router.write(connection, attachment, region, data)
     router.read(connection, attachment, region, data)
