@@ -103,9 +103,9 @@ class Rounds:
         # The order of the conditions matters, because checking `closed` requests a time slice.
         while self._remaining and not track.closed and quota > 0:
             count = min(self._remaining, max(1, min(track.budget, quota) // cost)) if self._limit is None else 1
-            tracks.claim_position(track, (program.usage, *summary.writes), summary.reads)
+            writes = (program.usage, *summary.writes)
+            position = tracks.claim_position(track, writes, summary.reads, is_launch=bool(names))
             device.begin(self._stream)
-            position = tracks.ordering.position(track.index)
             track.launched.extend((position, name, self._stream.session) for name in names)
             self._submit(count)
             tracks.charge(track, count * cost - 1)

@@ -208,9 +208,9 @@ class Binder:
         track = stream.track
         limit = plan.timeout_ns / 1e9 or stream.launch_timeout
         for _ in range(plan.iterations if count is None else count):
-            device.tracks.claim_position(track, bound.writes, bound.reads)
+            position = device.tracks.claim_position(track, bound.writes, bound.reads, is_launch=True)
             device.begin(stream, plan=plan)
-            track.launched.append((device.tracks.ordering.position(track.index), plan.name, stream.session))
+            track.launched.append((position, plan.name, stream.session))
             if limit:
                 with self._watchdog.limit(track, plan.name, limit, stream.session):
                     self._submit_to_driver(bound, stream)

@@ -179,7 +179,7 @@ class LaunchCommands:
             relaunch = launch.relaunch = device.server.bind_launch(
                 plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, launch.params
             )
-        position = device.tracks.claim_position(track, launch.writes, launch.reads)
+        position = device.tracks.claim_position(track, launch.writes, launch.reads, is_launch=True)
         track.launched.append((position, plan.name, stream.session))
         try:
             relaunch()
@@ -221,7 +221,7 @@ class LaunchCommands:
                     return False
                 usages += [reach.buffer.usage for reach in reached if reach.may_write]
                 reads = [usage for usage in (*reads, *(reach.buffer.usage for reach in reached)) if usage not in usages]
-        position = tracks.claim_position(track, usages, reads)
+        position = tracks.claim_position(track, usages, reads, is_launch=True)
         track.launched.append((position, plan.name, session.id))
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)

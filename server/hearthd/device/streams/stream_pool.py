@@ -15,7 +15,7 @@ from hearthd.device.streams.completion_forecast import CompletionForecast
 from hearthd.device.streams.launch_timing import LaunchTiming
 from hearthd.device.streams.ordering import Ordering, Usage
 from hearthd.device.streams.pending_outcomes import Callback, PendingOutcomes
-from hearthd.device.streams.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, PooledStream
+from hearthd.device.streams.track import NEVER, TIME_NEXT, TIMED, WINDOW, WINDOWS, PooledStream
 from hearthd.device.streams.watched_events import WatchedEvents
 
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "PooledStream", "StreamPool", "listed"]
@@ -188,40 +188,46 @@ class StreamPool:
         """Returns those of the tracks that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
-    def claim_position(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
+    def claim_position(
+        self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = (), is_launch: bool = False
+    ) -> int:
         """Takes a position for a command, orders it behind earlier users of its buffers, and returns the position.
 
-        The track waits for those users on the device.
+        The track waits for those users on the device. A launch is timed if one is due.
         """
         if self.pending_outcomes.open:
             self.pending_outcomes.propagate(writes, reads)
         track.budget -= 1
         self.live[track] = None
-        if track.timing or not track.budget % WINDOW:
+        if track.timing == TIMED or not track.budget % WINDOW:
             self._between(track)  # done before the position is taken, because the command itself has not been submitted
         ordering, index = self.ordering, track.index
         for origin in ordering.plan(index, writes, reads):
             self.wait(track, origin)
-        return ordering.positions[index]
+        position = ordering.positions[index]
+        if is_launch and track.timing == TIME_NEXT and track.probe is None:
+            self.timing.begin(track, position)
+        return position
 
     def step(self, track: PooledStream) -> int:
         """Takes a position for a command that is not a launch and waits for no other track. Returns the position."""
         track.budget -= 1
         self.live[track] = None
-        window = not track.budget % WINDOW
-        if window:
-            self.mark(track)
-        if track.probe is not None and track.timing and self.timing.skip(track) and not window:
-            self.on_complete(track, _no_op)
+        if track.timing == TIMED or not track.budget % WINDOW:
+            self._between(track)
         return self.ordering.step(track.index)
 
     def _between(self, track: PooledStream) -> None:
-        """Marks the end of a window between two commands, or selects a launch to time."""
+        """Marks, between two commands, the end of a window, and that of a timed launch."""
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
-        if self.timing.select(track, self.ordering.positions[track.index]) and not window:
-            self.on_complete(track, _no_op)
+        if track.timing == TIMED:
+            track.timing = 0
+            if not window:
+                self.on_complete(track, _no_op)
+        elif track.probe is None:
+            track.timing = TIME_NEXT
 
     def charge(self, track: PooledStream, more: int) -> None:
         """Counts the work under the track's last position as `more` additional commands."""

@@ -14,29 +14,24 @@ WHOLE_WINDOW = WINDOW * WINDOWS
 launches."""
 
 TIME_NEXT, TIMED = 2, 1
-"""States of `PooledStream.timing`. `TIME_NEXT`: the next command is to be timed. `TIMED`: the command just selected for
-timing may still prove not to be a launch. 0: neither."""
+"""States of `PooledStream.timing`. `TIME_NEXT`: the next launch is to be timed. `TIMED`: the last launch is timed, and
+its end must be noticed. 0: neither."""
 
 IDLE_PERIODS = 32
-"""A command is timed each time that a track has become idle this many times."""
+"""A launch is timed each time that a track has become idle this many times."""
 
 NEVER = 1 << 62
 """A limit that no number of commands reaches."""
 
 
 class LaunchProbe:
-    """A timed command.
+    """A timed launch: measures the time from submission to the driver until completion is noticed."""
 
-    If it is a launch, measures the time from submission to the driver until completion is noticed.
-    """
-
-    __slots__ = ("launch", "position", "start_ns")
+    __slots__ = ("position", "start_ns")
 
     def __init__(self, position: int, start_ns: int) -> None:
         self.position = position
         self.start_ns = start_ns
-        self.launch = False
-        """True once the command is known to be a launch."""
 
 
 class PooledStream:
@@ -96,7 +91,7 @@ class PooledStream:
         """Number of commands, among those `submitted`, that are known to be done."""
         self.timing = TIME_NEXT
         self.probe: LaunchProbe | None = None
-        """The command that is being timed; None if there is none."""
+        """The launch that is being timed; None if there is none."""
         self.idle_count = 0
         """Number of times that the track has become idle."""
         self.pending: deque[tuple[int, Event, Callback]] = deque()

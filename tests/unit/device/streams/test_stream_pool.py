@@ -516,8 +516,9 @@ class Timed(Rig):
 
     def launch(self, count: int = 1) -> None:
         for _ in range(count):
-            self.use(self.only, [self.buffer])
-            self.only.launched.append((self.tracks.ordering.position(self.only.index), "kernel", "s"))
+            position = self.tracks.claim_position(self.only, [self.buffer.usage], is_launch=True)
+            self.only.launched.append((position, "kernel", "s"))
+            self.only.stream.queue.append(("command", [(self.buffer.address, self.buffer.handle)]))
 
     def sync(self, after: int = 0) -> None:
         self.tracks.on_complete(self.only, lambda: None)
