@@ -136,6 +136,9 @@ def test_invalid_ranges_and_numbers_are_refused(sharing: Sharing, unharmed: None
     assert refused(shared, DOWN, 21, 1, 4096).reason == Reason.HANDLE_IN_USE
     answer(sharing, ask(sharing, command(UP, buffer, 21, 4096)))
     assert refused(shared, UP, 21, 1, 4096).reason == Reason.TRANSFER_ABORTED
+    first = [device_pb2.UploadRequest(session_token=sharing.raw.token, transfer=22, data=bytes(8))]
+    sharing.raw.device.Upload(iter(first), timeout=20)
+    assert refused(shared, UP, 22, 1, 4096).reason == Reason.HANDLE_IN_USE  # bytes have arrived over Upload
     for kind, transfer in ((UP, 30), (DOWN, 31)):  # the size differs from that of the command
         request = ask(sharing, command(kind, buffer, transfer, 4096))
         place(shared, kind, transfer, 1, 4095)

@@ -55,6 +55,27 @@ class BufferCopy:
         copied in this way, even if staging memory has become free."""
         self._reached = False
 
+    def locate(self, subject: str) -> None:
+        """Determines the address, for a command of the kind `subject`. Raises Refusal for rows outside the buffer."""
+        self.address = locate(self.buffer, self.rows, subject)
+
+    def refused(self, outcomes: Iterable[PendingOutcome] = ()) -> bool:
+        """Answers a read with the unreported failures before it on its stream, or with the failure of the buffer.
+
+        Returns True if there was a failure.
+
+        `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
+        """
+        origin = self.origin
+        failures = origin.stream.errors.pop_all(origin.position)
+        if not failures:
+            failure = poisoned(self.buffer.failure)
+            failure = failure or next((outcome.failure for outcome in outcomes if outcome.failure), None)
+            failures = [failure.cause] if failure is not None else []
+        if failures:
+            origin.reply_error(surface(failures))
+        return bool(failures)
+
     # ---- page-locked memory ----
 
     def upload(self, host: HostBuffer, start: int, at: int, size: int) -> None:
@@ -201,19 +222,3 @@ def locate(buffer: Buffer, rows: RowLayout, subject: str) -> int:
     if not rows.dense:
         subject = f"{subject} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"
     return buffer.range(rows.offset, rows.extent, subject)
-
-
-def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
-    """Answers a read with the unreported failures before it on its stream, or with the failure of the buffer.
-
-    Returns True if there was a failure.
-
-    `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
-    """
-    failures = origin.stream.errors.pop_all(origin.position)
-    if not failures:
-        failure = poisoned(buffer.failure) or next((outcome.failure for outcome in outcomes if outcome.failure), None)
-        failures = [failure.cause] if failure is not None else []
-    if failures:
-        origin.reply_error(surface(failures))
-    return bool(failures)

@@ -14,7 +14,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate, refused_read
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate
 from hearthd.device.transfers.layout import check_apart, check_pitch, check_rows
 from hearthd.device.transfers.registered import SegmentCopies
 from hearthd.device.transfers.transfers import Transfers
@@ -56,7 +56,7 @@ class CopyCommands:
         if origin.stream.track.full:
             return False
         buffer.check_writable("write")
-        copy.address = locate(buffer, rows, "write")
+        copy.locate("write")
         if data and not copy.put(0, data):
             return False
         self._device.telemetry.upload_inline_bytes += len(data)
@@ -95,9 +95,9 @@ class CopyCommands:
         track = origin.stream.track
         if track.full:
             return False
-        if refused_read(origin, buffer):
+        if copy.refused():
             return True
-        copy.address = locate(buffer, copy.rows, "read")
+        copy.locate("read")
         size = copy.rows.size
         if not size:
             device.tracks.answer_when_done(track, partial(_answer_read, origin, b""))
@@ -106,7 +106,7 @@ class CopyCommands:
         if host is not None:
             copy.download_staged(host, 0, size)
             outcomes = device.tracks.pending_outcomes.of_buffer(buffer.usage)
-            arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
+            arrived = partial(self._arrived, copy, outcomes, host)
             device.tracks.answer_when_done(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
@@ -117,17 +117,15 @@ class CopyCommands:
         _answer_read(origin, data)
         return True
 
-    def _arrived(
-        self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
-    ) -> None:
+    def _arrived(self, copy: BufferCopy, outcomes: Sequence[PendingOutcome], host: HostBuffer) -> None:
         """Answers a read.
 
         `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
         """
-        data = bytes(host.view[:size])
+        data = bytes(host.view[: copy.rows.size])
         self._device.staging.release(host)
-        if not (outcomes and refused_read(origin, buffer, outcomes)):
-            _answer_read(origin, data)
+        if not (outcomes and copy.refused(outcomes)):
+            _answer_read(copy.origin, data)
 
     # ---- on the device ----
 

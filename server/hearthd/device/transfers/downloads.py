@@ -15,7 +15,7 @@ from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate, refused_read
+from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
 from hearthd.device.transfers.shared import SharedTransfers
 from hearthd.device.transfers.state import TransferContext, check_live, claim, closed_early
@@ -93,13 +93,13 @@ class Downloads:
         return operation
 
     def _read(self, transfer: int, download: DownloadFlow, copy: BufferCopy) -> bool:
-        origin, buffer, size = copy.origin, copy.buffer, copy.rows.size
+        origin, size = copy.origin, copy.rows.size
         if download.refused:
             return True
-        if download.submitted == 0 and refused_read(origin, buffer):
+        if download.submitted == 0 and copy.refused():
             self._context.abort(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
-        copy.address = locate(buffer, copy.rows, "read")
+        copy.locate("read")
 
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=size)))

@@ -22,7 +22,7 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer, Reach
 from hearthd.device.session.launch_plan import Q
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate
+from hearthd.device.transfers.buffer_copy import BufferCopy
 
 COMMAND = "write of pointers"
 MAX_POINTERS = 65_536
@@ -90,7 +90,7 @@ class PointerCommands:
         if origin.stream.track.full:
             return False
         buffer.check_writable(COMMAND)
-        copy.address = locate(buffer, copy.rows, COMMAND)
+        copy.locate(COMMAND)
         data = _relocated(command, targets)
         if data and not copy.put(0, data):
             return False

@@ -23,7 +23,7 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.completion_forecast import CopyForecast
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate, refused_read
+from hearthd.device.transfers.buffer_copy import BufferCopy, locate
 from hearthd.device.transfers.completion_signal import signal
 from hearthd.device.transfers.segments import Segments
 
@@ -151,15 +151,16 @@ class SegmentCopies:
     # ---- writes and reads ----
 
     def _write(self, copy: SegmentCopy) -> bool:
-        buffer, rows = copy.buffer_copy.buffer, copy.buffer_copy.rows
+        buffer_copy = copy.buffer_copy
+        buffer, size = buffer_copy.buffer, copy.location.size
         buffer.check_writable("write")
-        copy.buffer_copy.address = locate(buffer, rows, "write")
+        buffer_copy.locate("write")
         self._begin(copy)
-        if not upload_range(self._device, copy, copy.location, copy.buffer_copy):
+        if not upload_range(self._device, copy, copy.location, buffer_copy):
             return False
-        if rows.size == buffer.size:
+        if size == buffer.size:
             buffer.failure = None
-        self._device.telemetry.upload_shared_memory_bytes += rows.size
+        self._device.telemetry.upload_shared_memory_bytes += size
         self._answer_when_done(copy, UP, partial(self._written, copy))
         return True
 
@@ -169,32 +170,26 @@ class SegmentCopies:
         self._end(copy, now)
 
     def _read(self, copy: SegmentCopy) -> bool:
-        device, origin, buffer, rows = (
-            self._device,
-            copy.buffer_copy.origin,
-            copy.buffer_copy.buffer,
-            copy.buffer_copy.rows,
-        )
-        if not copy.submitted and refused_read(origin, buffer):
+        device, buffer_copy = self._device, copy.buffer_copy
+        if not copy.submitted and buffer_copy.refused():
             copy.end()
             return True
-        copy.buffer_copy.address = locate(buffer, rows, "read")
+        buffer_copy.locate("read")
         self._begin(copy)
-        complete = download_range(device, copy, copy.location, copy.buffer_copy)
-        if copy.location.segment.pinned:
-            for outcome in device.tracks.pending_outcomes.of_buffer(buffer.usage):
-                copy.outcomes[outcome] = None
+        complete = download_range(device, copy, copy.location, buffer_copy)
+        for outcome in device.tracks.pending_outcomes.of_buffer(buffer_copy.buffer.usage):
+            copy.outcomes[outcome] = None
         if not complete:
             return False
-        device.telemetry.download_shared_memory_bytes += rows.size
+        device.telemetry.download_shared_memory_bytes += copy.location.size
         arrived = partial(self._arrived, copy)
         self._answer_when_done(copy, DOWN, both(copy.outcomes, arrived) if copy.outcomes else arrived)
         return True
 
     def _arrived(self, copy: SegmentCopy) -> None:
-        now, origin = time.perf_counter(), copy.buffer_copy.origin
-        if not (copy.outcomes and refused_read(origin, copy.buffer_copy.buffer, copy.outcomes)):
-            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=copy.location.size)))
+        now = time.perf_counter()
+        if not (copy.outcomes and copy.buffer_copy.refused(copy.outcomes)):
+            copy.buffer_copy.origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=copy.location.size)))
         self._end(copy, now)
 
     def _begin(self, copy: SegmentCopy) -> None:

@@ -15,7 +15,7 @@ from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
-from hearthd.device.transfers.buffer_copy import BufferCopy, refused_read
+from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.registered import download_range, upload_range
 from hearthd.device.transfers.state import announced, check_live, closed_early, second_path_refusal
 
@@ -113,7 +113,7 @@ def _settle(copy: BufferCopy, download: DownloadFlow, sent: Callable[[], None]) 
 
     Called when the outcomes of the collectives that the bytes depended on are known.
     """
-    if not refused_read(copy.origin, copy.buffer, download.outcomes):
+    if not copy.refused(download.outcomes):
         sent()
 
 

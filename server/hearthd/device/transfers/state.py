@@ -15,7 +15,7 @@ from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
-from hearthd.device.transfers.buffer_copy import BufferCopy, refused_read
+from hearthd.device.transfers.buffer_copy import BufferCopy
 
 MAX_UNCLAIMED = 64
 """Most uploads of one session that have sent bytes before their Write has arrived."""
@@ -67,7 +67,7 @@ class TransferContext:
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
-        if not download.refused and not refused_read(copy.origin, copy.buffer, outcomes):
+        if not download.refused and not copy.refused(outcomes):
             arrived()
             return
         release(host)

@@ -18,7 +18,7 @@ from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate
+from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.shared import SharedTransfers
 from hearthd.device.transfers.state import (
     MAX_UNCLAIMED,
@@ -117,7 +117,7 @@ class Uploads:
     def _write(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
         origin, buffer = copy.origin, copy.buffer
         buffer.check_writable("write")
-        copy.address = locate(buffer, copy.rows, "write")
+        copy.locate("write")
         is_shared = upload.location is not None
         if not self.receive(transfer, upload, copy):
             return False

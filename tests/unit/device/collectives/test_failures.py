@@ -7,13 +7,34 @@ from typing import Any
 
 import pytest
 
+from hearth_proto import descriptors, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.process.device_process import DeviceProcess
+from tests.support.device import segment_client
 from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, collective, encode, operation
 
 LOST = Refusal(Reason.COMMUNICATOR_FAILED, "device 1 was lost", details={"recorder": "1: all_reduce"})
 GROUP = bytes(range(16))
+
+
+class SharingRig(PeerRig):
+    """A rank whose client can share memory with it."""
+
+    def __init__(self) -> None:
+        self.files, self.their_files = descriptors.pair()
+        super().__init__()
+
+    def _main(self) -> None:
+        self.server = self._make(self._spec)
+        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)  # type: ignore[arg-type]
+        self.process.run()
+
+    def stop(self) -> None:
+        super().stop()
+        self.files.close()
+        self.their_files.close()
 
 
 @pytest.fixture
@@ -205,6 +226,26 @@ def test_chunked_read_partly_sent_before_the_failure(rig: PeerRig) -> None:
     assert rig.reason(read) == Reason.COMMUNICATOR_FAILED
     assert rig.until(Kind.ABORT, 8)
     assert not rig.came(Kind.CHUNK)
+
+
+@pytest.mark.parametrize("announced", [False, True], ids=["named by the command", "announced"])
+def test_read_into_shared_memory_is_refused_after_the_failure(announced: bool) -> None:
+    rig = SharingRig()
+    client = segment_client.hand_over(rig.files)
+    assert client.next().kind == Kind.LIVE
+    memory = client.share(1, 64)
+    launched(rig, operation(source=1, destination=2))
+    read = c.Read(buffer=2, size=64, transfer=8) if announced else c.Read(buffer=2, size=64, shared=c.Shared(segment=1))
+    call = rig.start(read=read)
+    if announced:
+        client.end.sendall(frames.encode(Kind.DOWNLOAD, frames.PLACE.pack(1, 0, 64), id=8))
+        assert client.next().kind == Kind.DOWNLOAD
+    assert rig.reason(rig.start(flush=c.Flush())) == ""  # it is on the device
+    rig.abort(LOST)
+    assert rig.reason(call) == Reason.COMMUNICATOR_FAILED
+    client.end.close()
+    memory.close()
+    rig.close()
 
 
 def test_another_communicator_continues(rig: PeerRig) -> None:
