@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
-    from hearth.kernels.base_graph import GraphNode as GraphNode
+    from hearth.graphs.base_graph import GraphNode as GraphNode
     from hearth.kernels.base_pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.bindings import In as In
     from hearth.kernels.bindings import InOut as InOut

@@ -189,7 +189,7 @@ class BaseStream(CupyNames):
     _capture: StreamCapture | None = None
     """The capture that the stream is in; None: the stream is not captured."""
     _graph: object | None = None
-    """The graph that `begin_capture` records: `hearth.kernels.base_graph.BaseGraph`; None without a capture."""
+    """The graph that `begin_capture` records: `hearth.graphs.base_graph.BaseGraph`; None without a capture."""
     _event_before_capture: BaseEvent | None = None
     """The event behind the work that was submitted before the capture, which `done` queries during the capture."""
 

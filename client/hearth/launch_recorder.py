@@ -1,6 +1,6 @@
 """Protocols of the objects that receive a stream's work while it is recorded instead of run.
 
-Covers what streams require of them. The classes are in `hearth.kernels.recorders`.
+Covers what streams require of them. The classes are in `hearth.graphs.recorders`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LaunchCall(NamedTuple):
 
 
 class LaunchRecorder(Protocol):
-    """Receives the launches of a stream whose work is recorded instead of run: see `hearth.kernels.recorders`."""
+    """Receives the launches of a stream whose work is recorded instead of run: see `hearth.graphs.recorders`."""
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
         """Receives one launch.
@@ -55,7 +55,7 @@ class LaunchRecorder(Protocol):
 
 
 class StreamCapture(Protocol):
-    """A capture in progress, on one stream or on several that events have joined: see `hearth.kernels.recorders`."""
+    """A capture in progress, on one stream or on several that events have joined: see `hearth.graphs.recorders`."""
 
     relaxed: bool
     """True if work on streams outside the capture runs at once; False: it is refused."""

@@ -152,7 +152,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
             ArgumentError: An entry of `launches` is not such a tuple.
         """
-        from hearth.kernels.base_prepared import launch_all
+        from hearth.graphs.base_prepared import launch_all
 
         async with self.prepared() as prepared:
             launch_all(launches)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth.kernels.base_graph import BaseGraph
-from hearth.kernels.base_prepared import BasePrepared
-from hearth.kernels.graph_program import Program
+from hearth.graphs.base_graph import BaseGraph
+from hearth.graphs.base_prepared import BasePrepared
+from hearth.graphs.program import Program
 
 if TYPE_CHECKING:
     from types import TracebackType

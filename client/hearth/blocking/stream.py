@@ -104,7 +104,7 @@ class Stream(BaseStream):
                 stream that joined the capture has work that this stream does not wait for. The capture has ended in
                 the last two cases.
         """
-        from hearth.kernels.base_graph import capture_of
+        from hearth.graphs.base_graph import capture_of
 
         graph = cast("Graph", capture_of(self))
         graph._finish()

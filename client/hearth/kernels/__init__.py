@@ -1,4 +1,4 @@
-"""Compiled modules, their functions, and everything that is launched: arguments, graphs, prepared launches, dispatches.
+"""Compiled modules, their functions, and how these are launched: arguments, geometry, attributes, dispatches.
 
-Above: `hearth.base_device`. Below: `hearth.arrays`.
+Above: `hearth.graphs`. Below: `hearth.arrays`.
 """

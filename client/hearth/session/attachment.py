@@ -295,11 +295,7 @@ class Attachment:
 
         So the memory of those handles is available to new allocations.
         """
-        queue = self.queue
-        if (  # `queue.full` is spelled out
-            queue.queued >= queue.max_commands or queue.queued_bytes >= queue.max_bytes
-            or self.session.error is not None
-        ):  # fmt: skip
+        if self.queue.full or self.session.error is not None:
             self._await_room()
         if self._freed:
             self.queue_frees()
@@ -347,14 +343,10 @@ class Attachment:
             self._make_ready()
             was_empty = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
-            channel = self.channel
-            if channel is None:
-                self._wake_sender()
-            elif reply is None:
-                channel.push_work()
-            else:
-                channel.push_awaited()
+            if self.channel is not None and reply is not None:
+                self.channel.push_awaited()
                 return
+            self._wake_sender(reply is not None)
             if was_empty:
                 self._waiting_since = time.monotonic()
             elif time.monotonic() - self._waiting_since > self._yield_interval and reply is None and session.sendable:

@@ -46,8 +46,8 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 NOT_NEEDED = {
     "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
     "hearth.interfaces",
-    "hearth.blocking.graph", "hearth.kernels.base_graph", "hearth.blocking.group", "hearth.blocking.dispatch",
-    "hearth.kernels.base_pending_dispatch", "hearth.kernels.base_prepared",
+    "hearth.blocking.graph", "hearth.graphs.base_graph", "hearth.blocking.group", "hearth.blocking.dispatch",
+    "hearth.kernels.base_pending_dispatch", "hearth.graphs.base_prepared",
     "hearth.blocking.profile", "hearth.profiling.base_profile", "hearth.profiling.base_trace", "hearth.types",
     "hearth.arrays.tensor_map",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.errors import ArgumentError
-from hearth.kernels.graph_program import Program, count
-from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, PreparedRecorder, one_by_one
+from hearth.graphs.program import Program, count
+from hearth.graphs.recorders import RECORDED_MAX, CaptureRecorder, PreparedRecorder, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:

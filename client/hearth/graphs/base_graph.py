@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from hearth import base_stream as streams
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
-from hearth.kernels import graph_bodies, graph_dot, launch_config
-from hearth.kernels.graph_program import Program, count
-from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
+from hearth.graphs import conditional_bodies, dot
+from hearth.graphs.program import Program, count
+from hearth.graphs.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
+from hearth.kernels import launch_config
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class GraphNode:
         ``"while"`` or ``"switch"``: a conditional node."""
         self.kernel = kernel
         """The kernel's name; empty for other kinds of nodes."""
-        self.bodies = graph_bodies.ranges(index, bodies)
+        self.bodies = conditional_bodies.ranges(index, bodies)
         """Indices of the nodes of each body of a conditional node: that of `while_`; those of `if_` and, if there is
         one, `else_`; or those of a switch by value, empty for values without a `case_`. Empty for other kinds."""
         self.body = range(index + 1, max((body.stop for body in self.bodies), default=index + 1))
@@ -122,7 +123,7 @@ class GraphNode:
 
     def _set_operands(self, args: Sequence[Any], plain: bool) -> None:
         """Replaces the operands of a copy or fill. `plain` is False if the caller has passed a geometry."""
-        from hearth.kernels import node_operands
+        from hearth.graphs import node_operands
 
         connection = self._graph._connection
         if self.kind in _FIXES:
@@ -151,13 +152,13 @@ class GraphNode:
             update.fill.CopyFrom(work.fill)
         attachment.submit(command)
 
-    def _box(self) -> graph_dot.Box:
+    def _box(self) -> dot.Box:
         """Returns the node as `BaseGraph.debug_dot_str` draws it."""
         call = self._call
         label = " ".join(filter(None, (str(self.index), self.kind, self.kernel)))
         if call is not None:
             label += f"\ngrid {call.grid}, block {call.block}, shared memory {call.shared_mem}"
-        return graph_dot.Box(self.index, self.kind, label, self.after, self.bodies)
+        return dot.Box(self.index, self.kind, label, self.after, self.bodies)
 
     def __repr__(self) -> str:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
@@ -287,12 +288,12 @@ class BaseGraph(CupyNames, Program):
                 and for a second body of the same value.
             UnsupportedError: The daemon is too old for `switch_`.
         """
-        yield from self._branch(commands_pb2.BeginBranch(value=graph_bodies.case_value(value)))
+        yield from self._branch(commands_pb2.BeginBranch(value=conditional_bodies.case_value(value)))
 
     def _conditional(self, condition: ArrayLike, *, loop: bool = False, switch: bool = False) -> Iterator[None]:
         attachment = self._ready_for_body(branches=switch)
         begin = commands_pb2.BeginConditional(loop=loop, switch=switch)
-        begin.buffer, begin.offset = graph_bodies.condition_operand(condition, self._connection)
+        begin.buffer, begin.offset = conditional_bodies.condition_operand(condition, self._connection)
         yield from self._body(attachment, commands_pb2.Command(begin_conditional=begin))
 
     def _branch(self, begin: commands_pb2.BeginBranch) -> Iterator[None]:
@@ -368,7 +369,7 @@ class BaseGraph(CupyNames, Program):
                     node.kernel,
                     node.after if graph.forked else range(max(index - 1, 0), index),
                     next(calls, None) if node.kind == "kernel" else None,
-                    graph_bodies.of_message(node),
+                    conditional_bodies.of_message(node),
                 )
                 for index, node in enumerate(graph.nodes)
             )
@@ -429,7 +430,7 @@ class BaseGraph(CupyNames, Program):
             grid, block and dynamic shared memory in bytes. Child graphs and the bodies of conditional nodes are
             clusters.
         """
-        return graph_dot.digraph([node._box() for node in self._nodes], self._children)
+        return dot.digraph([node._box() for node in self._nodes], self._children)
 
     def update(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hearth import base_stream as streams
 from hearth import stream_scope
 from hearth.errors import LaunchError
-from hearth.kernels.graph_program import lost_handle_error
+from hearth.graphs.program import lost_handle_error
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseEvent, BaseStream
