@@ -137,7 +137,7 @@ _HOMES = {
         "UnsupportedTypeError",
     ),
     "failure": ("Failure",),
-    "kernels.base_graph": ("GraphNode",),
+    "graphs.base_graph": ("GraphNode",),
     "kernels.base_pending_dispatch": ("DispatchTiming",),
     "kernels.bindings": ("In", "InOut", "Out"),
     "kernels.by_value": ("Struct",),
