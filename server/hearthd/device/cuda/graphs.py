@@ -40,13 +40,20 @@ MAX_LANES = 16
 class Graph:
     """A captured graph and its executable; both pointers are 0 after they have been destroyed."""
 
-    __slots__ = ("captured", "executable", "kernels", "nodes")
+    __slots__ = ("captured", "executable", "kernels", "nodes", "uploaded")
 
     def __init__(
-        self, nodes: Sequence[GraphNode], captured: int, executable: int, kernels: list[Any] | None = None
+        self,
+        nodes: Sequence[GraphNode],
+        captured: int,
+        executable: int,
+        uploaded: Event,
+        kernels: list[Any] | None = None,
     ) -> None:
         self.captured = captured
         self.executable = executable
+        self.uploaded: Event | None = uploaded
+        """Recorded behind the upload of the executable; None once a launch has been ordered behind it."""
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
         """One entry for each node, in order: True if the node launches a kernel."""
         self.kernels = kernels
@@ -90,6 +97,7 @@ class CudaGraphs:
                 self._drop_lanes(MAX_LANES)
             executable = runtime.graphInstantiate(captured)
             runtime.graphUpload(executable, stream.pointer)
+            uploaded = self._streams.record(stream)
         except BaseException as error:
             _destroy(captured, executable)
             if isinstance(error, CudaError):
@@ -101,7 +109,7 @@ class CudaGraphs:
                     details={"nodes": len(nodes)},
                 ) from error
             raise
-        return Graph(nodes, captured, executable, kernels)
+        return Graph(nodes, captured, executable, uploaded, kernels)
 
     def _lanes(self, count: int) -> list[Stream]:
         """Returns `count` streams for captures, which it creates at their first use."""
@@ -194,7 +202,15 @@ class CudaGraphs:
         return kernels
 
     def launch(self, graph: Graph, stream: Stream, times: int = 1) -> None:
-        """Enqueues launches of the graph. The driver runs each after earlier launches of the same graph."""
+        """Enqueues launches of the graph. The driver runs each after earlier launches of the same graph.
+
+        The driver orders launches behind each other, and behind earlier work of their stream, but does not promise to
+        order a launch behind an upload on another stream (cuGraphLaunch, cuGraphUpload).
+        """
+        uploaded = graph.uploaded
+        if uploaded is not None:
+            self._streams.wait(stream, uploaded)
+            self._forget_upload(graph)
         executable, pointer = graph.executable, stream.pointer
         try:
             for _ in range(times):
@@ -238,7 +254,13 @@ class CudaGraphs:
         captured, executable = graph.captured, graph.executable
         graph.captured = graph.executable = 0
         graph.kernels = None
+        self._forget_upload(graph)
         _destroy(captured, executable)
+
+    def _forget_upload(self, graph: Graph) -> None:
+        uploaded, graph.uploaded = graph.uploaded, None
+        if uploaded is not None:
+            self._streams.release_event(uploaded)
 
 
 def _destroy(captured: int, executable: int) -> None:
