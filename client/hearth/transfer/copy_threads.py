@@ -9,8 +9,9 @@ from queue import SimpleQueue
 
 from hearth_proto.cores import cores
 
-MAX_THREADS = 4
-"""Maximum number of threads that copy for one transfer; more threads are not faster."""
+MAX_THREADS = 5
+"""Maximum number of threads that copy for one transfer; more threads wait for each other (figures of an H100 in
+docs/performance.md)."""
 
 
 def threads() -> int:

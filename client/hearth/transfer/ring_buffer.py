@@ -21,6 +21,8 @@ INITIAL_SLOTS = 4
 MIN_PIECE_BYTES = 1 << 20
 """Minimum size, in bytes, of a piece: a command costs the device process tens of microseconds, in which it could move a
 MiB."""
+_PIECES = 16
+"""Number of pieces of a transfer, unless they would be too small or too large."""
 _ROUND = 64 << 10
 STALL_S = 0.25
 """Seconds without a returned slot after which the ring counts as stalled, for example behind a long kernel, and is not
@@ -55,16 +57,15 @@ class Pieces:
         return Piece(start, min(self.piece_size, self._size - start))
 
 
-def piece_bytes(size: int, threads: int) -> int:
+def piece_bytes(size: int) -> int:
     """Returns the best size of a piece, in bytes.
 
     It is large enough to justify a command, and small enough to keep all threads and the device busy.
 
     Args:
         size: Size of the transfer in bytes.
-        threads: Number of threads that copy.
     """
-    share = -(-size // (4 * threads))
+    share = -(-size // _PIECES)
     return min(SLOT_BYTES, max(MIN_PIECE_BYTES, -(-share // _ROUND) * _ROUND))
 
 

@@ -53,7 +53,7 @@ class _Transfer(ABC):
         self._progress = progress
         self._threads = threads()
         width = region.rows.width if region.rows is not None else 1
-        self._pieces = Pieces(len(host), piece_bytes(len(host), self._threads), width)
+        self._pieces = Pieces(len(host), piece_bytes(len(host)), width)
         self.split = (connection.mint(), len(host)) if self._possible and len(self._pieces) > 1 else None
         """`BufferRegion.split` of all commands of the transfer, also of those that other routes send."""
         self._region = region._replace(split=self.split)

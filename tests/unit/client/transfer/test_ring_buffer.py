@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth.transfer.copy_threads import MAX_THREADS
 from hearth.transfer.ring_buffer import MIN_PIECE_BYTES, SLOT_BYTES, Pieces, Ring, Slot, piece_bytes
 from tests.support.timing import LATE
 
@@ -49,11 +50,11 @@ def test_pieces_are_whole_rows_and_make_the_whole(rows: int, most: int, width: i
             cut[index]
 
 
-@given(st.integers(1, 1 << 40), st.integers(1, 4))
-def test_pieces_fit_slots_and_are_worth_a_command(size: int, threads: int) -> None:
-    each = piece_bytes(size, threads)
+@given(st.integers(1, 1 << 40))
+def test_pieces_fit_slots_and_are_worth_a_command(size: int) -> None:
+    each = piece_bytes(size)
     assert MIN_PIECE_BYTES <= each <= SLOT_BYTES
-    assert each in (SLOT_BYTES, MIN_PIECE_BYTES) or size / each > 2 * threads
+    assert each in (SLOT_BYTES, MIN_PIECE_BYTES) or size / each > 2 * MAX_THREADS
 
 
 # ---- slots ----

@@ -121,7 +121,7 @@ def device(size: int, slots: int = 4, stall: float = 0.2) -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_copy, "piece_bytes", lambda size, threads: EACH)
+    monkeypatch.setattr(ring_copy, "piece_bytes", lambda size: EACH)
     monkeypatch.setattr(ring_copy, "threads", lambda: 3)
 
 
