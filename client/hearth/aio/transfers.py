@@ -242,6 +242,8 @@ class _Upload(_Transfer):
         try:
             attachment.wait_opened()
             data = self._read(source)
+            if data is None:
+                return
             with self._lock:
                 if self._source is None:
                     return  # the write failed meanwhile, which its answer reports
@@ -254,21 +256,28 @@ class _Upload(_Transfer):
             if reply.error is None and not connection.refusal:
                 _keep_error(connection, attachment, error)
 
-    def _read(self, source: Callable[[], memoryview]) -> memoryview:
+    def _read(self, source: Callable[[], memoryview]) -> memoryview | None:
         """Returns the bytes.
 
-        If `source` fails, cancels the transfer at the daemon, which would otherwise wait for the bytes.
+        If `source` fails, keeps its error, cancels the transfer at the daemon, which would otherwise wait for the
+        bytes, and returns None.
         """
         try:
             return source()
         except BaseException as error:  # e.g. MemoryError
             from hearth.transfer.grpc_stream import cancel_transfer
 
-            self._reply.on_late_error = None  # the error of `source` is the cause, and is reported instead
-            cancel_transfer(self._connection, self._number)
-            if isinstance(error, HearthError):
-                raise
-            raise HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.") from error
+            connection, reply = self._connection, self._reply
+            failed_before = reply.error is not None
+            reply.on_late_error = None  # the error of `source` is the cause, and is reported instead
+            if not (failed_before or connection.refusal):
+                failure = error
+                if not isinstance(failure, HearthError):
+                    failure = HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
+                    failure.__cause__ = error
+                _keep_error(connection, self._attachment, failure)  # before the daemon answers a later synchronize
+            cancel_transfer(connection, self._number)
+            return None
 
 
 def _keep_error(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:

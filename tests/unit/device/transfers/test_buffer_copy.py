@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device import context
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.transfers.buffer_copy import BufferCopy
+from tests.support.compiled import skip_if_compiled
 
 REFUSAL = Refusal(Reason.OUT_OF_MEMORY, "no")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sources() -> None:
+    """Compiled code accepts no fakes of its parts."""
+    skip_if_compiled(context)
 
 
 class Host:
