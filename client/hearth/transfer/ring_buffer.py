@@ -18,9 +18,9 @@ SLOTS = 8
 SLOT_BYTES = 8 << 20
 INITIAL_SLOTS = 4
 """Number of slots that are made for copies that could take another route."""
-MIN_PIECE_BYTES = 1 << 20
-"""Minimum size, in bytes, of a piece: a command costs the device process tens of microseconds, in which it could move a
-MiB."""
+MIN_PIECE_BYTES = 4 << 20
+"""Minimum size, in bytes, of a piece: a command costs client and device process some 100 microseconds, in which a GPU
+moves 5 MiB."""
 _PIECES = 16
 """Number of pieces of a transfer, unless they would be too small or too large."""
 _ROUND = 64 << 10
