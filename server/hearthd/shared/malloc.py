@@ -15,10 +15,13 @@ LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
-    """Keeps up to `keep_bytes` of free memory mapped in each of at most `arenas` heaps, which threads share.
+    """Keeps free memory mapped, for reuse by this process.
 
-    `arenas` 0: the C library's default, which is eight for each core. Must be called before any thread starts. Has no
-    effect if the C library has no mallopt.
+    Must be called before any thread starts. Has no effect if the C library has no mallopt.
+
+    Args:
+        keep_bytes: Largest amount of free memory that each heap keeps, in bytes.
+        arenas: Largest number of heaps, which threads share; 0: the C library's default, eight for each core.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from hearth_proto.reasons import Reason, Refusal
 
 MAX_NAME = 200
-"""Most characters of a name."""
+"""Largest number of characters of a name."""
 
 
 def check_name(name: str, subject: str, field: str = "name") -> None:
-    """Raises Refusal(INVALID_ARGUMENT) for a name that is empty, too long or cannot be printed.
+    """Checks that a name is neither empty nor too long, and can be printed.
 
-    `subject` is what has the name. `field` is the field of the request that holds the name.
+    Args:
+        name: The name.
+        subject: What has the name, for the error: ``"a published event"``.
+        field: Field of the request that contains the name.
+
+    Raises:
+        Refusal: The name is invalid (reason INVALID_ARGUMENT).
     """
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         displayed = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
