@@ -39,6 +39,10 @@ def numbers(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-(1 << 31), 1 << 31, n, np.int32)
 
 
+LEASE_S = 30
+"""The daemon's lease, in seconds: an earlier test may have killed a client, whose session holds memory until then."""
+
+
 def settled(daemon: DaemonProcess) -> None:
     """Waits until the device processes have released all memory."""
 
@@ -47,7 +51,7 @@ def settled(daemon: DaemonProcess) -> None:
         return {each: size for each, size in sizes.items() if size}
 
     try:
-        wait_until(lambda: not held(), "the release of all memory")
+        wait_until(lambda: not held(), "the release of all memory", LEASE_S + 15)
     except AssertionError as error:
         raise AssertionError(f"{error}: {held()}, sessions {daemon.status()['sessions']}") from None
 
