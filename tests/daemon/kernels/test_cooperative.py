@@ -11,31 +11,14 @@ import pytest
 import hearth
 import hearth.aio
 from tests.support.daemon.harness import BACKEND, DaemonProcess, on_cpu, wait_until
-from tests.support.daemon.kernels import saxpy_works
+from tests.support.daemon.kernels import COOPERATIVE, saxpy_works
 
-CODE = r"""
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-
-// Each round reads what other blocks wrote in the one before.
-extern "C" __global__ void rounds(int* a, int* b, int n, int count) {
-    cg::grid_group grid = cg::this_grid();
-    int step = gridDim.x * blockDim.x;
-    for (int round = 0; round < count; ++round) {
-        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) b[i] = 3 * a[(i + 37) % n] + 1;
-        grid.sync();
-        int* other = a; a = b; b = other;
-    }
-}
+CODE = (
+    COOPERATIVE
+    + r"""
 extern "C" __global__ void one_round(const int* a, int* b, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) b[i] = 3 * a[(i + 37) % n] + 1;
-}
-extern "C" __global__ void meet(int* out) {
-    extern __shared__ int mine[];
-    mine[threadIdx.x] = blockIdx.x + 1;
-    cg::this_grid().sync();
-    if (threadIdx.x == 0) out[blockIdx.x] = mine[blockDim.x - 1];
 }
 extern "C" __global__ void valid(int* out) { out[blockIdx.x] = cg::this_grid().is_valid(); }
 extern "C" __global__ void half_meets(int* out) {
@@ -43,6 +26,7 @@ extern "C" __global__ void half_meets(int* out) {
     out[blockIdx.x] = 1;
 }
 """
+)
 
 
 @pytest.fixture

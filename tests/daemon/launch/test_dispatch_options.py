@@ -15,29 +15,15 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.dispatches import binding
 from tests.support.daemon.harness import DaemonProcess, on_cpu, on_gpu
+from tests.support.daemon.kernels import COOPERATIVE
 from tests.support.daemon.raw import Raw, refused
 
-CODE = r"""
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-// Each round reads what other blocks wrote in the one before.
-extern "C" __global__ void rounds(int* a, int* b, int n, int count) {
-    cg::grid_group grid = cg::this_grid();
-    int step = gridDim.x * blockDim.x;
-    for (int round = 0; round < count; ++round) {
-        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) b[i] = 3 * a[(i + 37) % n] + 1;
-        grid.sync();
-        int* other = a; a = b; b = other;
-    }
-}
-extern "C" __global__ void meet(int* out) {
-    extern __shared__ int mine[];
-    mine[threadIdx.x] = blockIdx.x + 1;
-    cg::this_grid().sync();
-    if (threadIdx.x == 0) out[blockIdx.x] = mine[blockDim.x - 1];
-}
+CODE = (
+    COOPERATIVE
+    + r"""
 extern "C" __global__ void write_at(int* x, long long at, int value) { x[at] += value; }
 """
+)
 N = 1000
 
 Kernel = Callable[[str], hearth.Function]

@@ -32,6 +32,27 @@ extern "C" __global__ void spin(long long nanoseconds) {
 }
 """
 
+COOPERATIVE = r"""
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+// Each round reads what other blocks wrote in the one before.
+extern "C" __global__ void rounds(int* a, int* b, int n, int count) {
+    cg::grid_group grid = cg::this_grid();
+    int step = gridDim.x * blockDim.x;
+    for (int round = 0; round < count; ++round) {
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) b[i] = 3 * a[(i + 37) % n] + 1;
+        grid.sync();
+        int* other = a; a = b; b = other;
+    }
+}
+extern "C" __global__ void meet(int* out) {
+    extern __shared__ int mine[];
+    mine[threadIdx.x] = blockIdx.x + 1;
+    cg::this_grid().sync();
+    if (threadIdx.x == 0) out[blockIdx.x] = mine[blockDim.x - 1];
+}
+"""
+
 GATE = r"""
 __device__ volatile int gate;
 extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after += 1; }

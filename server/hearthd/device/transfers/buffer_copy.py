@@ -182,16 +182,21 @@ class BufferCopy:
 
         Returns None if the part has to wait; the caller tries again.
         """
-        if not self._reach_position(size, writes=False):
-            return None
         data = bytearray(size)
         with memoryview(data) as into:
-            for start, offset, width, rows, pitch in pieces(self.rows, at, size):
-                with into[start : start + width * rows] as view:
-                    self._device.server.read_now(view, self.address + offset, pitch, width, rows)
+            return bytes(data) if self.get_into(at, into) else None
+
+    def get_into(self, at: int, into: memoryview) -> bool:
+        """Fills `into` from byte `at` of the rows on. Returns False if the part has to wait; the caller tries again."""
+        size = len(into)
+        if not self._reach_position(size, writes=False):
+            return False
+        for start, offset, width, rows, pitch in pieces(self.rows, at, size):
+            with into[start : start + width * rows] as view:
+                self._device.server.read_now(view, self.address + offset, pitch, width, rows)
         self._device.telemetry.device_to_host_bytes += size
         self._device.telemetry.device_to_host_operations += 1
-        return bytes(data)
+        return True
 
     def _reach_position(self, size: int, *, writes: bool) -> bool:
         """Returns True once the stream has completed all work before this part.

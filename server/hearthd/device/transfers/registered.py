@@ -156,7 +156,7 @@ class SegmentCopies:
         buffer.check_writable("write")
         buffer_copy.locate("write")
         self._begin(copy)
-        if not upload_range(self._device, copy, copy.location, buffer_copy):
+        if not submit_range(self._device, copy, copy.location, buffer_copy, upload=True):
             return False
         if size == buffer.size:
             buffer.failure = None
@@ -176,7 +176,7 @@ class SegmentCopies:
             return True
         buffer_copy.locate("read")
         self._begin(copy)
-        complete = download_range(device, copy, copy.location, buffer_copy)
+        complete = submit_range(device, copy, copy.location, buffer_copy, upload=False)
         for outcome in device.tracks.pending_outcomes.of_buffer(buffer_copy.buffer.usage):
             copy.outcomes[outcome] = None
         if not complete:
@@ -228,46 +228,26 @@ class SegmentCopies:
             copy.end()
 
 
-def upload_range(device: DeviceContext, progress: Progress, location: SegmentRange, copy: BufferCopy) -> bool:
-    """Submits as much of the copy from a segment as the stream has room for.
+def submit_range(
+    device: DeviceContext, progress: Progress, location: SegmentRange, copy: BufferCopy, *, upload: bool
+) -> bool:
+    """Submits as much of the copy from a segment (`upload`), or to it, as the stream has room for.
 
     Returns True once all of it is submitted.
     """
     segment, start, size = location
+    submit, copy_now = (copy.upload, copy.put_now) if upload else (copy.download, copy.get_into)
     while progress.submitted < size:
         at = progress.submitted
         if segment.pinned:
             if copy.origin.stream.track.full:
                 return False
             part = step(start + at, size - at)
-            copy.upload(segment, start + at, at, part)
+            submit(segment, start + at, at, part)
         else:
             part = min(size - at, device.spec.chunk_bytes)
-            if not copy.put_now(at, location.view(at, part)):
+            if not copy_now(at, location.view(at, part)):
                 return False
-        progress.submitted += part
-    return True
-
-
-def download_range(device: DeviceContext, progress: Progress, location: SegmentRange, copy: BufferCopy) -> bool:
-    """Submits as much of the copy to a segment as the stream has room for.
-
-    Returns True once all of it is submitted.
-    """
-    segment, start, size = location
-    while progress.submitted < size:
-        at = progress.submitted
-        if segment.pinned:
-            if copy.origin.stream.track.full:
-                return False
-            part = step(start + at, size - at)
-            copy.download(segment, start + at, at, part)
-        else:
-            part = min(size - at, device.spec.chunk_bytes)
-            data = copy.get_now(at, part)
-            if data is None:
-                return False
-            location.view(at, part)[:] = data
         progress.submitted += part
     return True
 

@@ -16,7 +16,7 @@ from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.buffer_copy import BufferCopy
-from hearthd.device.transfers.registered import download_range, upload_range
+from hearthd.device.transfers.registered import submit_range
 from hearthd.device.transfers.state import announced, check_live, closed_early, second_path_refusal
 
 
@@ -55,7 +55,7 @@ class SharedTransfers:
         """Submits the copies of an upload; see `Uploads.receive`."""
         if upload.error is not None:
             raise upload.error
-        if not self._submit(upload, location, copy, upload_range):
+        if not self._submit(upload, location, copy, upload=True):
             return False
         self._device.telemetry.upload_shared_memory_bytes += location.size
         return True
@@ -73,7 +73,7 @@ class SharedTransfers:
         if download.aborted:
             raise closed_early(copy.origin)
         device, session = self._device, copy.origin.session
-        complete = self._submit(download, location, copy, download_range)
+        complete = self._submit(download, location, copy, upload=False)
         if checked:
             download.outcomes |= dict.fromkeys(device.tracks.pending_outcomes.of_buffer(copy.buffer.usage))
         if not complete:
@@ -89,18 +89,14 @@ class SharedTransfers:
         return True
 
     def _submit(
-        self,
-        flow: UploadFlow | DownloadFlow,
-        location: SegmentRange,
-        copy: BufferCopy,
-        submit: Callable[[DeviceContext, UploadFlow | DownloadFlow, SegmentRange, BufferCopy], bool],
+        self, flow: UploadFlow | DownloadFlow, location: SegmentRange, copy: BufferCopy, *, upload: bool
     ) -> bool:
         """Submits as much as the stream has room for; the copies hold the memory until they are done."""
         _check_size(location, copy)
         before, segment = flow.submitted, location.segment
         segment.hold()
         try:
-            return submit(self._device, flow, location, copy)
+            return submit_range(self._device, flow, location, copy, upload=upload)
         finally:
             if flow.submitted > before and segment.pinned:
                 self._device.tracks.on_complete(copy.origin.stream.track, segment.drop)
