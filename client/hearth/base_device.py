@@ -553,10 +553,9 @@ class BaseDevice(ABC, Generic[A, S]):
 
     def _request_sync(self) -> Reply:
         connection = self._connection
-        if connection._deferred:
-            connection.raise_deferred()
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
+            connection.raise_deferred()
             attachment = connection.attachment()
         reply = attachment.request_serialized(SYNC_ALL, reports=True, barrier=True)
         reply.signalled_result = DONE

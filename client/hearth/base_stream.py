@@ -235,7 +235,8 @@ class BaseStream(CupyNames):
 
     def _request_sync(self) -> Reply:
         connection = self._connection
-        connection.raise_deferred(self._handle)
+        if not connection.attached:
+            connection.raise_deferred(self._handle)
         attachment = connection.attachment()
         handle = self._handle_on(attachment)
         if self._sync[0] != handle:

@@ -300,17 +300,31 @@ def from_status(status: status_pb2.Status) -> HearthError:
     message, command = first.message, failures[0].command
     if command and command.rpartition(" ")[2] not in message:
         message = f"{command}: {message}"
-    more = len(failures) - 1 + sum(entry.merged for entry in failures)
-    if more:
-        message += f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)"
     return error_class(reason)(
-        message,
+        message + _more(failures),
         reason=reason,
         fix=first.fix or refusal.fix,
         details=first.details or refusal.details,
         failures=failures,
         retry_after=first.retry_after_s or refusal.retry_after_s,
     )
+
+
+def combined(errors: Sequence[HearthError]) -> HearthError:
+    """Returns one error that reports several, at least one.
+
+    Its class and message are those of the first; it lists the failed commands of all.
+    """
+    first = errors[0]
+    failures = [failure for error in errors for failure in error.failures]
+    message = first.message.removesuffix(_more(first.failures)) + _more(failures)
+    return _rebuild(type(first), message, {**first.__dict__, "message": message, "failures": failures})
+
+
+def _more(failures: Sequence[Failure]) -> str:
+    """Returns the end of the message of an error that reports `failures`; empty if they are one command at most."""
+    more = len(failures) - 1 + sum(failure.merged for failure in failures)
+    return f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)" if more > 0 else ""
 
 
 def _reason(reason: str, details: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
 from hearth.errors import HearthError
+from hearth.session.late_errors import current_origin
 from hearth.session.reply import reported_elsewhere
 from hearth.transfer import registered, router
 
@@ -100,7 +101,7 @@ def upload(
     except BaseException:
         connection.finish_upload(size)
         raise
-    transfer = _Upload(connection, attachment, reply, number, report, size, lambda: data)
+    transfer = _Upload(connection, attachment, reply, number, report, region, size, lambda: data)
     connection.home.uploads.run(transfer.run)
 
 
@@ -139,7 +140,7 @@ def upload_read(
         read(memory)
         return memory
 
-    transfer = _Upload(connection, attachment, reply, number, None, size, source)
+    transfer = _Upload(connection, attachment, reply, number, None, region, size, source)
     connection.home.uploads.run(transfer.run)
 
 
@@ -212,6 +213,7 @@ class _Upload(_Transfer):
         reply: Reply,
         number: int,
         report: Progress | None,
+        region: BufferRegion,
         size: int,
         source: Callable[[], memoryview],
     ) -> None:
@@ -221,7 +223,8 @@ class _Upload(_Transfer):
         self._data: memoryview | None = None
         """The bytes, kept until the write is answered."""
         self._size = size
-        reply.on_late_error = partial(_keep_error, connection, attachment)
+        self._origin = current_origin("write", region.stream, region.buffer)
+        reply.on_late_error = self._keep_error
         reply.abandon()  # so that its error is known before the answer to a later synchronize
         reply.on_answer = self._answered
         if reply.answered:
@@ -254,7 +257,7 @@ class _Upload(_Transfer):
                 self._report(self._size, self._size)
         except HearthError as error:
             if reply.error is None and not connection.refusal:
-                _keep_error(connection, attachment, error)
+                self._keep_error(error)
 
     def _read(self, source: Callable[[], memoryview]) -> memoryview | None:
         """Returns the bytes.
@@ -275,15 +278,14 @@ class _Upload(_Transfer):
                 if not isinstance(failure, HearthError):
                     failure = HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
                     failure.__cause__ = error
-                _keep_error(connection, self._attachment, failure)  # before the daemon answers a later synchronize
+                self._keep_error(failure)  # before the daemon answers a later synchronize
             cancel_transfer(connection, self._number)
             return None
 
-
-def _keep_error(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
-    """Keeps an error for the next await that reports errors."""
-    if not reported_elsewhere(attachment.session.error, error):
-        connection.defer(error)
+    def _keep_error(self, error: HearthError) -> None:
+        """Keeps an error for the next await that reports errors."""
+        if not reported_elsewhere(self._attachment.session.error, error):
+            self._connection.defer(error, self._origin)
 
 
 # ---- downloads ----

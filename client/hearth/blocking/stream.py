@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from hearth import telemetry
 from hearth.arrays.published import until_published
 from hearth.base_stream import BaseEvent, BaseStream
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
@@ -35,8 +36,11 @@ class Stream(BaseStream):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._request_sync().wait(timeout)
-        self._connection.raise_deferred(self._handle)  # answers to everything sent earlier have arrived before this one
+        try:
+            self._request_sync().wait(timeout)
+        except HearthError as error:
+            self._connection.raise_failures(error, self._handle)
+        self._connection.raise_failures(stream=self._handle)  # all earlier answers have arrived
 
     def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.

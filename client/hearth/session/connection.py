@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
+from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError, combined
 from hearth.session.attachment import closed
 from hearth.session.collective_order import CollectiveSequence
 from hearth.session.kernel_output import KernelOutput
@@ -335,6 +335,22 @@ class Connection(ABC):
             error = self._deferred.pop_matching(stream, buffer)
             if error is not None:
                 raise error.again()
+
+    def raise_failures(self, error: HearthError | None = None, stream: int | None = None) -> None:
+        """Raises the failures that the end of a synchronization reports, as one error; returns if there are none.
+
+        Args:
+            error: Error of the synchronization itself; None: it succeeded. Unless it lists failed commands, it is
+                raised alone, and late errors remain for the next wait.
+            stream: Number of the stream that was synchronized; None: all.
+        """
+        if error is not None and not error.failures:
+            raise error
+        errors = self._deferred.pop_all(stream) if self._deferred else []
+        if error is not None:
+            errors.append(error)
+        if errors:
+            raise combined(errors)
 
     def check(self, memory: Memory, subject: object) -> Attachment:
         """Returns the attachment on which `memory` can be used.

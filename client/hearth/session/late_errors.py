@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import HearthError
+
+if TYPE_CHECKING:
+    from hearth.failure import Failure
 
 _MAX_ERRORS = 64
 
@@ -15,8 +19,9 @@ NO_STREAM = -1
 
 
 class ErrorOrigin(NamedTuple):
-    """Origin of a failed copy: its stream, the buffer that it was to copy, and the thread that sent it."""
+    """Origin of a failed copy: its kind (``write`` or ``read``), its stream and buffer, and the thread that sent it."""
 
+    command: str
     stream: int
     buffer: int
     thread: int
@@ -31,15 +36,28 @@ class ErrorOrigin(NamedTuple):
         """
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
+    def as_failure(self, error: HearthError) -> HearthError:
+        """Returns a copy of `error` that lists the copy as a failed command.
 
-def current_origin(stream: int, buffer: int) -> ErrorOrigin:
+        Args:
+            error: Error with which the daemon answered the copy.
+        """
+        from hearth.failure import Failure  # imported only for failures
+
+        failed, caller = error.again(), error.details.get("caller", "")
+        failed.failures = [Failure(self.command, self.stream, error.reason, error.message, caller=caller)]
+        return failed
+
+
+def current_origin(command: str, stream: int, buffer: int) -> ErrorOrigin:
     """Returns the origin of a copy that the calling thread sends.
 
     Args:
+        command: Kind of the copy: ``write`` or ``read``.
         stream: Number of the copy's stream.
         buffer: Handle of the buffer that the copy uses.
     """
-    return ErrorOrigin(stream, buffer, threading.get_ident())
+    return ErrorOrigin(command, stream, buffer, threading.get_ident())
 
 
 class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
@@ -56,13 +74,40 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
         super().__init__(maxlen=_MAX_ERRORS)
 
     def add(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """Queues `error`. Evicts the oldest error if the queue is full.
+        """Queues `error`.
+
+        If the queue is full, the error of a copy replaces the newest one of the same stream and thread, and counts it.
+        Without such an error, the oldest of all is lost.
 
         Args:
             error: Error that a later wait raises.
-            origin: Copy that failed; None: any caller may receive the error.
+            origin: Copy that failed, which the error will list; None: any caller may receive the error.
         """
+        if origin is not None:
+            if not error.failures:
+                error = origin.as_failure(error)
+            if len(self) == self.maxlen:
+                error = self._replacing(error, origin)
         self.append((error, origin))
+
+    def _replacing(self, error: HearthError, origin: ErrorOrigin) -> HearthError:
+        """Removes the newest error of the same stream and thread, and returns `error` with the failures of both."""
+        for entry in reversed(tuple(self)):
+            if entry[1] is not None and (entry[1].stream, entry[1].thread) == (origin.stream, origin.thread):
+                try:
+                    self.remove(entry)
+                except ValueError:  # another thread took it
+                    break
+                return _counting(error, entry[0].failures)
+        return error
+
+    def pop_all(self, stream: int | None = None) -> list[HearthError]:
+        """Removes and returns all errors that concern the calling thread or `stream`, oldest first.
+
+        Args:
+            stream: Number of the stream that the caller waits for; None: any.
+        """
+        return list(iter(partial(self.pop_matching, stream), None))
 
     def pop_matching(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
         """Removes and returns the oldest error that concerns the calling thread, `stream` or `buffer`.
@@ -84,3 +129,13 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
                     continue
                 return entry[0]
         return None
+
+
+def _counting(error: HearthError, older: list[Failure]) -> HearthError:
+    """Returns a copy of `error` whose first failure also counts those of `older`."""
+    from dataclasses import replace
+
+    counted, (first, *others) = error.again(), error.failures
+    number = first.merged + sum(1 + failure.merged for failure in older)
+    counted.failures = [replace(first, merged=number), *others]
+    return counted

@@ -195,7 +195,7 @@ class PinnedCopy:
             else attachment.session.error is error
         )
         if not is_reported:
-            origin = ErrorOrigin(self.stream, self._buffer, thread)
+            origin = ErrorOrigin("write" if self._direction == UP else "read", self.stream, self._buffer, thread)
             self._connection.defer(segment_gone(error) if shared.lost(error) else error, origin)
 
 

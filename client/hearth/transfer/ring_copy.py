@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -43,11 +43,13 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class _Transfer(ABC):
     """Base class of both directions. The lock is never held while data is sent or copied."""
 
+    _COMMAND: ClassVar[str]
+
     def __init__(
         self, connection: Connection, shared: Shared, region: BufferRegion, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._origin = current_origin(region.stream, region.buffer)
+        self._origin = current_origin(self._COMMAND, region.stream, region.buffer)
         self._shared = shared
         self._host = host
         self._progress = progress
@@ -166,6 +168,8 @@ class _Transfer(ABC):
 class RingUpload(_Transfer):
     """Copy from `host` to a buffer. `waits`: the copy waits for slots that other transfers hold."""
 
+    _COMMAND = "write"
+
     def __init__(
         self,
         connection: Connection,
@@ -220,6 +224,8 @@ class RingUpload(_Transfer):
 
 class RingDownload(_Transfer):
     """Copy from a buffer into `host`, within `timeout` seconds (None: without a limit)."""
+
+    _COMMAND = "read"
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 import hearth
 from hearth import aio
+from hearth.failure import Failure
 from tests.support.daemon.aio_ways import WAYS, connect
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import COMMON
@@ -25,15 +26,17 @@ async def add_of(gpu: aio.Device) -> aio.Function:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_launches_that_have_not_begun_are_dropped(daemon: DaemonProcess, way: str) -> None:
+def test_launches_and_copies_that_have_not_begun_are_dropped(daemon: DaemonProcess, way: str) -> None:
     async def scenario() -> None:
         async with connect(daemon, way) as node:
             gpu = node.device(0)
-            add, x = await add_of(gpu), gpu.zeros(1, np.int32)
+            add, x, y = await add_of(gpu), gpu.zeros(1, np.int32), gpu.zeros(1 << 20, np.int32)
             gate = await Gate(gpu).made()
             gate.hold(x)
             for _ in range(BEHIND):
                 add((1,), (1,), (x, np.int32(1)))
+            for value in (1, 2):
+                y.set(np.full(1 << 20, value, np.int32))  # sent by a thread of the client
             pending = gpu.dispatch_async(add, (1,), (1,), (hearth.InOut(np.zeros(1, np.int32)), np.int32(1)))
             waiting = asyncio.ensure_future(gpu.synchronize())
             assert await pending.cancel()
@@ -43,12 +46,16 @@ def test_launches_that_have_not_begun_are_dropped(daemon: DaemonProcess, way: st
             one = await gpu.default_stream.cancel()
             dropped = one + await gpu.cancel()
             assert dropped
-            await gate.open()
-            with pytest.raises(hearth.CancelledError) as caught:
-                await waiting
-            failures = caught.value.failures
+            failures = list[Failure]()
+            for step in (gate.open(), waiting):  # the first await that reports errors reports those of copies
+                try:
+                    await step
+                except hearth.CancelledError as error:
+                    failures += error.failures
             assert dropped == len(failures) + sum(failure.merged for failure in failures)
-            assert (await x.get())[0] == 1 + BEHIND - dropped
+            assert [failure.command for failure in failures].count("write") == 2
+            assert not (await y.get()).any()
+            assert (await x.get())[0] == 1 + BEHIND + 2 - dropped
 
     run(scenario)
 

@@ -337,6 +337,36 @@ def test_waiting_pieces_of_a_large_write_are_cancelled_together(gpu: hearth.Devi
     assert y.get().tolist() == ([5] * 4 if begun else [0] * 4)
 
 
+@pytest.mark.parametrize("one_stream", [False, True], ids=["device", "stream"])
+def test_synchronize_reports_cancelled_launches_and_copies_together(gpu: hearth.Device, one_stream: bool) -> None:
+    """One error lists all of them, and the device is idle when it is raised."""
+    kernel, stream, x, opening = add(gpu), gpu.stream(), gpu.zeros(1, np.int32), threading.Event()
+    host = hearth.zeros_pinned(1 << 15, np.int32)
+    y = gpu.full(len(host), 1, np.int32)
+    gpu.synchronize()
+    with stream, gated(gpu) as gate:
+        gate.hold(x)
+        gpu.flush()  # what the device has accepted is not cancelled
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        for _ in range(20):
+            y.set(host)
+        dropped = stream.cancel()
+        assert 20 < dropped <= BEHIND + 20
+        threading.Timer(0.1, lambda: (opening.set(), gate.open())).start()
+        with pytest.raises(hearth.CancelledError, match="more failed commands") as caught:
+            (stream if one_stream else gpu).synchronize(timeout=60)
+        assert opening.is_set()
+        failures = caught.value.failures
+        assert sum(1 + failure.merged for failure in failures) == dropped
+        assert sum(1 + failure.merged for failure in failures if failure.command.startswith("write")) >= 20
+        assert {failure.reason for failure in failures} == {"CANCELLED"}
+        assert {failure.stream for failure in failures} == {failures[0].stream}
+        gpu.synchronize()  # nothing is left to report
+        assert x.get()[0] == 1 + BEHIND + 20 - dropped
+        assert (y.get() == 1).all()
+
+
 @pytest.mark.parametrize("pinned", [False, True], ids=["ordinary", "pinned"])
 def test_large_writes_are_cancelled_with_their_transfers(gpu: hearth.Device, pinned: bool) -> None:
     kernel, x = add(gpu), gpu.zeros(1, np.int32)

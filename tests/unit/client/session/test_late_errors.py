@@ -6,10 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hearth.errors import HearthError, TransferError
+from hearth.errors import CancelledError, HearthError, TransferError
+from hearth.failure import Failure
 from hearth.session.late_errors import NO_STREAM, DeferredErrors, current_origin
 
-A, B = TransferError("a", reason="TRANSFER_ABORTED"), TransferError("b", reason="TRANSFER_ABORTED")
+FAILURES = [Failure("launch add", 1, "LAUNCH_FAILED", "why", merged=2)]
+A = TransferError("a", reason="TRANSFER_ABORTED", failures=FAILURES)
+B = TransferError("b", reason="TRANSFER_ABORTED", failures=FAILURES)
 LOSS = HearthError("loss")
 
 
@@ -17,8 +20,8 @@ LOSS = HearthError("loss")
 def deferred() -> DeferredErrors:
     """Two errors of this thread's work: A on stream 1 and buffer 7, B on stream 2 and buffer 8."""
     made = DeferredErrors()
-    made.add(A, current_origin(1, 7))
-    made.add(B, current_origin(2, 8))
+    made.add(A, current_origin("write", 1, 7))
+    made.add(B, current_origin("read", 2, 8))
     return made
 
 
@@ -56,9 +59,35 @@ def test_error_without_an_origin_is_raised_to_any_thread(deferred: DeferredError
     assert elsewhere(deferred, 3) is LOSS and elsewhere(deferred, 3) is None and len(deferred) == 2
 
 
+def test_pop_all_takes_the_errors_that_concern_the_stream(deferred: DeferredErrors) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(deferred.pop_all, 1).result() == [A]
+    assert deferred.pop_all() == [B] and deferred.pop_all() == []
+
+
+def test_error_of_a_copy_lists_the_copy() -> None:
+    deferred = DeferredErrors()
+    deferred.add(
+        CancelledError("dropped", reason="CANCELLED", details={"caller": "a.py:3"}), current_origin("read", 5, 7)
+    )
+    (error,) = deferred.pop_all()
+    assert type(error) is CancelledError
+    assert error.failures == [Failure("read", 5, "CANCELLED", "dropped", caller="a.py:3")]
+
+
 def test_number_of_late_errors_is_bounded() -> None:
     deferred = DeferredErrors()
     for number in range(100):
-        deferred.add(HearthError(str(number)), current_origin(1, 7))
+        deferred.add(HearthError(str(number)), current_origin("write", number, 7))
     kept = told(deferred)
-    assert len(kept) == 64 and str(kept[-1]).startswith("99")
+    assert len(kept) == 64 and str(kept[-1]) == "99" and str(kept[0]) == "36"
+
+
+def test_a_full_queue_counts_further_errors_of_a_stream() -> None:
+    deferred = DeferredErrors()
+    deferred.add(LOSS)
+    for number in range(100):
+        deferred.add(HearthError(str(number)), current_origin("write", 1, number))
+    errors = deferred.pop_all()
+    assert len(errors) == 64 and errors[0] is LOSS and errors[-1].message == "99"
+    assert sum(1 + failure.merged for error in errors for failure in error.failures) == 100
