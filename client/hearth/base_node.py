@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from hearth.endpoint import credentials
@@ -229,16 +229,34 @@ class BaseNode(ABC, Generic[D]):
 
     # ---- requests ----
 
-    def _request_sync(self) -> list[Reply]:
+    def _request_sync(self) -> dict[Connection, Reply]:
+        """Sends a synchronization to each device that this session has used. Returns the replies, by connection."""
         self._session.check()
-        replies: list[Reply] = []
+        replies: dict[Connection, Reply] = {}
         try:
-            replies += (device._request_sync() for device in self.devices if device._connection.used)
+            for device in self.devices:
+                if device._connection.used:
+                    replies[device._connection] = device._request_sync()
         except BaseException:
-            for reply in replies:
+            for reply in replies.values():
                 reply.abandon()
             raise
         return replies
+
+    @staticmethod
+    def _raise_failures(replies: Mapping[Connection, Reply], error: HearthError | None = None) -> None:
+        """Raises the failures of the first device that has any, as one error; returns if there are none.
+
+        Args:
+            replies: Answered replies of `_request_sync`.
+            error: Error of the first of the replies that has one, or of the wait for them; None: there is none.
+        """
+        if error is not None:
+            if not error.failures:
+                raise error
+            next(connection for connection, reply in replies.items() if reply.error is not None).defer(error)
+        for connection in replies:
+            connection.raise_failures()
 
     def _describe(self) -> NodeInfo:
         from hearth.types import NodeInfo

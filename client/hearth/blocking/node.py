@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
 from hearth.base_node import BaseNode, open_node_session
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -153,7 +154,12 @@ class Node(BaseNode["Device"]):
         """
         from hearth.session.reply import wait_for_all
 
-        wait_for_all(self._request_sync(), timeout)
+        replies = self._request_sync()
+        try:
+            wait_for_all(list(replies.values()), timeout)
+        except HearthError as error:
+            self._raise_failures(replies, error)
+        self._raise_failures(replies)
 
     def describe(self) -> NodeInfo:
         """Describes the node: name, versions, features, and the present state of every device.

@@ -337,8 +337,8 @@ def test_waiting_pieces_of_a_large_write_are_cancelled_together(gpu: hearth.Devi
     assert y.get().tolist() == ([5] * 4 if begun else [0] * 4)
 
 
-@pytest.mark.parametrize("one_stream", [False, True], ids=["device", "stream"])
-def test_synchronize_reports_cancelled_launches_and_copies_together(gpu: hearth.Device, one_stream: bool) -> None:
+@pytest.mark.parametrize("level", ["node", "device", "stream"])
+def test_synchronize_reports_cancelled_launches_and_copies_together(gpu: hearth.Device, level: str) -> None:
     """One error lists all of them, and the device is idle when it is raised."""
     kernel, stream, x, opening = add(gpu), gpu.stream(), gpu.zeros(1, np.int32), threading.Event()
     host = hearth.zeros_pinned(1 << 15, np.int32)
@@ -355,7 +355,7 @@ def test_synchronize_reports_cancelled_launches_and_copies_together(gpu: hearth.
         assert 20 < dropped <= BEHIND + 20
         threading.Timer(0.1, lambda: (opening.set(), gate.open())).start()
         with pytest.raises(hearth.CancelledError, match="more failed commands") as caught:
-            (stream if one_stream else gpu).synchronize(timeout=60)
+            {"node": gpu.node, "device": gpu, "stream": stream}[level].synchronize(timeout=60)
         assert opening.is_set()
         failures = caught.value.failures
         assert sum(1 + failure.merged for failure in failures) == dropped

@@ -210,10 +210,10 @@ def test_unknown_handles_in_records(raw: Raw) -> None:
 def test_a_pointer_beyond_its_buffer_is_refused(raw: Raw) -> None:
     function, buffer = raw.function(COMMON, "add_one"), raw.buffer(bytes(16))
     dim = c.Dim3(x=1, y=1, z=1)
-    for offset in (17, 2**63, 2**64 - 1):
-        pointer = c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=offset))
-        launch = c.Launch(function=function, grid=dim, block=dim, arguments=[pointer, c.Argument(int32=0)])
-        with raw.execute() as stream:
+    with raw.execute() as stream:
+        for offset in (17, 2**63, 2**64 - 1):
+            pointer = c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=offset))
+            launch = c.Launch(function=function, grid=dim, block=dim, arguments=[pointer, c.Argument(int32=0)])
             refusal = from_status(stream.ask(c.Command(launch=launch)).error)
             assert refusal.reason == Reason.OUT_OF_BOUNDS and str(offset) in refusal.message
 
