@@ -61,6 +61,8 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
             says((1,), (1,), (before,))
             with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
                 guest.synchronize(timeout=WAIT_S)
+        with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
+            guest.dispatch(says, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)
         assert daemon.counter("loads_refused", 0) == 2 and daemon.gauge("loads_waiting") == 0
         other = guest.zeros(4, np.int32)  # copies and loaded kernels continue beside it
         assert (other.get(timeout=WAIT_S) == 0).all()
@@ -73,4 +75,5 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         result = guest.zeros(8, np.int32)
         says((1,), (1,), (result,))
         assert result.get(timeout=WAIT_S)[0] == 1
+        assert guest.dispatch(says, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)[0] == 1
         assert not daemon.status()["devices"][0]["restarts"], "no process was lost for it"

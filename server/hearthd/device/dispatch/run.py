@@ -29,6 +29,7 @@ from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.first_launch import FirstLaunch
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
@@ -110,6 +111,7 @@ class DispatchRun:
             device, resources.memory.reservations, origin.session, self._reserve
         )
         self._bound: BoundLaunch | None = None
+        self._first_launch: FirstLaunch | None = None
         self._validates = bool(resolved.record.flags & LaunchFlag.VALIDATE)
         self._validation: list[Refusal | None] | None = None
         """The result of the validated launch, empty while it runs; None before it has been submitted."""
@@ -152,6 +154,8 @@ class DispatchRun:
         """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
+        if self._first_launch is not None:
+            self._first_launch.release()
         self._save_outputs_soon()
         session = self._origin.session
         for slot in self._slots:
@@ -184,7 +188,8 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # breaks a reference cycle between both objects
-        self._bound = self._resources.binder.fill(plan, self._resolved)
+        self._bound = bound = self._resources.binder.fill(plan, self._resolved)
+        self._first_launch = FirstLaunch(self._device, self._origin, self._entry, bound)
         return True
 
     def _reserve(self) -> None:
@@ -235,14 +240,13 @@ class DispatchRun:
         device.telemetry.fills += 1
 
     def _launch(self) -> bool:
-        bound = self._bound
-        assert bound is not None
-        if self._track.closed:
+        bound, first_launch = self._bound, self._first_launch
+        assert bound is not None and first_launch is not None
+        if self._track.closed or not first_launch.ready(self._issue_first):
             return False
         if self._validates:
             return self._validate(bound)
-        if self._timed:  # waiting for other streams must not count as time of the kernel
-            self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
+        self._claim_position(bound)
         quota = MAX_PER_ITERATION
         try:
             while self._remaining and quota and not self._track.closed:
@@ -257,6 +261,26 @@ class DispatchRun:
             return False
         self._release_inputs()
         return True
+
+    def _claim_position(self, bound: BoundLaunch) -> None:
+        """Orders a timed kernel behind other streams, so that the wait for them does not count as its time."""
+        if self._timed:
+            self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
+
+    def _issue_first(self) -> None:
+        """Issues the first iteration, while the device is idle for it."""
+        bound = self._bound
+        assert bound is not None
+        if self._validates or not self._remaining:
+            return
+        self._claim_position(bound)
+        self._kernel.start()
+        try:
+            self._resources.binder.issue(self._origin.stream, bound, 1)
+        finally:
+            self._kernel.stop()
+        self._remaining -= 1
+        self._origin.started = True
 
     def _validate(self, bound: BoundLaunch) -> bool:
         """Launches the kernel on copies between red zones, and waits until it is done. Raises what it has found."""

@@ -274,3 +274,58 @@ def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) ->
         pass
     rig.server.gate.set()
     assert [value(1), value(2)] == [1, 1] and rig.gauges()["loads_waiting"] == 0
+
+
+# ---- the first launch of a kernel by a dispatch ----
+
+
+def dispatch(binding: c.Binding, iterations: int = 1) -> c.Dispatch:
+    """Returns a dispatch of the kernel `add_one`, which adds `iterations` to an array."""
+    one = c.Dim3(x=1, y=1, z=1)
+    return c.Dispatch(function=1, grid=one, block=one, bindings=[binding], iterations=iterations, timed=True)
+
+
+SEVEN = c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=4, data=(7).to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_dispatch_waits_for_an_idle_device_before_the_first_launch(start: Start, iterations: int) -> None:
+    rig = start(LONG)
+    endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    answer = rig.start(stream=5, dispatch=dispatch(SEVEN, iterations))
+    while not rig.gauges()["loads_waiting"]:
+        pass
+    assert rig.server.running == 1
+    rig.server.gate.set()
+    result = rig.answer(answer).dispatch
+    assert int.from_bytes(result.outputs[0], "little") == 7 + iterations
+    assert result.kernel_ns and rig.gauges()["loads_waiting"] == 0
+
+
+def test_a_dispatch_whose_first_launch_waits_too_long_is_refused(start: Start) -> None:
+    rig = start(LIMIT)
+    endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    refusal = refused(rig.call(stream=5, dispatch=dispatch(SEVEN)))
+    assert "first launch of add_one" in refusal.message and "add_one of session other" in refusal.message
+    assert rig.gauges()["loads_waiting"] == 0 and rig.server.running == 1
+
+
+def test_cancelled_dispatch_leaves_the_next_first_launch_waiting(start: Start) -> None:
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    pointer = c.Argument(pointer=c.Argument.Pointer(buffer=2))  # no upload, so that nothing has begun
+    persistent = c.Binding(role=c.Binding.ROLE_VALUE, value=pointer)
+    given_up = rig.start(stream=5, dispatch=dispatch(persistent))
+    while not rig.gauges()["loads_waiting"]:
+        pass
+    rig.send(Kind.CANCEL, channel=1, id=given_up)
+    assert from_status(rig.answer(given_up).error).reason is Reason.CANCELLED
+    assert rig.gauges()["loads_waiting"] == 0
+    rig.batch(packed(1, 2, 5))
+    while not rig.gauges()["loads_waiting"]:
+        assert rig.server.running == 1
+    rig.server.gate.set()
+    assert value(2) == 1
