@@ -10,7 +10,7 @@
 #                Kubernetes' schemas, grpcurl, and gRPC's packages for Node.js if npm is there
 #   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
 #   make compiled   compiles the hot path with mypyc, in a copy of the packages in build/compiled; make test-compiled
-#                   runs the unit tests of the compiled modules, and the smoke, with it; make pure removes it
+#                   runs the unit tests, and the smoke, with it; make pure removes it
 #   make wheels  a wheel for each of the interpreters PYTHONS that exists, into dist
 #   make bench   measures, with its baselines, into tests/bench/results/; make profile: the time of each step of a launch
 #                and of a small copy
@@ -54,9 +54,8 @@ LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
-# Of make test-compiled: the unit tests of the compiled packages.
-COMPILED := $(patsubst %,tests/unit/%,proto shared device/scheduler device/launch device/streams \
-  device/session device/transfers device/channels device/process device/test_outbox.py)
+# Of make test-compiled: all unit tests but those of the sources themselves.
+COMPILED := $(patsubst %,tests/unit/%,proto shared device client front)
 # Of make wheels.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 

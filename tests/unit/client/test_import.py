@@ -27,7 +27,8 @@ for name in set(sys.modules) - before:
     module = sys.modules[name]
     top = name.partition(".")[0]
     file = getattr(module, "__file__", None) or ""
-    if top not in sys.stdlib_module_names and not top.startswith("_") and file:
+    own = top in ("hearth__mypyc", "hearth_proto__mypyc")  # of the compiled form
+    if not own and top not in sys.stdlib_module_names and not top.startswith("_") and file:
         third_party.add(top)
 print(" ".join(sorted(third_party)))
 """

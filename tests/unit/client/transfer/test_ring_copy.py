@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
+from hearth.session.reply import Reply
 from hearth.transfer import plan, ring_buffer, ring_copy, router, shared
 from hearth.transfer.plan import BufferRegion
 from hearth.transfer.ring_buffer import Ring, Slot
@@ -281,7 +282,8 @@ def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch,
     limits = SimpleNamespace(max_inline_bytes=1000, max_batch_bytes=10_000)
     attachment: Any = SimpleNamespace(session=SimpleNamespace(limits=limits), submit=sent.append)
     rest = commands_pb2.Result(read=commands_pb2.ReadResult(data=bytes(size - 40), size=size - 40))
-    reply = SimpleNamespace(on_late_error=None, wait=lambda _: rest)
+    reply = Reply()
+    reply.set_result(rest)
     attachment.request = lambda command, reports=False: sent.append(command) or reply
     connection: Any = SimpleNamespace(raise_deferred=lambda *_: None, mint=lambda: 3)
     region, data = BufferRegion(0, 1, 0), memoryview(bytearray(size))

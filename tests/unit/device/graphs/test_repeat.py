@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
+from hearthd.device.graphs import repeat
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION, LaunchProgram, Rounds, check_count
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.session.buffer import Buffer
@@ -20,6 +21,7 @@ from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool
+from tests.support.compiled import skip_if_compiled
 
 
 class Event:
@@ -83,6 +85,7 @@ class Bench:
     """A track on that server, and rounds on the track."""
 
     def __init__(self, price: int) -> None:
+        skip_if_compiled(repeat)  # an interpreted class cannot inherit from a compiled one
         self.server = Server()
         self.tracks = StreamPool(cast(Any, self.server), 1, lambda: None)
         self.track: PooledStream = self.tracks.acquire()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.profiling.annotations import KernelTiming
 from hearthd.device.profiling.profile import ProfileCommands
@@ -98,14 +100,21 @@ class Rig:
         self.server = Server()
         self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
-        self.copies: list[bytes] = []
-        """Copies of traces that were sent to the front in addition to the answers."""
         self.device = DeviceContext(
-            spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
-            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
+            spec=SimpleNamespace(),
+            server=self.server,
+            tracks=self.tracks,
+            staging=None,
+            grants=None,
+            compiler=None,
+            outbox=Outbox(cast(socket.socket, None), lambda _wanted: None),
+            telemetry=Telemetry(),
+            limits=None,
+            output=None,
+            idle_work=None,
             kick=lambda session: None,
             retry_soon=lambda: None,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # type: ignore[arg-type]
         self.session = DeviceSession(1, {}, self.tracks.acquire)
         self.replies = Replies()
         self.profiles = ProfileCommands(self.device)
@@ -114,10 +123,6 @@ class Rig:
         self.batch = BatchEntry(1)
         self.index = itertools.count()
         self.base = len(self.server.live)
-
-    def put(self, _kind: int, payload: bytes, channel: int) -> None:
-        assert channel == self.session.channel
-        self.copies.append(payload)
 
     def origin(self, name: str, stream: LogicalStream | None = None, request: int = 0) -> Origin:
         stream = stream or self.session.streams.items[0]

@@ -16,6 +16,7 @@ from hearthd.device.resources.budget import over_quota
 from hearthd.device.resources.grants import MemoryRequest, ProcessGrants
 from hearthd.device.resources.staging import Staging
 from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.shared.device_spec import DeviceSpec
 
 GRAIN = 10
@@ -225,7 +226,7 @@ def test_a_session_may_want_less_time_than_the_daemon_allows(requested: float, d
 
 
 def session(tenant: str, quota: int) -> DeviceSession:
-    track: Any = SimpleNamespace(index=0)
+    track = PooledStream(0, None, 0)
     return DeviceSession(1, {"tenant": tenant, "pinned_bytes": quota}, lambda *_: track)
 
 
