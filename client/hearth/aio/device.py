@@ -16,7 +16,7 @@ from hearth.aio.stream import Event, Stream, attach_event
 from hearth.arrays.allocation import request_cleanup, request_usage
 from hearth.base_device import BaseDevice
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import HearthError, UnsupportedError
+from hearth.errors import UnsupportedError
 from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         connection = self._connection
         await connection.opened()
-        try:
-            await connection.home.answer(self._request_sync(), timeout)
-        except HearthError as error:
-            connection.raise_failures(error)
-        connection.raise_failures()
+        await connection.synchronized(self._request_sync(), timeout)
 
     @telemetry.traced("hearth.cancel")
     async def cancel(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from hearth import telemetry
 from hearth.aio.awaited import until_published
 from hearth.base_stream import BaseEvent, BaseStream
-from hearth.errors import HearthError, LaunchError
+from hearth.errors import LaunchError
 
 if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
@@ -42,11 +42,7 @@ class Stream(BaseStream):
         """
         connection = self._connection
         await connection.opened()
-        try:
-            await connection.home.answer(self._request_sync(), timeout)
-        except HearthError as error:
-            connection.raise_failures(error)
-        connection.raise_failures()
+        await connection.synchronized(self._request_sync(), timeout)
 
     async def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.

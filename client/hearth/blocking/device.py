@@ -14,7 +14,6 @@ from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.stream import Event, Stream, attach_event
 from hearth.cupy_names import CupyNames, refusal
-from hearth.errors import HearthError
 from hearth.kernels.dispatch import DispatchOptions, check_keywords, job_of
 
 if TYPE_CHECKING:
@@ -275,12 +274,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        try:
-            self._request_sync().wait(timeout)
-        except HearthError as error:
-            self._connection.raise_failures(error)
-        if self._connection._deferred:
-            self._connection.raise_failures()
+        self._connection.wait_for_sync(self._request_sync(), timeout)
 
     @telemetry.traced("hearth.cancel")
     def cancel(self) -> int:

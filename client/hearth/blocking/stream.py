@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from hearth import telemetry
 from hearth.arrays.published import until_published
 from hearth.base_stream import BaseEvent, BaseStream
-from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
@@ -36,11 +35,7 @@ class Stream(BaseStream):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        try:
-            self._request_sync().wait(timeout)
-        except HearthError as error:
-            self._connection.raise_failures(error, self._handle)
-        self._connection.raise_failures(stream=self._handle)  # all earlier answers have arrived
+        self._connection.wait_for_sync(self._request_sync(), timeout, self._handle)
 
     def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.

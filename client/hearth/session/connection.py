@@ -315,6 +315,25 @@ class Connection(ABC):
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
+    def wait_for_sync(self, reply: Reply, timeout: float | None, stream: int | None = None) -> None:
+        """Waits for the answer to a synchronization.
+
+        Args:
+            reply: Reply to the command.
+            timeout: Longest wait in seconds; None: without a limit.
+            stream: Number of the stream that is synchronized; None: all.
+
+        Raises:
+            HearthError: All failures as one error: see `raise_failures`.
+            TimeoutError: The answer has not arrived in time.
+        """
+        try:
+            reply.wait(timeout)
+        except HearthError as error:
+            self.raise_failures(error, stream)
+        if self._deferred:  # all earlier answers have arrived
+            self.raise_failures(stream=stream)
+
     def defer(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """Keeps an error that arrived when no thread waited for it. Takes no lock.
 
