@@ -301,7 +301,7 @@ def from_status(status: status_pb2.Status) -> HearthError:
     if command and command.rpartition(" ")[2] not in message:
         message = f"{command}: {message}"
     return error_class(reason)(
-        message + _more(failures),
+        message + _more(failures, 1),
         reason=reason,
         fix=first.fix or refusal.fix,
         details=first.details or refusal.details,
@@ -317,14 +317,15 @@ def combined(errors: Sequence[HearthError]) -> HearthError:
     """
     first = errors[0]
     failures = [failure for error in errors for failure in error.failures]
-    message = first.message.removesuffix(_more(first.failures)) + _more(failures)
+    own = min(1, len(first.failures))  # the loss of a connection is not the failure of one command
+    message = first.message.removesuffix(_more(first.failures, own)) + _more(failures, own)
     return _rebuild(type(first), message, {**first.__dict__, "message": message, "failures": failures})
 
 
-def _more(failures: Sequence[Failure]) -> str:
-    """Returns the end of the message of an error that reports `failures`; empty if they are one command at most."""
-    more = len(failures) - 1 + sum(failure.merged for failure in failures)
-    return f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)" if more > 0 else ""
+def _more(failures: Sequence[Failure], own: int) -> str:
+    """Returns the end of the message of an error that lists `failures`, `own` of which its message describes."""
+    more = sum(1 + failure.merged for failure in failures) - own
+    return f" ({more} more failed command{'s' if more > 1 else ''}: see .failures)" if more else ""
 
 
 def _reason(reason: str, details: Mapping[str, str]) -> str:

@@ -70,6 +70,26 @@ def test_several_failures_are_listed_and_the_first_decides() -> None:
     assert error.details == {"k": "v"}
 
 
+def test_combined_errors_list_all_failures() -> None:
+    first = errors.from_status(
+        reasons.Refusal(reasons.Reason.LAUNCH_INVALID, "x").to_status([failure("LAUNCH_INVALID", "bad.", 2)])
+    )
+    second = errors.from_status(
+        reasons.Refusal(reasons.Reason.CANCELLED, "y").to_status([failure("CANCELLED", "dropped.", 1)])
+    )
+    loss = hearth.DeviceLostError("lost", reason="DEVICE_LOST")
+    assert errors.combined([first]).message == first.message == "launch f: bad. (2 more failed commands: see .failures)"
+    both = errors.combined([first, second])
+    assert type(both) is hearth.LaunchError and [each.reason for each in both.failures] == [
+        "LAUNCH_INVALID",
+        "CANCELLED",
+    ]
+    assert both.message == "launch f: bad. (4 more failed commands: see .failures)"
+    lost = errors.combined([loss, second])
+    assert type(lost) is hearth.DeviceLostError and lost.failures == second.failures
+    assert lost.message == "lost (2 more failed commands: see .failures)"
+
+
 def test_a_reason_of_a_newer_daemon_keeps_its_name() -> None:
     status = reasons.Refusal(reasons.Reason.INTERNAL, "new", details={"reason": "SOLAR_FLARE"}).to_status()
     assert errors.from_status(status).reason == "SOLAR_FLARE"
