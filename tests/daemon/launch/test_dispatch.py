@@ -492,14 +492,15 @@ def test_reported_durations_exclude_compile_and_copies(gpu: hearth.Device) -> No
         assert out[0] == 1 and not out[4:].any()
         return pending.timing
 
-    cold, warm, large = run(4), run(4), run(12 << 20)
-    for timing in (cold, warm, large):
+    cold, *small = (run(4) for _ in range(6))
+    large = [run(12 << 20) for _ in range(5)]
+    for timing in (cold, *small, *large):
         assert timing.upload_ns is not None and timing.kernel_ns is not None and timing.download_ns is not None
         assert 5_000_000 < timing.kernel_ns < 150_000_000
         assert timing.upload_ns + timing.kernel_ns + timing.download_ns <= timing.wall_ns
         assert timing.enqueue_ns + timing.wait_ns <= timing.wall_ns
-    assert large.download_ns is not None and warm.download_ns is not None
-    assert large.download_ns > warm.download_ns
+    # The least of several, because other work on the machine may delay any of them.
+    assert min(each.download_ns or 0 for each in large) > min(each.download_ns or 0 for each in small)
     untimed = gpu.dispatch_async(spin, 1, 1, [np.int64(0), Out(4, np.uint8)])
     untimed.result()
     assert (untimed.timing.upload_ns, untimed.timing.kernel_ns, untimed.timing.download_ns) == (None, None, None)
