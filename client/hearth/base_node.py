@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from hearth import timeouts
 from hearth.endpoint import credentials
 from hearth.endpoint import target as targets
 from hearth.endpoint.open_session import open_session
@@ -75,12 +76,7 @@ def open_node_session(
         ArgumentError: `timeout`, `launch_timeout` or `isolation` is out of range.
         HearthError: An error that `hearth.connect` raises.
     """
-    if timeout <= 0:
-        raise ArgumentError(
-            f"timeout is {timeout} s; it must be above 0.",
-            reason="INVALID_ARGUMENT",
-            fix="pass a timeout above 0, in seconds.",
-        )
+    timeouts.check(timeout)
     if not 0 <= launch_timeout <= _MAX_LAUNCH_TIMEOUT_S:
         raise ArgumentError(
             f"launch_timeout is {launch_timeout} s; it must be from 0 to {_MAX_LAUNCH_TIMEOUT_S:g}.",

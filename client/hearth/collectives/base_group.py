@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hearth import base_stream as streams
+from hearth import timeouts
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import wire_elements
 from hearth.base_device import BaseDevice
@@ -20,7 +21,7 @@ from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.formations import Formations, abandon
 from hearth.collectives.group_members import check_devices, rank_of
-from hearth.collectives.operands import Operands, check_array, check_out, check_rank, nanoseconds, share_shape
+from hearth.collectives.operands import Operands, check_array, check_out, check_rank, share_shape
 from hearth.collectives.part import RankPart, by_rank, parts_from_root, parts_of_all, parts_to_root
 from hearth.collectives.reduction import PremulSum, Reduction, reduction
 from hearth.collectives.rendezvous import describe
@@ -60,7 +61,7 @@ class BaseGroup(Generic[D, A]):
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
         self.devices: list[D] = check_devices(devices)
         self._operands: Operands[A] = Operands(self.devices)
-        nanoseconds(timeout)
+        timeouts.nanoseconds(timeout)
         self._timeout = TIMEOUT_S if timeout is None else timeout
         self._closed = False
         self._connections = {rank: device._connection for rank, device in enumerate(self.devices)}
@@ -531,7 +532,7 @@ class BaseGroup(Generic[D, A]):
                 reason="INVALID_ARGUMENT",
                 fix="pass it to the batch: with group.batch(timeout=...).",
             )
-        return nanoseconds(timeout)
+        return timeouts.nanoseconds(timeout)
 
     def _reduction(self, op: str | PremulSum, arrays: Sequence[A], size: int) -> tuple[Reduction, int]:
         """Returns the reduction of the arrays, and NCCL's count for `size` elements."""

@@ -137,22 +137,6 @@ class Operands(Generic[A]):
         return entries
 
 
-def nanoseconds(timeout: float | None) -> int:
-    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default.
-
-    Raises `ArgumentError` for a timeout out of range.
-    """
-    if timeout is None:
-        return 0
-    if not isinstance(timeout, int | float) or not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(
-            f"timeout is {timeout} s; it must be above 0.",
-            reason="INVALID_ARGUMENT",
-            fix="pass a timeout above 0, in seconds.",
-        )
-    return max(1, int(timeout * 1e9))
-
-
 def check_rank(name: str, rank: Any, ranks: int) -> int:
     """Checks a rank.
 

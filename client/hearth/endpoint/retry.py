@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, ParamSpec, TypeVar, cast
 
-from hearth.errors import ArgumentError, ConnectError, HearthError
+from hearth import timeouts
+from hearth.errors import ConnectError, HearthError
 from hearth_proto.retries import Retry, retry
 
 _P = ParamSpec("_P")
@@ -49,12 +50,7 @@ def retrying(
     Raises:
         ArgumentError: `timeout` is not above 0.
     """
-    if timeout <= 0:
-        raise ArgumentError(
-            f"timeout is {timeout} s; it must be above 0.",
-            reason="INVALID_ARGUMENT",
-            fix="pass a timeout above 0, in seconds.",
-        )
+    timeouts.check(timeout)
 
     def next_pause(error: HearthError, pauses: Pauses) -> float | None:
         """Returns the seconds until the next attempt, after `on_retry` was called; None: there is no further attempt.

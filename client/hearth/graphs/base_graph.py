@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
+from hearth import timeouts
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
 from hearth.graphs import conditional_bodies, dot
 from hearth.graphs.program import Program, count
 from hearth.graphs.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
-from hearth.kernels import launch_config
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -537,7 +537,7 @@ class _GraphLaunch:
         self.stream = stream
         self.timeout = timeout
         self._graph = graph
-        self._timeout_ns = launch_config.nanoseconds(timeout)
+        self._timeout_ns = timeouts.nanoseconds(timeout)
 
     def command(self, n: int) -> bytes:
         """Serializes the command for a number of launches.

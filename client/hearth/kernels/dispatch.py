@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
 from hearth import lazy_numpy as np
+from hearth import timeouts
 from hearth.errors import LaunchTypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
@@ -119,7 +120,7 @@ def job_of(
     dispatch.block.x, dispatch.block.y, dispatch.block.z = arguments.dimensions("block", block)
     dispatch.shared_mem = options.shared_mem
     dispatch.iterations = options.iterations
-    dispatch.timeout_ns = launch_config.nanoseconds(options.timeout)
+    dispatch.timeout_ns = timeouts.nanoseconds(options.timeout)
     dispatch.timed = options.timed
     _set_launch_options(dispatch, function, connection, options)
     function._check_fit(options.cooperative, grid, block, options.shared_mem, options.cluster)

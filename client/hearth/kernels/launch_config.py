@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hearth import timeouts
 from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
 from hearth.session.memory import DeviceOperand
@@ -70,7 +71,7 @@ def head(
         arguments.dimensions("block", block),
         int(shared_mem),
         flags,
-        nanoseconds(timeout),
+        timeouts.nanoseconds(timeout),
         extension,
         converts_integers,
     )
@@ -125,20 +126,6 @@ def check_iterations(iterations: int) -> None:
             if iterations == 0
             else "check how the value is computed.",
         )
-
-
-def nanoseconds(timeout: float | None) -> int:
-    """Converts a kernel's time limit from seconds to nanoseconds; 0: none.
-
-    Raises `ArgumentError` for a limit out of range.
-    """
-    if timeout is not None and not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(
-            f"timeout is {timeout} s; it must be above 0.",
-            reason="INVALID_ARGUMENT",
-            fix="pass a timeout above 0, in seconds.",
-        )
-    return 0 if timeout is None else max(1, int(timeout * 1e9))
 
 
 def _extension(

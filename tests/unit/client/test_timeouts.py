@@ -1,0 +1,26 @@
+"""Timeouts that callers pass."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth import timeouts
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.0, math.nan, math.inf, 1e300, "5", [1], np.zeros(2), None, 1j])
+def test_what_is_no_timeout_is_refused(timeout: object) -> None:
+    with pytest.raises(hearth.ArgumentError, match="it must be a number of seconds above 0") as caught:
+        timeouts.check(timeout)  # type: ignore[arg-type]
+    assert repr(timeout) in caught.value.message and caught.value.reason == "INVALID_ARGUMENT"
+
+
+def test_nanoseconds() -> None:
+    assert timeouts.nanoseconds(None) == 0
+    assert timeouts.nanoseconds(1.5) == timeouts.nanoseconds(np.float32(1.5)) == 1_500_000_000
+    assert timeouts.nanoseconds(1e-12) == 1
+    with pytest.raises(hearth.ArgumentError):
+        timeouts.nanoseconds(0)
