@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from hearth import timeouts
+from hearth.codec import timeouts
 from hearth.endpoint import credentials
 from hearth.endpoint import target as targets
 from hearth.endpoint.open_session import open_session

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hearth import base_stream as streams
-from hearth import timeouts
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import wire_elements
 from hearth.base_device import BaseDevice
+from hearth.codec import timeouts
 from hearth.collectives.batch import Batch, check_none_open, open_batch
 from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records

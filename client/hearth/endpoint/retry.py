@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, ParamSpec, TypeVar, cast
 
-from hearth import timeouts
+from hearth.codec import timeouts
 from hearth.errors import ConnectError, HearthError
 from hearth_proto.retries import Retry, retry
 

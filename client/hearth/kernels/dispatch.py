@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
 from hearth import lazy_numpy as np
-from hearth import timeouts
+from hearth.codec import timeouts
 from hearth.errors import LaunchTypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hearth import timeouts
+from hearth.codec import timeouts
 from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
 from hearth.session.memory import DeviceOperand

@@ -1,4 +1,4 @@
-"""Timeouts above 0, in seconds, that callers pass."""
+"""Timeouts that callers pass, in seconds: their check, and their conversion to nanoseconds for commands."""
 
 from __future__ import annotations
 

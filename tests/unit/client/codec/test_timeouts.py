@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth import timeouts
+from hearth.codec import timeouts
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.0, math.nan, math.inf, 1e300, "5", [1], np.zeros(2), None, 1j])
