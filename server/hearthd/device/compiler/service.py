@@ -83,7 +83,8 @@ class CompileService:
         flight.callbacks.append(callback)
         with self._changed:
             self._queue.put(owner, flight)
-            if not self._idle_threads and self._threads < self._queue.max_running:
+            # An idle thread that was notified for an earlier job may not have taken it yet.
+            if self._idle_threads < len(self._queue) and self._threads < self._queue.max_running:
                 self._start_thread()
             self._changed.notify()
 
