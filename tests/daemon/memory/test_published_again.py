@@ -12,10 +12,12 @@ import pytest
 
 import hearth
 from hearth import errors
+from hearth.transport import framed
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, device_pb2_grpc
 from tests.support.client.internals import connection_of
+from tests.support.compiled import skip_if_compiled
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.raw import TIMEOUT, Raw, refused
@@ -119,6 +121,7 @@ def test_repeated_attach_counts_once(daemon: DaemonProcess, raw: Raw, isolation:
 
 
 def test_client_repeats_the_same_request(daemon: DaemonProcess, gpu: hearth.Device, monkeypatch: Any) -> None:
+    skip_if_compiled(framed)
     gpu.publish("w", gpu.asarray(bytearray(DATA)))
     with daemon.connect() as node:
         other = node.device(0)
