@@ -369,7 +369,7 @@ class Connection(ABC):
         if error is not None:
             errors.append(error)
         if errors:
-            raise combined(errors)
+            raise combined(errors) from None
 
     def check(self, memory: Memory, subject: object) -> Attachment:
         """Returns the attachment on which `memory` can be used.
