@@ -22,13 +22,17 @@ SIZE = 3 << 20
 Told = Callable[[], int]
 
 
+def poll_without_limit(gpu: hearth.Device) -> None:
+    lookout = connection_of(gpu).attachment().spin_wait
+    lookout.max_spin_s = lookout.spin_s = 20.0
+
+
 @pytest.fixture
 def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Counts the threads that continued after a signal. Request this fixture before the device is used: it makes
     waiting threads poll without limit, as on a machine with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
-    lookout = connection_of(gpu).attachment().spin_wait
-    lookout.max_spin_s = lookout.spin_s = 20.0
+    poll_without_limit(gpu)
     calls: list[int] = []
     real = spin_wait.SpinWait.signalled
 
@@ -116,6 +120,7 @@ def test_threads_that_wait_for_copies_of_their_own(told: Told, gpu: hearth.Devic
 def test_signals_leave_no_resources(told: Told, daemon: DaemonProcess) -> None:
     with hearth.connect(daemon.unix) as node:
         gpu = node.device(0)
+        poll_without_limit(gpu)
         host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
         for _ in range(5):
             x.set(host, blocking=True)
