@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import hearth
+from hearth.session import protocol
 from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
 from tests.support.client.interrupts import interrupting
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.lane_requests import answer, held_request, note, notes, role
 from tests.support.client.waits import wait_for
+from tests.support.compiled import skip_if_compiled
 
 HITS = 4
 """Number of waits that a test interrupts at least."""
@@ -110,6 +112,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
 @pytest.mark.parametrize("timing", [{"lane_hold": 0.05, "lane_retry": 0.05}], indirect=True)
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """The waiting thread may also send work that was held back for an ack."""
+    skip_if_compiled(protocol)
     f = gpu.RawModule(code="source").get_function("f")
     last = requested = missed = step = hits = 0
     me = threading.get_ident()
@@ -167,6 +170,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
 def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
     """Wherever the Ctrl-C occurs, another waiting thread gets its answer, even if the interrupted thread does nothing
     more."""
+    skip_if_compiled(protocol)
     me, step, missed, requested = threading.get_ident(), 0, 0, 0
     while missed < 2 and step < 150:
         step += 1
