@@ -559,6 +559,7 @@ class BaseDevice(ABC, Generic[A, S]):
             attachment = connection.attachment()
         reply = attachment.request_serialized(SYNC_ALL, reports=True, barrier=True)
         reply.signalled_result = DONE
+        reply.raise_failures = connection.raise_failures
         return reply
 
     def _request_flush(self, stream: BaseStream | None) -> Reply:

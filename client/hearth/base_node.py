@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from hearth.codec import timeouts
@@ -225,34 +225,16 @@ class BaseNode(ABC, Generic[D]):
 
     # ---- requests ----
 
-    def _request_sync(self) -> dict[Connection, Reply]:
-        """Sends a synchronization to each device that this session has used. Returns the replies, by connection."""
+    def _request_sync(self) -> list[Reply]:
         self._session.check()
-        replies: dict[Connection, Reply] = {}
+        replies: list[Reply] = []
         try:
-            for device in self.devices:
-                if device._connection.used:
-                    replies[device._connection] = device._request_sync()
+            replies += (device._request_sync() for device in self.devices if device._connection.used)
         except BaseException:
-            for reply in replies.values():
+            for reply in replies:
                 reply.abandon()
             raise
         return replies
-
-    @staticmethod
-    def _raise_failures(replies: Mapping[Connection, Reply], error: HearthError | None = None) -> None:
-        """Raises the failures of the first device that has any, as one error; returns if there are none.
-
-        Args:
-            replies: Answered replies of `_request_sync`.
-            error: Error of the first of the replies that has one, or of the wait for them; None: there is none.
-        """
-        if error is not None:
-            if not error.failures:
-                raise error
-            next(connection for connection, reply in replies.items() if reply.error is not None).defer(error)
-        for connection in replies:
-            connection.raise_failures()
 
     def _describe(self) -> NodeInfo:
         from hearth.types import NodeInfo

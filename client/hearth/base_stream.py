@@ -244,6 +244,7 @@ class BaseStream(CupyNames):
             self._sync = handle, command.SerializeToString()
         reply = attachment.request_serialized(self._sync[1], reports=True)
         reply.signalled_result = DONE
+        reply.raise_failures = partial(connection.raise_failures, stream=handle)
         return reply
 
     def _queue_cancel(self) -> Cancelling | None:

@@ -26,7 +26,6 @@ from hearth.transport.backoff import AttachBackoff
 if TYPE_CHECKING:
     from hearth.session.cancelling import Cancelling
     from hearth.session.kernel_output import KernelOutput
-    from hearth.session.reply import Reply
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
 
@@ -279,23 +278,6 @@ class LoopConnection(Connection):
         while self.uploading > self.uploads_soft or not self._has_room():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
-
-    async def synchronized(self, reply: Reply, timeout: float | None) -> None:
-        """Waits for the answer to a synchronization.
-
-        Args:
-            reply: Reply to the command.
-            timeout: Longest wait in seconds; None: without a limit.
-
-        Raises:
-            HearthError: All failures as one error: see `raise_failures`.
-            TimeoutError: The answer has not arrived in time.
-        """
-        try:
-            await self.home.answer(reply, timeout)
-        except HearthError as error:
-            self.raise_failures(error)
-        self.raise_failures()
 
     async def cancelled(self, cancelling: Cancelling) -> int:
         """Puts a queued Cancel command into effect, and returns the number of commands that were dropped.

@@ -94,7 +94,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         connection = self._connection
         await connection.opened()
-        await connection.synchronized(self._request_sync(), timeout)
+        await connection.home.answer(self._request_sync(), timeout)
 
     @telemetry.traced("hearth.cancel")
     async def cancel(self) -> int:

@@ -12,7 +12,6 @@ from hearth import telemetry
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.event_loop import Home
 from hearth.base_node import BaseNode, open_node_session
-from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -176,12 +175,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
             await connection.opened()
-        replies = self._request_sync()
-        try:
-            await self._home.answers(list(replies.values()), timeout)
-        except HearthError as error:
-            self._raise_failures(replies, error)
-        self._raise_failures(replies)
+        await self._home.answers(self._request_sync(), timeout)
 
     async def describe(self) -> NodeInfo:
         """Describes the node: name, versions, features, and the present state of every device.

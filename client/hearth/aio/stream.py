@@ -42,7 +42,9 @@ class Stream(BaseStream):
         """
         connection = self._connection
         await connection.opened()
-        await connection.synchronized(self._request_sync(), timeout)
+        reply = self._request_sync()
+        reply.raise_failures = connection.raise_failures  # also those of copies on other streams
+        await connection.home.answer(reply, timeout)
 
     async def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.

@@ -274,7 +274,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._connection.wait_for_sync(self._request_sync(), timeout)
+        self._request_sync().wait(timeout)
 
     @telemetry.traced("hearth.cancel")
     def cancel(self) -> int:

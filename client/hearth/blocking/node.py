@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
 from hearth.base_node import BaseNode, open_node_session
-from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -154,12 +153,7 @@ class Node(BaseNode["Device"]):
         """
         from hearth.session.reply import wait_for_all
 
-        replies = self._request_sync()
-        try:
-            wait_for_all(list(replies.values()), timeout)
-        except HearthError as error:
-            self._raise_failures(replies, error)
-        self._raise_failures(replies)
+        wait_for_all(self._request_sync(), timeout)
 
     def describe(self) -> NodeInfo:
         """Describes the node: name, versions, features, and the present state of every device.

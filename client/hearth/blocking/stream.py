@@ -35,7 +35,7 @@ class Stream(BaseStream):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._connection.wait_for_sync(self._request_sync(), timeout, self._handle)
+        self._request_sync().wait(timeout)
 
     def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.

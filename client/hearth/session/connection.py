@@ -315,25 +315,6 @@ class Connection(ABC):
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
-    def wait_for_sync(self, reply: Reply, timeout: float | None, stream: int | None = None) -> None:
-        """Waits for the answer to a synchronization.
-
-        Args:
-            reply: Reply to the command.
-            timeout: Longest wait in seconds; None: without a limit.
-            stream: Number of the stream that is synchronized; None: all.
-
-        Raises:
-            HearthError: All failures as one error: see `raise_failures`.
-            TimeoutError: The answer has not arrived in time.
-        """
-        try:
-            reply.wait(timeout)
-        except HearthError as error:
-            self.raise_failures(error, stream)
-        if self._deferred:  # all earlier answers have arrived
-            self.raise_failures(stream=stream)
-
     def defer(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """Keeps an error that arrived when no thread waited for it. Takes no lock.
 
@@ -355,21 +336,19 @@ class Connection(ABC):
             if error is not None:
                 raise error.again()
 
-    def raise_failures(self, error: HearthError | None = None, stream: int | None = None) -> None:
-        """Raises the failures that the end of a synchronization reports, as one error; returns if there are none.
+    def raise_failures(self, error: HearthError | None, stream: int | None = None) -> None:
+        """Raises late errors, at the end of a synchronization, together with its own error; returns if there are none.
+
+        If `error` lists no failed commands, such as that of a lost device, the late errors remain for the next wait.
 
         Args:
-            error: Error of the synchronization itself; None: it succeeded. Unless it lists failed commands, it is
-                raised alone, and late errors remain for the next wait.
+            error: Error of the synchronization; None: it succeeded.
             stream: Number of the stream that was synchronized; None: all.
         """
-        if error is not None and not error.failures:
-            raise error
-        errors = self._deferred.pop_all(stream) if self._deferred else []
-        if error is not None:
-            errors.append(error)
-        if errors:
-            raise combined(errors) from None
+        if self._deferred and (error is None or error.failures):
+            late = self._deferred.pop_all(stream)
+            if late:
+                raise combined(late if error is None else [*late, error])
 
     def check(self, memory: Memory, subject: object) -> Attachment:
         """Returns the attachment on which `memory` can be used.

@@ -110,6 +110,9 @@ class Reply:
     """Receives the error of an abandoned reply."""
     before_return: Callable[[], None] | None = None
     """Called by the waiting thread before its wait returns the answer."""
+    raise_failures: Callable[[HearthError | None], None] | None = None
+    """Called by the waiting thread with the error of a synchronization, or None, before its wait raises the error or
+    returns the answer: raises late errors, together with that error."""
     on_answer: Callable[[], None] | None = None
     """Called by the receiving thread when the reply is answered, perhaps twice; it must not block. See `listen`."""
     _result: commands_pb2.Result | None = None
@@ -197,6 +200,8 @@ class Reply:
                 raise self.given_up(timeout)
         if self.before_return is not None:
             self.before_return()
+        if self.raise_failures is not None:
+            self.raise_failures(self.error)
         if self.error is not None:
             raise self.error.again()
         assert self._result is not None

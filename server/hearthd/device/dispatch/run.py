@@ -110,7 +110,6 @@ class DispatchRun:
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, resources.memory.reservations, origin.session, self._reserve
         )
-        self._bound: BoundLaunch | None = None
         self._first_launch: FirstLaunch | None = None
         self._validates = bool(resolved.record.flags & LaunchFlag.VALIDATE)
         self._validation: list[Refusal | None] | None = None
@@ -188,7 +187,7 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # breaks a reference cycle between both objects
-        self._bound = bound = self._resources.binder.fill(plan, self._resolved)
+        bound = self._resources.binder.fill(plan, self._resolved)
         self._first_launch = FirstLaunch(self._device, self._origin, self._entry, bound)
         return True
 
@@ -240,10 +239,11 @@ class DispatchRun:
         device.telemetry.fills += 1
 
     def _launch(self) -> bool:
-        bound, first_launch = self._bound, self._first_launch
-        assert bound is not None and first_launch is not None
+        first_launch = self._first_launch
+        assert first_launch is not None
         if self._track.closed or not first_launch.ready(self._issue_first):
             return False
+        bound = first_launch.bound
         if self._validates:
             return self._validate(bound)
         self._claim_position(bound)
@@ -269,10 +269,10 @@ class DispatchRun:
 
     def _issue_first(self) -> None:
         """Issues the first iteration, while the device is idle for it."""
-        bound = self._bound
-        assert bound is not None
+        assert self._first_launch is not None
         if self._validates or not self._remaining:
             return
+        bound = self._first_launch.bound
         self._claim_position(bound)
         self._kernel.start()
         try:

@@ -29,7 +29,6 @@ class LaunchRun:
         self._origin = origin
         self._parsed = parsed
         self._capture = origin.capture
-        self._bound: BoundLaunch | None = None
         self._remaining = 0
         self._grid: DynamicGrid | None = None
         self._first_launch: FirstLaunch | None = None
@@ -45,8 +44,9 @@ class LaunchRun:
         It first waits for the module, for a grid that is read from a buffer, and for an idle device if the driver needs
         one. Raises Refusal if the launch cannot run.
         """
-        if self._first_launch is not None and self._first_launch.refusal is not None:
-            raise self._first_launch.refusal  # takes precedence over any other wait
+        first_launch = self._first_launch
+        if first_launch is not None:
+            first_launch.check()  # takes precedence over any other wait
         parsed = self._parsed
         stream = parsed.stream
         if parsed.entry.module.pending or stream.track.closed:
@@ -56,17 +56,18 @@ class LaunchRun:
                 return False
             if not self._read_grid(self._grid):
                 return True
-        if self._bound is None or self._first_launch is None:
-            self._bound = self._binder.bind(self._parsed)
-            self._remaining = self._bound.plan.iterations
-            self._first_launch = FirstLaunch(self._device, self._origin, parsed.entry, self._bound)
-        if not self._first_launch.ready(self._issue_first):
+        if first_launch is None:
+            bound = self._binder.bind(self._parsed)
+            self._remaining = bound.plan.iterations
+            first_launch = self._first_launch = FirstLaunch(self._device, self._origin, parsed.entry, bound)
+        if not first_launch.ready(self._issue_first):
             return False
+        bound = first_launch.bound
         if self.validates:
-            return self._validate(self._bound)
+            return self._validate(bound)
         while self._remaining and not stream.track.closed:
             count = min(self._remaining, WINDOW, stream.track.room)
-            self._binder.issue(stream, self._bound, count)
+            self._binder.issue(stream, bound, count)
             self._remaining -= count
         return not self._remaining
 
@@ -87,9 +88,9 @@ class LaunchRun:
 
     def _issue_first(self) -> None:
         """Issues the first iteration, while the device is idle for it."""
-        assert self._bound is not None
+        assert self._first_launch is not None
         if not self.validates and self._remaining:
-            self._binder.issue(self._parsed.stream, self._bound, 1)
+            self._binder.issue(self._parsed.stream, self._first_launch.bound, 1)
             self._remaining -= 1
             self._origin.started = True
 
@@ -119,7 +120,7 @@ class LaunchRun:
         """Replaces the launch's grid by the one read from the buffer. Returns False if the grid is empty."""
         record = self._parsed.record
         extension = record.extension
-        if self._bound is None and extension is not None:
+        if self._first_launch is None and extension is not None:
             extension = extension._replace(grid_buffer=0, grid_offset=0)
             self._parsed = self._parsed._replace(record=record._replace(grid=grid.value, extension=extension), key=b"")
             if not all(grid.value):

@@ -22,29 +22,28 @@ class FirstLaunch:
         self._device = device
         self._origin = origin
         self._entry = entry
-        self._bound = bound
+        self.bound = bound
         self._outcome: bool | Refusal = False
         """True once the launch may be issued: it does not need an idle device any more. A Refusal if the wait or the
         launch was refused."""
         self._waiting: Waiting | None = None
         """The queued job of this launch, pending or done; None if there is none."""
 
-    @property
-    def refusal(self) -> Refusal | None:
-        """The refusal of the wait or of the launch; None: neither was refused."""
-        return self._outcome if isinstance(self._outcome, Refusal) else None
+    def check(self) -> None:
+        """Raises Refusal if the wait, or the launch in it, was refused."""
+        if isinstance(self._outcome, Refusal):
+            raise self._outcome
 
     def ready(self, issue: Callable[[], None]) -> bool:
-        """Returns True if the launch may be issued. Raises Refusal if the wait or `issue` was refused.
+        """Returns True if the launch may be issued. Raises Refusal like `check`.
 
         Otherwise `issue` is called once while the device is idle, and the session is scheduled again. It issues the
         launch, and may raise Refusal.
         """
         if self._outcome is False:
             self._wait(issue)
-        if isinstance(self._outcome, Refusal):
-            raise self._outcome
-        return self._outcome
+        self.check()
+        return self._outcome is True
 
     def release(self) -> None:
         """Ends the wait of a launch that will not run, for example after the end of its session."""
@@ -55,7 +54,7 @@ class FirstLaunch:
 
     def _wait(self, issue: Callable[[], None]) -> None:
         device, entry = self._device, self._entry
-        if not device.server.first_launch_waits(self._bound.plan.function, self._bound.module.prints is not None):
+        if not device.server.first_launch_waits(self.bound.plan.function, self.bound.module.prints is not None):
             # Another launch has made the driver's allocations that this launch waited for.
             if self._waiting is not None:
                 device.idle_work.drop(self._waiting)
@@ -65,7 +64,7 @@ class FirstLaunch:
         if refused is not None and not refused[1]():
             self._outcome = refused[0]
         elif self._waiting is None:
-            description = f"the first launch of {self._bound.plan.name}"
+            description = f"the first launch of {self.bound.plan.name}"
             self._waiting = device.idle_work.load(
                 self._origin.session, description, lambda: self._issue_when_idle(issue), self._refuse
             )
@@ -77,7 +76,7 @@ class FirstLaunch:
         self._device.kick(self._origin.session)
 
     def _issue_when_idle(self, issue: Callable[[], None]) -> None:
-        self._device.server.record_first_launch(self._bound.plan.function, self._bound.module.prints is not None)
+        self._device.server.record_first_launch(self.bound.plan.function, self.bound.module.prints is not None)
         self._outcome = True
         try:
             issue()

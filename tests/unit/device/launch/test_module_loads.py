@@ -89,6 +89,17 @@ def packed(function: int, buffer: int, stream: int) -> c.Command:
     )
 
 
+def dispatch(binding: c.Binding, iterations: int = 1) -> c.Dispatch:
+    """Returns a dispatch of the kernel `add_one`, which adds `iterations` to an array."""
+    one = c.Dim3(x=1, y=1, z=1)
+    return c.Dispatch(function=1, grid=one, block=one, bindings=[binding], iterations=iterations, timed=True)
+
+
+SEVEN = c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=4, data=(7).to_bytes(4, "little"))
+# Without an upload, nothing of the dispatch begins before the launch.
+PERSISTENT = c.Binding(role=c.Binding.ROLE_VALUE, value=c.Argument(pointer=c.Argument.Pointer(buffer=2)))
+
+
 def refused(result: c.Result) -> Refusal:
     refusal = from_status(result.error)
     assert refusal.reason is Reason.QUEUE_FULL, refusal
@@ -247,12 +258,15 @@ def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start
     assert value(2) == 1 and counter(rig, "loads_refused") == 1
 
 
-def test_cancelled_first_launch_leaves_the_next_one_waiting(start: Start) -> None:
+@pytest.mark.parametrize(
+    "command", [{"launch": launch(1, 2).launch}, {"dispatch": dispatch(PERSISTENT)}], ids=["launch", "dispatch"]
+)
+def test_cancelled_first_launch_leaves_the_next_one_waiting(start: Start, command: dict[str, Any]) -> None:
     """Otherwise the next launch would block the whole process in the driver."""
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]
-    given_up = rig.start(stream=5, launch=launch(1, 2).launch)
+    given_up = rig.start(stream=5, **command)
     while not rig.gauges()["loads_waiting"]:
         pass
     rig.send(Kind.CANCEL, channel=1, id=given_up)
@@ -274,18 +288,6 @@ def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) ->
         pass
     rig.server.gate.set()
     assert [value(1), value(2)] == [1, 1] and rig.gauges()["loads_waiting"] == 0
-
-
-# ---- the first launch of a kernel by a dispatch ----
-
-
-def dispatch(binding: c.Binding, iterations: int = 1) -> c.Dispatch:
-    """Returns a dispatch of the kernel `add_one`, which adds `iterations` to an array."""
-    one = c.Dim3(x=1, y=1, z=1)
-    return c.Dispatch(function=1, grid=one, block=one, bindings=[binding], iterations=iterations, timed=True)
-
-
-SEVEN = c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=4, data=(7).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -310,22 +312,3 @@ def test_a_dispatch_whose_first_launch_waits_too_long_is_refused(start: Start) -
     refusal = refused(rig.call(stream=5, dispatch=dispatch(SEVEN)))
     assert "first launch of add_one" in refusal.message and "add_one of session other" in refusal.message
     assert rig.gauges()["loads_waiting"] == 0 and rig.server.running == 1
-
-
-def test_cancelled_dispatch_leaves_the_next_first_launch_waiting(start: Start) -> None:
-    rig = start(LONG)
-    value = endless(rig)
-    rig.server.choosy = True  # type: ignore[attr-defined]
-    pointer = c.Argument(pointer=c.Argument.Pointer(buffer=2))  # no upload, so that nothing has begun
-    persistent = c.Binding(role=c.Binding.ROLE_VALUE, value=pointer)
-    given_up = rig.start(stream=5, dispatch=dispatch(persistent))
-    while not rig.gauges()["loads_waiting"]:
-        pass
-    rig.send(Kind.CANCEL, channel=1, id=given_up)
-    assert from_status(rig.answer(given_up).error).reason is Reason.CANCELLED
-    assert rig.gauges()["loads_waiting"] == 0
-    rig.batch(packed(1, 2, 5))
-    while not rig.gauges()["loads_waiting"]:
-        assert rig.server.running == 1
-    rig.server.gate.set()
-    assert value(2) == 1
