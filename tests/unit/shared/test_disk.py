@@ -72,12 +72,11 @@ class Runner:
     def identity(self, job: Any) -> bytes:
         return b"compiler"
 
-    def run(self, job: Any) -> Image:
+    def run(self, job: Any, token: Any) -> Image:
         raise self.error
 
     def ready(self) -> None: ...
     def release_idle(self) -> None: ...
-    def cancel(self, job: Any) -> None: ...
     def close(self) -> None: ...
 
 

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
 from hearthd.device.compiler import protocol
+from hearthd.device.compiler.images import CancelToken
 
 _END_S = 3.0
 """Seconds that `close` waits for the broker to stop its workers and clean up."""
@@ -59,7 +61,6 @@ class Broker:
         """Guards the attributes below. Notified when a new broker has taken over, or when there will be none."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}
-        self._jobs: dict[int, Job] = {}
         self._reads = False
         self._lost = False
         """True from the end of a broker until the next one has started."""
@@ -87,22 +88,15 @@ class Broker:
         """Makes the compile workers load their compiler."""
         self._request({"ask": "ready"})
 
-    def image(self, job: Job) -> tuple[Image, bool]:
-        """Returns the image of the job, and True if a cache had it. Raises Refusal."""
+    def image(self, job: Job, token: CancelToken | None = None) -> tuple[Image, bool]:
+        """Returns the image of the job, and True if a cache had it. Raises Refusal, also if the token cancels it."""
         head, parts = protocol.pack_job(job)
-        answer, code = self._request({**head, "ask": "image"}, parts, job)
+        answer, code = self._request({**head, "ask": "image"}, parts, token)
         return protocol.unpack_image(answer, code), bool(answer.get("cached"))
 
     def release_idle(self) -> None:
         """Makes the compile workers release resources that are not needed while there is no work. Does not wait."""
         self._send({"ask": "rest"})
-
-    def cancel(self, job: Job) -> None:
-        """Cancels the pending requests for this job object, which is compared by identity. Does not wait."""
-        with self._changed:
-            numbers = [number for number, pending_job in self._jobs.items() if pending_job is job]
-        for number in numbers:
-            self._send({"ask": "cancel", "which": number})
 
     def pin(self, tenant: str) -> None:
         """Attributes all later jobs to the tenant. The first tenant is also sent to each broker that takes over."""
@@ -191,17 +185,19 @@ class Broker:
             protocol.send(self._link, head, parts)
 
     def _request(
-        self, head: dict[str, Any], parts: Sequence[bytes] = (), job: Job | None = None
+        self, head: dict[str, Any], parts: Sequence[bytes] = (), token: CancelToken | None = None
     ) -> tuple[dict[str, Any], list[bytes]]:
+        token = token or CancelToken()
         for _ in range(_TRIES):
-            answer = self._request_once(head, parts, job)
+            token.check()
+            answer = self._request_once(head, parts, token)
             if answer.head is not None:
                 if "reason" in answer.head:
                     raise _refusal(answer.head)
                 return answer.head, answer.parts
         raise _lost()
 
-    def _request_once(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
+    def _request_once(self, head: dict[str, Any], parts: Sequence[bytes], token: CancelToken) -> _Answer:
         """Sends a request to the current broker and returns its answer, without a head if the broker was lost."""
         answer = _Answer()
         with self._changed:
@@ -212,15 +208,13 @@ class Broker:
                 raise _ended()
             number = next(self._numbers)
             self._answers[number] = answer
-            if job is not None:
-                self._jobs[number] = job
         try:
             self._send({**head, "id": number}, parts)
-            answer.done.wait()
+            with token.on_cancel(partial(self._send, {"ask": "cancel", "which": number})):
+                answer.done.wait()
         finally:
             with self._changed:
                 self._answers.pop(number, None)
-                self._jobs.pop(number, None)
         return answer
 
     # ---- the reading thread ----

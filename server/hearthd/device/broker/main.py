@@ -23,12 +23,12 @@ from typing import Any, NoReturn
 from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.confinement import attributes
-from hearthd.device.backend.compiler import Compiler, Job
+from hearthd.device.backend.compiler import Compiler
 from hearthd.device.broker.client import Broker
 from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache, cache_directory
-from hearthd.device.compiler.images import CachedImages
+from hearthd.device.compiler.images import CachedImages, CancelToken
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers, fork_worker
 from hearthd.device.platform.log import ProcessLog
@@ -164,7 +164,7 @@ class BrokerRequests:
         self._link = link
         self._files = files
         self._sending = threading.Lock()
-        self._jobs: dict[int, Job] = {}
+        self._tokens: dict[int, CancelToken] = {}
         limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
         self._workers = CompileWorkers(WORKERS[spec.backend], limits, allow_unconfined=not spec.compile_confined)
         self._workers.warm(fork_worker)  # before any thread starts, and before the cache's key is read
@@ -208,14 +208,16 @@ class BrokerRequests:
             case "pin":
                 self._images.pin(str(head.get("tenant", "")))
             case "cancel":
-                job = self._jobs.get(head.get("which", 0))
-                if job is not None:
-                    self._images.cancel(job)
+                token = self._tokens.get(head.get("which", 0))
+                if token is not None:
+                    token.cancel()
             case "recipe" if not self._compiler_known.is_set() and self._spec.backend == "cuda":
                 from hearthd.device.cuda.compiler import CudaCompiler
 
                 self._use(CudaCompiler.from_recipe(head["recipe"]))
-            case _:
+            case asked:
+                if asked == "image":  # before its thread starts, because the next message may cancel it
+                    self._tokens[head.get("id", 0)] = CancelToken()
                 self._free.acquire()
                 threading.Thread(target=self._work, args=(head, parts), name="request", daemon=True).start()
 
@@ -253,13 +255,13 @@ class BrokerRequests:
                 self._images.release_idle()
                 return {}, ()
             case "image":
-                job = self._jobs[number] = protocol.unpack_job(head, parts)
-                parts.clear()
                 try:
+                    job = protocol.unpack_job(head, parts)
+                    parts.clear()
                     with self._compiles:
-                        image, cached = self._images.image(job)
+                        image, cached = self._images.image(job, self._tokens[number])
                 finally:
-                    del self._jobs[number]
+                    self._tokens.pop(number, None)
                 answer, code = protocol.pack_image(image)
                 return {**answer, "cached": cached}, code
             case "library":

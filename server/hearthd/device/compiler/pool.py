@@ -2,7 +2,7 @@
 
 A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or has to be
 stopped, fails only the job that it was running; the next job gets another worker. All methods may be called from any
-thread and block; the device-handle thread calls only `warm`, `cancel` and `close`, which do not block.
+thread and block; the device-handle thread calls only `warm` and `close`, which do not block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, LinkJob, Source
 from hearthd.device.compiler import protocol
+from hearthd.device.compiler.images import CancelToken, cancelled
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
 from hearthd.device.compiler.worker_process import (
@@ -109,30 +110,22 @@ class CompileWorkers:
         if compiler.light:
             return compiler.identity()
         if self._identity is None:
-            with self._borrow(None) as worker:
+            with self._borrow(CancelToken()) as worker:
                 self._identity = bytes.fromhex(worker.hello()["identity"])
         return self._identity
 
-    def run(self, job: Job) -> Image:
-        """Compiles the job.
+    def run(self, job: Job, token: CancelToken | None = None) -> Image:
+        """Compiles the job; a cancellation kills the worker that runs it.
 
         Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
         """
         for source in job.sources if isinstance(job, LinkJob) else (job,) if isinstance(job, Source) else ():
             self._required_compiler().prepare(source)
         head, texts = protocol.pack_job(job)
-        answer, code = self._request(job, head, texts)
+        answer, code = self._request(token or CancelToken(), head, texts)
         if "reason" in answer:
             raise protocol.unpack_refusal(answer)
         return protocol.unpack_image(answer, code)
-
-    def cancel(self, job: Job) -> None:
-        """Kills the worker that runs the job, if there is one."""
-        with self._lock:
-            for worker in self._busy:
-                if worker.job is job:
-                    worker.cancelled = True
-                    worker.kill()
 
     def release_idle(self) -> None:
         """Ends idle workers except one. Called after an idle period."""
@@ -149,8 +142,7 @@ class CompileWorkers:
             busy, idle = list(self._busy), self._idle
             self._idle = []
         for worker in (*busy, *idle):
-            worker.cancelled = True
-            worker.kill()
+            worker.cancel()
         for worker in idle:
             worker.end()
         with self._lock:
@@ -171,7 +163,7 @@ class CompileWorkers:
 
     def _assembler_identity(self) -> bytes:
         if self._assembler is None:
-            answer, _ = self._request(None, {"job": "assembler"}, [])
+            answer, _ = self._request(CancelToken(), {"job": "assembler"}, [])
             if "reason" in answer:
                 refusal = protocol.unpack_refusal(answer)
                 if refusal.reason is not Reason.NO_COMPILER:
@@ -186,19 +178,21 @@ class CompileWorkers:
 
     def _linker_identity(self) -> bytes:
         if self._linker is None:
-            answer, _ = self._request(None, {"job": "linker"}, [])
+            answer, _ = self._request(CancelToken(), {"job": "linker"}, [])
             if "reason" in answer:
                 raise protocol.unpack_refusal(answer)
             self._linker = bytes.fromhex(answer["identity"])
         return self._linker
 
-    def _request(self, job: Job | None, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def _request(
+        self, token: CancelToken, head: dict[str, Any], parts: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """Sends a request to a worker and returns its answer. Tries another worker if one exits before it starts.
 
         Raises Refusal.
         """
         for _ in range(_TRIES):
-            with contextlib.suppress(WorkerNotStarted), self._borrow(job) as worker:
+            with contextlib.suppress(WorkerNotStarted), self._borrow(token) as worker:
                 return self._exchange(worker, head, parts)
         raise _not_started("each ended before it was ready")
 
@@ -216,12 +210,12 @@ class CompileWorkers:
         except TimeoutError:
             worker.kill()
             worker.end()
-            raise (_cancelled() if worker.cancelled else limits.out_of_time()) from None
+            raise (cancelled() if worker.cancelled else limits.out_of_time()) from None
         except WorkerDied as died:
-            raise (_cancelled() if worker.cancelled else self._crash_refusal(died, worker)) from None
+            raise (cancelled() if worker.cancelled else self._crash_refusal(died, worker)) from None
         except WorkerNotStarted:
             if worker.cancelled:
-                raise _cancelled() from None
+                raise cancelled() from None
             raise
         # A link with duplicate symbols, which not every format shows, leaves nvJitLink's process in a bad state.
         if head["job"] == "link" or self._is_worn_out(worker, answer[0]):
@@ -254,16 +248,17 @@ class CompileWorkers:
         return bool(answer.get("address_space", 0) - initial > self.limits.memory // _GROWTH)
 
     @contextlib.contextmanager
-    def _borrow(self, job: Job | None) -> Iterator[CompileWorker]:
-        """Provides a ready worker for one job, and takes it back afterwards.
+    def _borrow(self, token: CancelToken) -> Iterator[CompileWorker]:
+        """Provides a ready worker for one job, and takes it back afterwards. A cancellation by the token kills it.
 
-        Raises Refusal if no worker can be started.
+        Raises Refusal if no worker can be started, or if the job has been cancelled.
         """
-        worker = self._acquire(job)
+        token.check()
+        worker = self._acquire(token)
         try:
-            yield worker
+            with token.on_cancel(worker.cancel):
+                yield worker
         finally:
-            worker.job = None
             with self._lock:
                 self._busy.remove(worker)
                 is_reusable = worker.alive() and not self._closed and not worker.cancelled
@@ -283,15 +278,16 @@ class CompileWorkers:
             with contextlib.suppress(Exception):  # the next job encounters and reports the same error
                 self.ready()
 
-    def _acquire(self, job: Job | None) -> CompileWorker:
-        """Returns a worker, marked as busy with `job`, that has loaded the current compiler. Raises Refusal."""
+    def _acquire(self, token: CancelToken) -> CompileWorker:
+        """Returns a worker, marked as busy, that has loaded the current compiler. Raises Refusal."""
         log = ""
         recipe = dict(self._required_compiler().recipe())
         for _ in range(_TRIES):
-            worker = self._start_or_reuse(job)
+            worker = self._start_or_reuse()
             try:
-                worker.send_setup(self._setup_message(worker, recipe))
-                self._check_confinement(worker.hello())
+                with token.on_cancel(worker.cancel):
+                    worker.send_setup(self._setup_message(worker, recipe))
+                    self._check_confinement(worker.hello())
                 if worker.alive() and worker.recipe == recipe:
                     return worker
                 worker.kill()
@@ -304,7 +300,7 @@ class CompileWorkers:
                 raise
             self._discard(worker)
             if worker.cancelled:
-                raise _cancelled()
+                raise cancelled()
         raise _not_started(log)
 
     def _check_confinement(self, hello: dict[str, Any]) -> None:
@@ -322,16 +318,15 @@ class CompileWorkers:
                 fix='run a kernel with Landlock, or set compile.tenants = "trusted" in the daemon\'s configuration',
             )
 
-    def _start_or_reuse(self, job: Job | None) -> CompileWorker:
-        """Returns an idle worker or a new one, marked as busy with `job`. Raises Refusal."""
+    def _start_or_reuse(self) -> CompileWorker:
+        """Returns an idle worker or a new one, marked as busy. Raises Refusal."""
         with self._lock:
             if self._closed:
-                raise _cancelled()
+                raise cancelled()
             try:
                 worker = self._idle.pop() if self._idle else self._start()
             except OSError as error:
                 raise (disk.temporary() if disk.is_full(error) else _not_started(str(error))) from error
-            worker.job = job
             self._busy.append(worker)
             return worker
 
@@ -366,7 +361,3 @@ def _not_started(log: str) -> Refusal:
         fix="check the daemon's memory, its limits on processes, and its temporary directory",
         details={"log": log},
     )
-
-
-def _cancelled() -> Refusal:
-    return Refusal(Reason.CANCELLED, "the compile was stopped: no request waits for it any more")

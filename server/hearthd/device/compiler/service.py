@@ -12,7 +12,7 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
 from hearthd.device.compiler.image_store import ImageStore
-from hearthd.device.compiler.images import ImageSource
+from hearthd.device.compiler.images import CancelToken, ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
 IDLE_S = 30.0
@@ -35,12 +35,12 @@ Callback = Callable[[Compiled], None]
 class _Flight:
     """A queued or running job, and the callbacks of the requests for it."""
 
-    __slots__ = ("callbacks", "job", "running")
+    __slots__ = ("callbacks", "job", "token")
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.callbacks: list[Callback] = []
-        self.running = False
+        self.token = CancelToken()
 
 
 class CompileService:
@@ -100,7 +100,7 @@ class CompileService:
         with self._changed:
             was_queued = self._queue.drop(flight)
         if not was_queued:
-            self._source.cancel(flight.job)
+            flight.token.cancel()
 
     def pin(self, tenant: str) -> None:
         """Attributes all compiles of this process to the tenant. Only the first call has an effect."""
@@ -127,7 +127,7 @@ class CompileService:
             if entry is None:
                 return
             owner, flight = entry
-            outcome = self._compile(flight.job)
+            outcome = self._compile(flight)
             with self._changed:
                 self._queue.done(owner)
                 self._changed.notify_all()  # compiles that were held back may run now
@@ -160,13 +160,13 @@ class CompileService:
         except Exception:
             return
 
-    def _compile(self, job: Job) -> Compiled:
+    def _compile(self, flight: _Flight) -> Compiled:
         started = time.perf_counter_ns()
         cached = False
         image: Image | None = None
         error: Refusal | None = None
         try:
-            image, cached = self._source.image(job)
+            image, cached = self._source.image(flight.job, flight.token)
         except Refusal as refusal:
             error = refusal
         except Exception as unexpected:  # an internal failure of a compiler fails the module, never the device

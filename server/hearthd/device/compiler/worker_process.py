@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hearthd.device.backend.compiler import Job
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.worker_main import Main
 
@@ -126,7 +125,6 @@ class CompileWorker:
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # the log is truncated between jobs
         self.link = link
         self.scratch = scratch
-        self.job: Job | None = None
         self.cancelled = False
         self._hello: dict[str, Any] | None = None
         self.recipe: dict[str, Any] | None = None
@@ -188,6 +186,11 @@ class CompileWorker:
             except protocol.WorkerConnectionClosed:
                 raise self.end() from None
         return self._hello
+
+    def cancel(self) -> None:
+        """Kills the worker because its job is not needed any more; its end is not a failure. Does not block."""
+        self.cancelled = True
+        self.kill()
 
     def kill(self) -> None:
         """Kills the worker and its children immediately. `end` must still be called."""

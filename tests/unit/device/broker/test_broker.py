@@ -186,6 +186,34 @@ while os.path.exists(f"/proc/{{pid}}"):
     assert run(code, str(tmp_path)) == "INTERNAL True\nINTERNAL True"
 
 
+def test_compile_is_cancelled_at_any_time(tmp_path: Path) -> None:
+    """Cancels before the request, while it travels, while the worker starts, and while it compiles."""
+    slow = """
+template <int A, int B> struct F { static const int v = F<A - 1, B * 2>::v + F<A - 1, B * 2 + 1>::v; };
+template <int B> struct F<0, B> { static const int v = 1; };
+extern "C" __global__ void f(int* x) { *x = F<30, 0>::v; }
+"""
+    code = f"""
+import threading, time
+from hearthd.device.compiler.images import CancelToken
+def cancel(token, delay):
+    time.sleep(delay)
+    token.cancel()
+for delay in (0, 0, 0.001, 0.01, 0.1, 1):
+    token = CancelToken()
+    thread = threading.Thread(target=cancel, args=(token, delay))
+    thread.start()
+    try:
+        broker.image(Source({slow!r}), token)
+    except Refusal as refusal:
+        print(refusal.reason)
+    thread.join()
+print(broker.image(Source({SOURCE!r}))[1])
+broker.close()
+"""
+    assert run(code, str(tmp_path)).split() == ["CANCELLED"] * 6 + ["False"]
+
+
 # ---- segments ----
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
 from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
-from hearthd.device.compiler.images import CachedImages
+from hearthd.device.compiler.images import CachedImages, CancelToken
 from hearthd.device.compiler.service import Compiled, CompileService
 from tests.support.privileges import obeying
 
@@ -127,9 +127,9 @@ from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 class Runner:
-    ready = release_idle = close = cancel = lambda *_: None
+    ready = release_idle = close = lambda *_: None
     identity = lambda self, job: b"i"
-    run = lambda self, job: Image(b"made")
+    run = lambda self, job, token: Image(b"made")
 landed = threading.Event()
 def post(task): task(); landed.set()
 done = []
@@ -196,9 +196,9 @@ from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 folder = Path(sys.argv[1])
 class Runner:
-    ready = release_idle = close = cancel = lambda *_: None
+    ready = release_idle = close = lambda *_: None
     identity = lambda self, job: b"i"
-    def run(self, job):
+    def run(self, job, token):
         with open(folder / "compiles", "a") as file: file.write("x")
         while len(list(folder.glob("here-*"))) < 2: time.sleep(0.005)
         return Image(b"made")
@@ -245,11 +245,12 @@ class CountingRunner:
     def identity(self, job: Job) -> bytes:
         return b"test"
 
-    def run(self, job: Job) -> Image:
+    def run(self, job: Job, token: CancelToken) -> Image:
         with self.lock:
             self.compiles += 1
         self.begun.release()
-        assert self.go.wait(10)
+        with token.on_cancel(lambda: self.cancelled.append(job)):
+            assert self.go.wait(10)
         assert not isinstance(job, LinkJob)
         code = job.code if isinstance(job, Assembly) else job.code.encode()
         if code == b"crash":
@@ -258,9 +259,6 @@ class CountingRunner:
 
     def release_idle(self) -> None:
         pass
-
-    def cancel(self, job: Job) -> None:
-        self.cancelled.append(job)
 
     def close(self) -> None:
         self.go.set()

@@ -23,6 +23,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
 from hearthd.device.broker.worker_entry import cpu_worker
+from hearthd.device.compiler.images import CancelToken
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.cpu.compiler import CpuCompiler
@@ -94,6 +95,7 @@ class Running:
     def __init__(self, pool: CompileWorkers, source: Source) -> None:
         self.outcome: Image | BaseException | None = None
         self._pool, self._source = pool, source
+        self.token = CancelToken()
         self._thread = threading.Thread(target=self._main)
         self._thread.start()
         (self.worker,) = until(pool.pids)
@@ -101,7 +103,7 @@ class Running:
 
     def _main(self) -> None:
         try:
-            self.outcome = self._pool.run(self._source)
+            self.outcome = self._pool.run(self._source, self.token)
         except BaseException as error:
             self.outcome = error
 
@@ -205,10 +207,36 @@ def test_a_compile_can_be_cancelled(make: Callable[..., CompileWorkers]) -> None
     pool = make()
     job = Running(pool, SLOW)
     started = time.monotonic()
-    pool.cancel(SLOW)
+    job.token.cancel()
     assert job.refusal().reason is Reason.CANCELLED
     assert time.monotonic() - started < LATE
     until(lambda: not running(job.compiler))
+    works(pool)
+
+
+def test_compile_that_is_cancelled_before_it_starts_has_no_worker(make: Callable[..., CompileWorkers]) -> None:
+    pool, token = make(), CancelToken()
+    token.cancel()
+    with pytest.raises(Refusal) as caught:
+        pool.run(SLOW, token)
+    assert caught.value.reason is Reason.CANCELLED
+    assert pool.pids() == []
+    works(pool)
+
+
+def test_compile_can_be_cancelled_while_its_worker_starts(make: Callable[..., CompileWorkers]) -> None:
+    pool, token = make(), CancelToken()
+
+    def cancel() -> None:
+        until(pool.pids)
+        token.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(Refusal) as caught:
+        pool.run(SLOW, token)
+    thread.join()
+    assert caught.value.reason is Reason.CANCELLED
     works(pool)
 
 

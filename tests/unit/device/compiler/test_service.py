@@ -1,32 +1,41 @@
-"""Compile service: its threads."""
+"""Compile service: its threads, and compiles that no request waits for any more."""
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hearthd.device.compiler.service import CompileService
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.compiler.service import Compiled, CompileService
 
 
 class Images:
-    """Source of images. All compiles but the first end when the test permits it."""
+    """Source of images. All compiles but the first end when the test permits it, and notice cancellations then."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.running: list[str] = []
+        self.running: list[Any] = []
+        self.cancelled: list[Any] = []
         self.changed = threading.Condition()
 
-    def image(self, job: Any) -> tuple[Any, bool]:
+    def image(self, job: Any, token: Any) -> tuple[Any, bool]:
         with self.changed:
             self.running.append(job)
             self.changed.notify_all()
         if job != "first":
             self.gate.wait(20)
-        return object(), False
+        try:
+            token.check()
+        except Refusal:
+            self.cancelled.append(job)
+            raise
+        return Image(b""), False
 
     def ready(self) -> None: ...
     def release_idle(self) -> None: ...
@@ -54,3 +63,23 @@ def test_jobs_of_two_owners_start_although_the_idle_thread_is_slow_to_wake(no_sw
     images.gate.set()
     service.close()
     assert all_run, f"only {images.running} run: the last job waits for one that may never end"
+
+
+def test_compile_that_no_request_needs_is_cancelled_before_it_reaches_a_worker() -> None:
+    images, posted = Images(), queue.SimpleQueue[Callable[[], None]]()
+    service = CompileService(images, 2, posted.put)  # type: ignore[arg-type]
+    abandoned, shared = Source("abandoned"), Source("shared")
+    left, stayed = list[Compiled](), list[Compiled]()
+    for job in (abandoned, shared):
+        service.submit(job, left.append)
+    service.submit(shared, stayed.append)
+    with images.changed:
+        assert images.changed.wait_for(lambda: len(images.running) == 2, 20)
+    for job in (abandoned, shared):
+        service.abandon(job, left.append)
+    images.gate.set()
+    for _ in range(2):
+        posted.get(timeout=20)()
+    service.close()
+    assert images.cancelled == [abandoned]
+    assert not left and [outcome.error for outcome in stayed] == [None]

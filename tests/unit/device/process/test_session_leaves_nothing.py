@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +29,7 @@ from tests.support.device.peers import PeerServer, collective, operation
 from tests.support.device.reachable import holders
 from tests.support.device.rig import Rig
 from tests.support.device.segment_client import hand_over
+from tests.support.timing import LATE
 
 CHANNEL = 7_000_001
 HANDLE = 7_100_001
@@ -38,7 +40,6 @@ SESSION_NUMBERS = range(7_000_000, 8_000_000)
 OTHER_CHANNEL = 3
 FILE = 12
 KIB = 1 << 10
-TRIES = 10
 
 
 class Leaving(Rig[PeerServer]):
@@ -112,15 +113,17 @@ class Leaving(Rig[PeerServer]):
 
     def left(self) -> list[str]:
         """Returns the remaining references to the session or its handles. Tries repeatedly, because some are dropped
-        only after a thread has run."""
-        for _ in range(TRIES):
+        only after a thread or a compile worker has ended."""
+        deadline = time.monotonic() + LATE
+        while True:
             self.barrier()
             gc.collect()
             references = self._find_references()
             if not references and self.session() is None:
                 return []
-            threading.Event().wait(0.05)
-        return references or ["nothing that was found, but it is alive"]
+            if time.monotonic() > deadline:
+                return references or ["nothing that was found, but it is alive"]
+            time.sleep(0.05)
 
     def _find_references(self) -> list[str]:
         session = self.session()

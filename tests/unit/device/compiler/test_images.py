@@ -1,0 +1,24 @@
+"""Images: the token that cancels a compile."""
+
+from __future__ import annotations
+
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compiler.images import CancelToken
+
+
+def test_token_calls_what_stops_the_compile_only_in_its_context() -> None:
+    token, stopped = CancelToken(), list[str]()
+    with token.on_cancel(lambda: stopped.append("before")):
+        token.check()
+    with token.on_cancel(lambda: stopped.append("during")):
+        token.cancel()
+        assert stopped == ["during"]
+    with token.on_cancel(lambda: stopped.append("after")):
+        assert stopped == ["during", "after"], "what starts after the cancellation is stopped at once"
+    with pytest.raises(Refusal) as caught:
+        token.check()
+    assert caught.value.reason is Reason.CANCELLED
+    token.cancel()
+    assert stopped == ["during", "after"]
