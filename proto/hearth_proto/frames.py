@@ -59,7 +59,6 @@ class Kind(enum.IntEnum):
     CREDIT = 16  # channel, id: the transfer; flags: number of further chunks that may be sent
     ABORT = 17  # channel, id: the transfer has ended prematurely; payload: a Status
     COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives.matcher
-    FORGET = 19  # channel, id; payload: JSON, a snapshot or publication that has ended
     LANE_END = 20  # to the device process; channel, id: end the channel's lane; answered by LANE_ENDED
     # to the device process; payload: JSON, settings that change now: those of a session as in OPEN, or, if channel is
     # 0, {log_level, log_format, launch_timeout, load_timeout}

@@ -37,7 +37,6 @@ class Credentials(NamedTuple):
     """Credentials of a client, determined once, when `connect` is called."""
 
     token: str = ""
-    token_origin: str = ""
     ca: bytes | None = None
     """Authorities in PEM format; None: those that gRPC includes, or the file that GRPC_DEFAULT_SSL_ROOTS_FILE_PATH
     names."""
@@ -102,7 +101,7 @@ def find(
             fix=f'use TLS: "https://{target.address}"; or pass insecure=True on a network that you trust.',
         )
     if not target.tls:
-        return Credentials(secret, origin, shown=f"a token from {origin}" if secret else "none")
+        return Credentials(secret, shown=f"a token from {origin}" if secret else "none")
     files = {
         "ca": (ca or environ.get(CA), f"{'the argument ca' if ca else CA}"),
         "certificate": (
@@ -121,7 +120,7 @@ def find(
         )
     parts = [f"a token from {origin}"] if secret else []
     parts += [f"the certificate {files['certificate'][0]}"] if pem["certificate"] is not None else []
-    return Credentials(secret, origin, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "none")
+    return Credentials(secret, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "none")
 
 
 def bearer(credentials: Credentials) -> Metadata:

@@ -13,7 +13,7 @@ import resource
 from collections.abc import Collection
 from pathlib import Path
 
-_PR_SET_DUMPABLE, _PR_GET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 3, 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -37,11 +37,6 @@ def open_to_others() -> None:
 def leave_no_core() -> None:
     """Disables core files, which would contain the memory of all sessions of the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def closed_to_others() -> bool:
-    """True if this process is not dumpable."""
-    return int(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)) == 0
 
 
 def no_new_privileges() -> None:

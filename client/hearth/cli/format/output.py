@@ -16,7 +16,7 @@ SCHEMA = 1
 
 _UNBOUNDED = 1_000_000
 
-RED, GREEN, YELLOW, BOLD, FAINT = "31", "32", "33", "1", "2"
+RED, GREEN, YELLOW, BOLD = "31", "32", "33", "1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
