@@ -69,7 +69,9 @@ class TensorMapCommands:
             origin.reply()
             return True
 
-        return Operation(origin, run, writes=(entry.buffer,))
+        operation = Operation(origin, run, writes=(entry.buffer,))
+        operation.on_failure = lambda _: self._release(session, entry.buffer)
+        return operation
 
     def close(self, session: DeviceSession) -> None:
         """Releases the memory that the tensor maps of an ended session hold."""

@@ -296,3 +296,14 @@ def test_mismatched_tensor_map_parameters_are_refused(session: OneSession) -> No
     for first, second in ((pointer(1), OUT), (MAP, MAP), (OUT, MAP)):
         session.batch(launch(12, first, second))
         assert [reason for _, reason in session.failures()] == [Reason.LAUNCH_INVALID]
+
+
+def test_session_that_ends_frees_the_memory_of_a_map_whose_destruction_waits(
+    process: DeviceLink, session: OneSession
+) -> None:
+    before = process.call(channel=session.channel, memory_usage=c.MemoryUsage()).memory_usage.bytes_reserved
+    other = OneSession(process, next(_channels))
+    other.batch(tiled(), Command(write=c.Write(buffer=1, size=SIZE, transfer=9)), destroyed())  # no bytes arrive
+    other.close()
+    usage = process.call(channel=session.channel, memory_usage=c.MemoryUsage()).memory_usage
+    assert usage.bytes_reserved == before
