@@ -50,14 +50,20 @@ class CancelCommands:
                 "a Cancel is a command of a batch with a request number",
                 fix="send it on Execute with Command.request; a single call is cancelled by its own gRPC call",
             )
-        cancellation = session.cancellations.end(number)
-        session.dropping = bool(session.cancellations)
+        cancellation = self.end(session, number)
         if cancellation is None:
             cancellation = _scope(origin.stream.handle, command)
             self._drop_waiting(session, cancellation)
         self._device.telemetry.cancelled += cancellation.dropped
         origin.reply(commands_pb2.Result(cancel=commands_pb2.CancelResult(dropped=cancellation.dropped)))
         return None
+
+    @staticmethod
+    def end(session: DeviceSession, number: int) -> Cancellation | None:
+        """Ends the effect of a Cancel command that is executed or refused; see `Cancellations.end`."""
+        cancellation = session.cancellations.end(number)
+        session.dropping = bool(session.cancellations)
+        return cancellation
 
     def _drop_waiting(self, session: DeviceSession, cancellation: Cancellation) -> None:
         """Drops the deferred commands that the cancellation covers and that have not begun."""

@@ -291,7 +291,8 @@ class Executor:
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Cancels a call that its client no longer waits for.
 
-        A call that has started, or that peers depend on, continues.
+        A call that has started, or that peers depend on, continues; so does one that destroys a handle, because the
+        handle was removed when the call arrived.
         """
         refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
@@ -300,7 +301,9 @@ class Executor:
             return
         for operation in session.deferred:
             # An announced operation must run, because its peers depend on it.
-            if operation.call == frame.id and not (operation.started or operation.announced):
+            if operation.call == frame.id and not (
+                operation.started or operation.announced or failed_handles.destroys(operation.name)
+            ):
                 operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
@@ -360,6 +363,8 @@ class Executor:
             elif origin.record is not None:
                 origin.record.settle()
         except Refusal as refusal:
+            if kind == "cancel":  # it may have taken effect early
+                self.registry.cancels.end(session, command.request)
             self._refuse(origin, kind, command, refusal)
         except DeviceFault:
             raise

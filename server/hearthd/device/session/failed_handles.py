@@ -47,6 +47,11 @@ DESTROYED: dict[str, DestroyedHandle] = {
 `HandleTable.pop_all`."""
 
 
+def destroys(kind: str) -> bool:
+    """True if commands of this kind destroy handles."""
+    return kind == "free" or kind in DESTROYED
+
+
 def record_refusal(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
     """Records that a one-way command was refused on arrival.
 
