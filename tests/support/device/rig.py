@@ -53,7 +53,7 @@ class Rig(Generic[S]):
         self.thread = threading.Thread(target=self._main, name="device-handle")
         self.thread.start()
         self.until(Kind.READY)
-        self.send(Kind.OPEN, json.dumps(info or {}).encode(), channel=1)
+        self.open(1, info)
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
@@ -82,18 +82,28 @@ class Rig(Generic[S]):
         """Drops the frames that were received and not yet returned."""
         self._frames.clear()
 
-    def start(self, stream: int = 0, **kind: Any) -> int:
+    def open(self, channel: int, info: Mapping[str, Any] | None = None) -> None:
+        """Opens another session."""
+        self.send(Kind.OPEN, json.dumps(info or {}).encode(), channel=channel)
+
+    def start(self, stream: int = 0, channel: int = 1, **kind: Any) -> int:
         """Sends one command as a single call; returns the number under which `answer` finds its result."""
         ident = next(self.ids)
         command = Command(request=1, stream=stream, **kind)
-        self.send(Kind.CALL, command.SerializeToString(), channel=1, id=ident)
+        self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=ident)
         return ident
 
     def answer(self, ident: int) -> commands_pb2.Result:
         return commands_pb2.Result.FromString(self.until(Kind.RESULT, ident).payload)
 
-    def call(self, stream: int = 0, **kind: Any) -> commands_pb2.Result:
-        return self.answer(self.start(stream, **kind))
+    def call(self, stream: int = 0, channel: int = 1, **kind: Any) -> commands_pb2.Result:
+        return self.answer(self.start(stream, channel, **kind))
+
+    def barrier(self) -> None:
+        """Returns when the process has handled all earlier messages and run its loop."""
+        for _ in range(3):
+            self.send(Kind.PING, id=5)
+            self.until(Kind.PONG, 5)
 
     def batch(self, *commands: commands_pb2.Command) -> None:
         message = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=next(self._seq), commands=commands))

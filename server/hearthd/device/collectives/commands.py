@@ -202,7 +202,7 @@ class CollectiveCommands:
         self._negotiation.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(other_track for other_track in stream.collectives if other_track.users), track)
-        origin.session.touch(track)
+        origin.session.touch(track, device.tracks.ordering.position(track.index))
         # A barrier has no buffers that later operations could wait for, so the stream waits for the barrier itself.
         if any(part.kind == "barrier" for part in pending.parts):
             self._follow(origin)

@@ -309,7 +309,8 @@ class SnapshotCommands:
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):
             if snapshot.track is not None:
-                session.touch(snapshot.track)  # the session's work is over only when the last of these copies is done
+                # The session's work is over only when the last of these copies is done.
+                session.touch(snapshot.track, self._device.tracks.ordering.position(snapshot.track.index))
             snapshot.cancel(refusal)
         self._answers.pop(session, None)  # frames for the session are no longer handled
         self._file_of.close(session.channel)

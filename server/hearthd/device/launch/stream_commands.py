@@ -53,19 +53,28 @@ class StreamCommands:
         if command.stream == 0:
             raise Refusal(Reason.INVALID_ARGUMENT, "the default stream cannot be destroyed", fix="close the session")
         stream = session.streams.pop(command.stream)
+        capture = stream.capture
 
         def run() -> bool:
-            if stream.capture is not None:
-                stream.capture.discard(session)
-            stream.hand_over(session.streams.items[0])
-            self._profiles.forget(session, stream)
-            # Buffers allocated on this stream are freed on its track, so the track's next user is ordered behind the
-            # frees.
-            self._device.tracks.release(stream.track)
+            self._end(session, stream)
             origin.reply()
             return True
 
-        return Operation(origin, run, writes=(stream,))
+        # A recorded command of another stream of the capture may still wait.
+        operation = Operation(origin, run, writes=(stream,) if capture is None else (stream, capture.entry))
+        operation.on_failure = lambda _: self._end(session, stream)
+        return operation
+
+    def _end(self, session: DeviceSession, stream: LogicalStream) -> None:
+        """Releases what a destroyed stream holds."""
+        tracks, track = self._device.tracks, stream.track
+        if stream.capture is not None:
+            stream.capture.discard(session)
+        stream.hand_over(session.streams.items[0])
+        self._profiles.forget(session, stream)
+        session.streams.leave(stream)
+        session.touch(track, tracks.ordering.position(track.index))
+        tracks.release(track)
 
     # ---- events ----
 
@@ -185,7 +194,9 @@ class StreamCommands:
             origin.reply()
             return True
 
-        return Operation(origin, run, writes=(event,))
+        operation = Operation(origin, run, writes=(event,))
+        operation.on_failure = lambda _: self._published.release(event)
+        return operation
 
     # ---- waiting ----
 
@@ -299,8 +310,7 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
     """Answers a waiting command with the unreported failures of these streams, or with success if there are none."""
     failures: list[StreamFailure] = []
     for stream in streams:
-        if stream.errors:
-            failures += stream.errors.pop_all(origin.position)
+        failures += stream.pop_failures(origin.position)
     if failures:
         failures.sort(key=lambda failure: (failure.seq, failure.index))
         origin.reply_error(surface(failures))

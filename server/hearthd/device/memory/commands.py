@@ -11,7 +11,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation, may_wait
 from hearthd.device.memory.deferred_free import FreeQueue
-from hearthd.device.memory.reservations import Reservation, Reservations
+from hearthd.device.memory.reservations import Reservation, Reservations, free_track
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.resources.budget import ceiling
 from hearthd.device.session.buffer import Buffer, Reach
@@ -125,7 +125,9 @@ class MemoryCommands:
 
     def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
         """Starts to free the buffers, and empties the list."""
-        free_queue = self.deferred_free.begin(session, buffers, _home, partial(self.release, session))
+        free_queue = self.deferred_free.begin(
+            session, buffers, partial(_free_track, session), partial(self.release, session)
+        )
         buffers.clear()
         return free_queue
 
@@ -271,9 +273,9 @@ class MemoryCommands:
         origin.reply()
 
 
-def _home(buffer: Buffer) -> PooledStream | None:
+def _free_track(session: DeviceSession, buffer: Buffer) -> PooledStream | None:
     reservation: Reservation | None = buffer.reservation
-    return reservation.home if reservation is not None else None
+    return free_track(session, reservation) if reservation is not None else None
 
 
 def _named(session: DeviceSession, command: commands_pb2.Allocate) -> list[Buffer]:

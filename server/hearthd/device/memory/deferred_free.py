@@ -28,15 +28,15 @@ FEW = 64
 
 
 class FreeQueue(Generic[T]):
-    """Items to free, in order. `free_item` frees one item on the stream that `home` returns; `home` may return None."""
+    """Items to free, in order. `free_item` frees one item on the track that `track_of` returns, or on none."""
 
-    __slots__ = ("_free_item", "_home", "_items", "_then", "failure", "over")
+    __slots__ = ("_free_item", "_items", "_then", "_track_of", "failure", "over")
 
     def __init__(
-        self, items: Iterable[T], home: Callable[[T], PooledStream | None], free_item: Callable[[T], None]
+        self, items: Iterable[T], track_of: Callable[[T], PooledStream | None], free_item: Callable[[T], None]
     ) -> None:
         self._items = deque(items)  # each item is dropped when it has been freed, instead of all at the end
-        self._home = home
+        self._track_of = track_of
         self._free_item = free_item
         self._then: list[Callable[[], None]] = []
         self.over = False
@@ -52,7 +52,7 @@ class FreeQueue(Generic[T]):
 
         The driver would block a thread that frees beyond the budget.
         """
-        track = self._home(self._items[0]) if self._items else None
+        track = self._track_of(self._items[0]) if self._items else None
         return track is not None and track.budget <= 0
 
     def then(self, callback: Callable[[], None]) -> None:
@@ -96,11 +96,11 @@ class DeferredFree:
         self,
         session: DeviceSession,
         items: Collection[T],
-        home: Callable[[T], PooledStream | None],
+        track_of: Callable[[T], PooledStream | None],
         free_item: Callable[[T], None],
     ) -> FreeQueue[T]:
         """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
-        free_queue = FreeQueue(items, home, free_item)
+        free_queue = FreeQueue(items, track_of, free_item)
         if len(items) > FEW or not free_queue.advance(FEW, respect_budget=False):
             self.queues.setdefault(session, deque()).append(free_queue)
         return free_queue

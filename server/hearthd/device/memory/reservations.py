@@ -7,6 +7,7 @@ Every reservation is backed by memory: the pool never grants the same bytes twic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import Memory
@@ -21,7 +22,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Reservation:
-    """An allocation from the pool. `home` is the track on which it is allocated and freed."""
+    """An allocation from the pool. `home` is the track on which it was allocated."""
 
     __slots__ = ("accounted_session", "home", "last", "live_buffers", "memory", "persistent", "tenant")
 
@@ -144,12 +145,12 @@ class Reservations:
         size = reservation.memory.reserved
         (reservation.accounted_session or session).bytes_reserved -= size
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
-            self._free(reservation)
+            self._free(session, reservation)
 
     def free_one(self, session: DeviceSession, buffer: Buffer) -> None:
         """Frees a buffer that is `alone` in its reservation, as `free` does, and clears the buffer's reservation."""
         reservation: Reservation = buffer.reservation
-        memory, home, usage = reservation.memory, reservation.home, buffer.usage
+        memory, home, usage = reservation.memory, free_track(session, reservation), buffer.usage
         reserved, size = memory.reserved, buffer.size
         buffer.reservation = None
         session.allocations -= 1
@@ -207,7 +208,7 @@ class Reservations:
     def cleanup(self, session: DeviceSession) -> None:
         """Frees the unused memory that the session keeps and returns the pool's unused memory to the device."""
         for reservation in session.persistent.clear():
-            self._free(reservation)
+            self._free(session, reservation)
         self._device.server.trim()
 
     def close(self, session: DeviceSession) -> None:
@@ -230,10 +231,10 @@ class Reservations:
         return self._device.grants.allocate(size, track.stream)
 
     def _free_all(self, session: DeviceSession, reservations: list[Reservation]) -> None:
-        self.deferred_free.begin(session, reservations, _home, self._free)
+        self.deferred_free.begin(session, reservations, partial(free_track, session), partial(self._free, session))
 
-    def _free(self, reservation: Reservation) -> None:
-        home = reservation.home
+    def _free(self, session: DeviceSession, reservation: Reservation) -> None:
+        home = free_track(session, reservation)
         tracks = self._device.tracks
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
@@ -242,8 +243,14 @@ class Reservations:
         self._freed_at[home] = tracks.step(home)
 
 
-def _home(reservation: Reservation) -> PooledStream:
-    return reservation.home
+def free_track(session: DeviceSession, reservation: Reservation) -> PooledStream:
+    """Returns the track on which the session frees the reservation.
+
+    It is the track of the allocation while the session uses it: another session may have it since the stream was
+    destroyed, and must not wait for this session's uses of the memory.
+    """
+    home = reservation.home
+    return home if home.index in session.streams.used else session.streams.items[0].track
 
 
 def _usage(positions: dict[int, int]) -> Usage:

@@ -82,7 +82,7 @@ class Step:
         failed: Iterable[LogicalStream] = ()
         if self._all_streams:
             failed = session.streams.marked
-        elif stream.errors:
+        elif stream.errors or stream.successor is not None:
             failed = (stream,)
         if failed or device.output.suspects or self._origin is not None:
             origin = self._origin if self._origin is not None else self.delay_answer()

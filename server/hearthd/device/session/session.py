@@ -176,7 +176,8 @@ class DeviceSession:
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
         """Observer of every command of the session, or None. With an observer, launches take the queued path."""
-        self._touched: dict[int, PooledStream] = {}
+        self._touched: dict[PooledStream, int] = {}
+        """Position of the session's last work on tracks that no stream of the session uses."""
         self.add_stream(0, track(self.priority))
 
     def _identify(self, info: Mapping[str, Any]) -> None:
@@ -219,12 +220,15 @@ class DeviceSession:
     def add_stream(self, handle: int, track: PooledStream) -> None:
         """Creates the stream `handle` on the track. The caller has checked that the handle is new."""
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
-        self.touch(track)
 
-    def touch(self, track: PooledStream) -> None:
-        """Records that work of this session may be under way on the track."""
-        self._touched[track.index] = track
+    def touch(self, track: PooledStream, position: int) -> None:
+        """Records that work of this session, up to `position`, may be under way on a track that is not its stream's."""
+        self._touched[track] = position
 
     def tracks(self) -> list[PooledStream]:
-        """Returns every track that may have work of this session under way."""
-        return list(self._touched.values())
+        """Returns every track that may have work of this session under way. The caller must not change the list."""
+        for track, position in tuple(self._touched.items()):
+            if track.done_position >= position:
+                del self._touched[track]
+        tracks = self.streams.tracks
+        return list(dict.fromkeys((*tracks, *self._touched))) if self._touched else tracks

@@ -155,6 +155,15 @@ class LogicalStream:
         self.errors.add(failure)
         (self.successor or self)._mark()
 
+    def pop_failures(self, before: tuple[int, int] | None) -> list[StreamFailure]:
+        """Removes and returns the unreported failures of commands before this (batch, index); None: of all commands.
+
+        They are found also if the stream has been destroyed, and its successor would report them.
+        """
+        if self.successor is not None:
+            return self.successor.errors.pop_all(before, stream=self.handle)
+        return self.errors.pop_all(before) if self.errors else []
+
     def hand_over(self, successor: LogicalStream) -> None:
         """Called when the stream is destroyed: `successor` reports the present and later failures of this stream."""
         self.errors.hand_over(successor.errors)

@@ -15,7 +15,8 @@ class StreamTable(HandleTable[LogicalStream]):
 
     def __init__(self, replay_cache: ReplayCache[Any]) -> None:
         super().__init__("stream", replay_cache)
-        self._used: dict[int, PooledStream] = {}
+        self.used: dict[int, PooledStream] = {}
+        """Tracks of the streams, by track index. A destroyed stream counts until `leave`."""
         self._users: dict[int, int] = {}
         """Number of streams on each track, by track index."""
         self._tracks: list[PooledStream] | None = None
@@ -28,24 +29,28 @@ class StreamTable(HandleTable[LogicalStream]):
         track = stream.track
         users = self._users[track.index] = self._users.get(track.index, 0) + 1
         if users == 1:
-            self._used[track.index] = track
+            self.used[track.index] = track
             self._tracks = None
 
-    def pop(self, handle: int) -> LogicalStream:
-        """Removes and returns the stream; its track leaves `tracks` if no other stream of the session uses it."""
-        stream = super().pop(handle)
+    def leave(self, stream: LogicalStream) -> None:
+        """Removes the track of a stream that `pop` has removed, unless another stream of the session uses it.
+
+        Called when no command of the stream waits any more.
+        """
         index = stream.track.index
         self._users[index] -= 1
         if not self._users[index]:
-            del self._users[index], self._used[index]
+            del self._users[index], self.used[index]
             self._tracks = None
-        return stream
 
     @property
     def tracks(self) -> list[PooledStream]:
-        """Tracks of the streams, each once. The caller must not change the list."""
+        """Tracks of the streams, each once, with those that `leave` has not removed yet.
+
+        The caller must not change the list.
+        """
         if self._tracks is None:
-            self._tracks = list(self._used.values())
+            self._tracks = list(self.used.values())
         return self._tracks
 
     @property

@@ -64,6 +64,8 @@ class Ordering:
     def __init__(self) -> None:
         self.positions: list[int] = []
         """Position of the last command submitted to each track, indexed by track number."""
+        self.done: list[int] = []
+        """Position up to which the work of each track is known to be done, which no other track waits for."""
         self._synced: dict[tuple[int, int], int] = {}
 
     def inspect(self) -> OrderingView:
@@ -73,6 +75,7 @@ class Ordering:
     def add_track(self) -> int:
         """Adds a track and returns its number."""
         self.positions.append(0)
+        self.done.append(0)
         return len(self.positions) - 1
 
     def position(self, track: int) -> int:
@@ -117,7 +120,7 @@ class Ordering:
     def fence(self, track: int, origin: int, position: int) -> bool:
         """Records that `track` has to wait until `origin` has passed `position`.
 
-        Returns False if an earlier wait covers that.
+        Returns False if an earlier wait covers that, or if that is known to be the case.
         """
         waits: list[int] = []
         if origin != track:
@@ -126,7 +129,8 @@ class Ordering:
 
     def _add_wait(self, waits: list[int], track: int, origin: int, position: int) -> None:
         pair = (track, origin)
-        if self._synced.get(pair, 0) < position:
-            # The caller records the event now, so it covers everything submitted to the origin so far.
+        if self.done[origin] < position and self._synced.get(pair, 0) < position:
+            # The caller records the event now, so it covers everything submitted to the origin so far, which may be
+            # work of another session.
             self._synced[pair] = self.positions[origin]
             waits.append(origin)

@@ -99,18 +99,23 @@ class StreamErrors:
         for failure in failures:
             successor.add(failure)
 
-    def pop_all(self, before: tuple[int, int] | None = None, *, reported: bool = True) -> list[StreamFailure]:
+    def pop_all(
+        self, before: tuple[int, int] | None = None, *, stream: int | None = None, reported: bool = True
+    ) -> list[StreamFailure]:
         """Removes and returns all failures, oldest first.
 
         They count as reported, so the buffers that they poisoned may be used again.
 
         Args:
           before: takes only failures of commands submitted before this (batch, index).
+          stream: takes only failures of commands of the stream with this handle.
           reported: False if the caller marks the failures as reported later.
         """
         selected = sorted(self._failures, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
             selected = [failure for failure in selected if (failure.seq, failure.index) < before]
+        if stream is not None:
+            selected = [failure for failure in selected if failure.stream == stream]
         self._failures = [failure for failure in self._failures if failure not in selected]
         for failure in selected:
             failure.surfaced = reported

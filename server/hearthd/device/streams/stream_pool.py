@@ -433,7 +433,7 @@ class StreamPool:
         position, event, callback = track.pending.popleft()
         self._server.release_event(event)
         track.finished += position - track.done_position
-        track.done_position = position
+        track.done_position = self.ordering.done[track.index] = position
         self.completions += 1
         if track.probe is not None:
             self.timing.completed(track, position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -55,10 +56,21 @@ def value(rig: Rig[Fenced], stream: int) -> int:
 
 
 def test_a_sequence_of_dependent_steps_has_one_fence(rig: Rig[Fenced]) -> None:
-    before = rig.server.waits
-    steps(rig, 10, stream=0)
-    assert value(rig, 0) == 2**10 and rig.server.waits == before, "a stream is in order by itself"
-    steps(rig, 10, stream=5)
-    assert value(rig, 5) == 2**20 and rig.server.waits == before + 1
-    assert value(rig, 5) == 2**20 and rig.server.waits == before + 1
+    before, gate = rig.server.waits, threading.Event()
+    rig.server.streams[0].submit(gate.wait)  # so that none of the steps is done before the last one is submitted
+    steps(rig, 5, stream=0)
+    steps(rig, 5, stream=5)
+    steps(rig, 5, stream=5)
+    assert rig.call(stream=5, flush=c.Flush()).HasField("done") and rig.server.waits == before + 1
+    steps(rig, 5, stream=0)
+    assert rig.call(flush=c.Flush()).HasField("done") and rig.server.waits == before + 2
+    gate.set()
     assert value(rig, 0) == 2**20 and rig.server.waits == before + 2
+
+
+def test_work_that_is_done_has_no_fence(rig: Rig[Fenced]) -> None:
+    steps(rig, 5, stream=0)
+    assert value(rig, 0) == 2**5
+    before = rig.server.waits
+    steps(rig, 5, stream=5)
+    assert value(rig, 5) == 2**10 and rig.server.waits == before

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -71,6 +72,17 @@ def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]
     return answers[0]
 
 
+@contextlib.contextmanager
+def busy(rig: Rig[Watched], number: int) -> Iterator[None]:
+    """Holds the work up that is submitted to a stream in the context."""
+    gate = threading.Event()
+    rig.server.stream(number).submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
 def usage(rig: Rig[Watched]) -> c.MemoryUsageResult:
     return rig.call(memory_usage=c.MemoryUsage()).memory_usage
 
@@ -128,15 +140,16 @@ def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]
 def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
     """Stream 0 gets the memory that it has just freed, and may still be using it; stream 1 has to wait for that use."""
     rig.call(create_stream=c.CreateStream(stream=1))
-    rig.call(allocate=c.Allocate(buffer=1, size=1000))
-    rig.call(write=c.Write(buffer=1, data=bytes(1000)))
-    rig.call(free=c.Free(buffers=[1]))
-    rig.call(allocate=c.Allocate(buffer=2, size=1000))
-    before = len(rig.server.waits)
-    rig.call(stream=1, write=c.Write(buffer=2, data=bytes(1000)))
-    assert rig.server.waits[before:] == [rig.server.stream(1)]
-    rig.call(stream=1, write=c.Write(buffer=2, data=bytes(1000)))
-    assert len(rig.server.waits) == before + 1, "once"
+    with busy(rig, 0):
+        rig.call(allocate=c.Allocate(buffer=1, size=1000))
+        rig.call(write=c.Write(buffer=1, data=bytes(1000)))
+        rig.call(free=c.Free(buffers=[1]))
+        rig.call(allocate=c.Allocate(buffer=2, size=1000))
+        before = len(rig.server.waits)
+        rig.call(stream=1, write=c.Write(buffer=2, data=bytes(1000)))
+        assert rig.server.waits[before:] == [rig.server.stream(1)]
+        rig.call(stream=1, write=c.Write(buffer=2, data=bytes(1000)))
+        assert len(rig.server.waits) == before + 1, "once"
 
 
 def test_next_owner_is_ordered_behind_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
@@ -146,24 +159,26 @@ def test_next_owner_is_ordered_behind_the_last_use_of_freed_memory(rig: Rig[Watc
         rig.call(create_stream=c.CreateStream(stream=number))
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     rig.call(allocate=c.Allocate(buffer=3, size=8))
-    rig.call(stream=2, write=c.Write(buffer=3, data=bytes(8)))
-    rig.call(stream=1, write=c.Write(buffer=1, data=bytes(1000)))
-    rig.call(free=c.Free(buffers=[1]))
-    rig.call(allocate=c.Allocate(buffer=2, size=1000))
-    before = len(rig.server.waits)
-    rig.call(stream=2, write=c.Write(buffer=2, data=bytes(1000)))
-    assert rig.server.waits[before:] == [rig.server.stream(2)]
+    with busy(rig, 0):
+        rig.call(stream=2, write=c.Write(buffer=3, data=bytes(8)))
+        rig.call(stream=1, write=c.Write(buffer=1, data=bytes(1000)))
+        rig.call(free=c.Free(buffers=[1]))
+        rig.call(allocate=c.Allocate(buffer=2, size=1000))
+        before = len(rig.server.waits)
+        rig.call(stream=2, write=c.Write(buffer=2, data=bytes(1000)))
+        assert rig.server.waits[before:] == [rig.server.stream(2)]
 
 
 def test_a_persistent_block_is_settled_on_the_stream_that_gets_it(rig: Rig[Watched]) -> None:
     rig.call(create_stream=c.CreateStream(stream=1))
     rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT))
-    rig.call(allocate=c.Allocate(buffer=1, size=1000))
-    rig.call(write=c.Write(buffer=1, data=bytes(1000)))
-    rig.call(free=c.Free(buffers=[1]))
-    before = len(rig.server.waits)
-    rig.call(stream=1, allocate=c.Allocate(buffer=2, size=1001))
-    assert rig.server.waits[before:] == [rig.server.stream(1)] and rig.server.freed == []
+    with busy(rig, 0):
+        rig.call(allocate=c.Allocate(buffer=1, size=1000))
+        rig.call(write=c.Write(buffer=1, data=bytes(1000)))
+        rig.call(free=c.Free(buffers=[1]))
+        before = len(rig.server.waits)
+        rig.call(stream=1, allocate=c.Allocate(buffer=2, size=1001))
+        assert rig.server.waits[before:] == [rig.server.stream(1)] and rig.server.freed == []
     assert usage(rig).bytes_persistent == 0
     rig.call(free=c.Free(buffers=[2]))
     rig.call(memory_cleanup=c.MemoryCleanup())

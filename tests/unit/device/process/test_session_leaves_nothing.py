@@ -81,12 +81,6 @@ class Leaving(Rig[PeerServer]):
         message = device_pb2.ExecuteRequest(batch=c.Batch(seq=self.seq, commands=commands))
         self.send(Kind.BATCH, message.SerializeToString(), channel=CHANNEL, id=self.seq)
 
-    def barrier(self) -> None:
-        """Returns when the process has handled all earlier messages and run its loop."""
-        for _ in range(3):
-            self.send(Kind.PING, id=5)
-            self.until(Kind.PONG, 5)
-
     def prepare(self) -> None:
         """Creates a module, its function, two buffers with memory, a stream and an event."""
         self.ask(load_module=c.LoadModule(module=HANDLE, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE))

@@ -87,7 +87,9 @@ def test_failure_of_a_destroyed_stream_is_raised_once(rig: Rig[Counting]) -> Non
 
 Change = tuple[str, int, int]
 changes = st.lists(
-    st.tuples(st.sampled_from(["put", "pop", "join", "leave", "fail", "tell"]), st.integers(1, 5), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(["put", "pop", "end", "join", "leave", "fail", "tell"]), st.integers(1, 5), st.integers(0, 2)
+    ),
     max_size=40,
 )
 
@@ -97,14 +99,17 @@ def test_stream_table_agrees_with_a_scan_of_all_streams(program: list[Change]) -
     stream: Any = object()
     tracks = [PooledStream(index, stream, 0) for index in range(3)]
     table = StreamTable(ReplayCache())
+    ending: list[LogicalStream] = []
     for what, handle, number in program:
         entry = table.get(handle)
+        if what == "end" and ending:
+            table.leave(ending.pop(0))
         if what == "put" and entry is None:
             table.put(handle, LogicalStream(handle, tracks[number]))
         elif entry is None:
             continue
         elif what == "pop":
-            table.pop(handle)
+            ending.append(table.pop(handle))
         elif what in ("join", "leave"):
             entry.collectives = (tracks[number],) if what == "join" else ()
         elif what == "fail":
@@ -112,7 +117,7 @@ def test_stream_table_agrees_with_a_scan_of_all_streams(program: list[Change]) -
         else:
             entry.errors.pop_all()
         live = list(table.items.values())
-        assert {each.index for each in table.tracks} == {each.track.index for each in live}
-        assert len(table.tracks) == len({each.track.index for each in live})
+        assert {each.index for each in table.tracks} == {each.track.index for each in (*live, *ending)}
+        assert len(table.tracks) == len(set(table.tracks))
         assert set(table.collectives) == {track for each in live for track in each.collectives}
         assert {each for each in live if each.errors or each.collectives} <= set(table.marked)

@@ -99,6 +99,30 @@ def test_every_conflict_is_ordered_and_no_pair_is_fenced_twice(program: list[Ste
         places.append((track, model.command(track)))
 
 
+@settings(max_examples=400)
+@given(st.lists(st.tuples(steps.map(lambda program: program[:6]), st.integers(0, TRACKS - 1)), max_size=8))
+def test_work_that_is_known_to_be_done_needs_no_wait(parts: list[tuple[list[Step], int]]) -> None:
+    """Between the parts of the program, the host learns that all work of one track is done."""
+    planner, model = Planner(), HappensBefore()
+    program: list[Step] = []
+    places: list[tuple[int, int]] = []
+    done = [0] * TRACKS
+    for part, complete in parts:
+        for step in part:
+            earlier = [places[index] for index, other in enumerate(program) if conflict(other, step)]
+            for origin in planner.plan(step):
+                assert any(place[0] == origin and place[1] > planner.ordering.done[origin] for place in earlier)
+                model.wait(step[0], origin)
+            assert all(model.before(place, step[0]) or place[1] <= done[place[0]] for place in earlier)
+            program.append(step)
+            places.append((step[0], model.command(step[0])))
+        planner.ordering.done[complete] = model.at[complete]
+        # What the track waited for is done as well, which the host does not know.
+        known = [*model.known[complete]]
+        known[complete] = model.at[complete]
+        done = [max(position, other) for position, other in zip(done, known, strict=True)]
+
+
 @dataclass
 class Device:
     """A device that runs its tracks as far out of step as the waits allow; `choose` selects the next track."""
