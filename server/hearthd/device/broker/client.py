@@ -180,9 +180,9 @@ class Broker:
             return None
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Sends a request that has no answer."""
+        """Sends a request without waiting for an answer. Raises Refusal(COMPILE_LIMIT) if it is too large."""
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
-            protocol.send(self._link, head, parts)
+            protocol.send(self._link, head, parts, max_bytes=protocol.MAX_REQUEST)
 
     def _request(
         self, head: dict[str, Any], parts: Sequence[bytes] = (), token: CancelToken | None = None

@@ -214,6 +214,42 @@ broker.close()
     assert run(code, str(tmp_path)).split() == ["CANCELLED"] * 6 + ["False"]
 
 
+def test_message_that_is_too_large_fails_its_compile_and_ends_no_broker(tmp_path: Path) -> None:
+    """Sends a job with too many headers and one with too many options, makes the broker answer with too many names, and
+    sends a link whose sources share more headers than fit once for each source."""
+    code = (
+        REPLACED
+        + f"""
+from hearthd.device.backend.compiler import LinkJob
+from hearthd.device.broker import main as module
+class Wordy(module.BrokerRequests):
+    def answer(self, head, parts, number):
+        answer, code = super().answer(head, parts, number)
+        return ({{**answer, "names": {{"x": "y" * (17 << 20)}}}} if answer.get("cached") else answer), code
+module.BrokerRequests = Wordy
+broker.close()
+broker = start_broker(spec)
+def tried(job):
+    try:
+        return broker.image(job)[1]
+    except Refusal as refusal:
+        return str(refusal.reason)
+source = Source({SOURCE!r})
+print(tried(source))
+pid = its_pid()
+print(tried(Source("", headers=tuple((f"{{n}}.h", "") for n in range(40_000)))))
+print(tried(Source("", options=("-D" + "A" * (17 << 20),))))
+print(tried(source))
+headers = tuple((f"{{n}}.h", "") for n in range(150))
+print(tried(LinkJob(tuple(Source(f"int a{{n}};", ("-rdc=true",), (), headers) for n in range(220)), ("-rdc=true",))))
+print(its_pid() == pid)
+broker.close()
+"""
+    )
+    limited = ["COMPILE_LIMIT"] * 3
+    assert run(code, str(tmp_path)).splitlines() == ["False", *limited, "UNSUPPORTED", "True"]
+
+
 # ---- segments ----
 
 
