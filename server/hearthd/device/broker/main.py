@@ -285,7 +285,7 @@ class BrokerRequests:
             if message is None:
                 return
             body, files = message
-            reply: dict[str, Any] = {}
+            reply: dict[str, Any] = {"id": body.get("id")}
             fetched: list[int] = []
             try:
                 nonce = bytes.fromhex(str(body.get("nonce", "")))
@@ -297,7 +297,7 @@ class BrokerRequests:
                     case "fetch":
                         fetched = [segments.fetch(nonce)]
             except (OSError, ValueError) as error:
-                reply = {"errno": getattr(error, "errno", None) or 22}
+                reply["errno"] = getattr(error, "errno", None) or 22
             with contextlib.suppress(OSError):
                 descriptors.send(self._files, reply, fetched)
             for file in (*files, *fetched):

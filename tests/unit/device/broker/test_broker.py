@@ -253,6 +253,35 @@ broker.close()
 # ---- segments ----
 
 
+def test_answer_that_arrives_after_its_timeout_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    """Stops the broker during the first of two requests for segments."""
+    code = (
+        REPLACED
+        + """
+import signal
+nonces = [os.urandom(16) for _ in range(2)]
+for number, nonce in enumerate(nonces):
+    file = os.memfd_create("segment")
+    os.write(file, b"%d" % number)
+    broker.keep(nonce, file)
+files = len(os.listdir("/proc/self/fd"))
+_, requests, _ = broker.ends
+os.kill(its_pid(), signal.SIGSTOP)
+requests.settimeout(0.01)
+try:
+    broker.fetch(nonces[0])
+except TimeoutError:
+    print("late")
+requests.settimeout(60)
+os.kill(its_pid(), signal.SIGCONT)
+print(os.pread(broker.fetch(nonces[1]), 1, 0), os.pread(broker.fetch(nonces[0]), 1, 0))
+print(len(os.listdir("/proc/self/fd")) - files)
+broker.close()
+"""
+    )
+    assert run(code, str(tmp_path)).splitlines() == ["late", "b'1' b'0'", "2"]
+
+
 @pytest.fixture
 def segments() -> Iterator[SegmentExchange]:
     yield SegmentExchange()
