@@ -23,7 +23,7 @@ from hearthd.device.compiler.images import CancelToken
 _END_S = 3.0
 """Seconds that `close` waits for the broker to stop its workers and clean up."""
 _FILES_S = 10.0
-"""Timeout of a request about a segment, in seconds."""
+"""Seconds without an answer after which a request about a segment fails."""
 _RENEW_S = 30.0
 """Seconds that a request waits for a new broker after the broker was lost."""
 _TRIES = 2
@@ -169,20 +169,24 @@ class Broker:
     def _exchange_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
         """Sends one request about segments; returns its answer, or None if the broker has ended.
 
-        Raises TimeoutError.
+        Raises TimeoutError. An answer that arrives after that is ignored by the next request.
         """
+        number = next(self._numbers)
         try:
-            descriptors.send(self._files, body, files)
-            return descriptors.receive(self._files)
+            descriptors.send(self._files, {**body, "id": number}, files)
+            while (message := descriptors.receive(self._files)) is not None and message[0].get("id") != number:
+                for file in message[1]:
+                    os.close(file)
+            return message
         except TimeoutError:
             raise
         except OSError:
             return None
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Sends a request that has no answer."""
+        """Sends a request without waiting for an answer. Raises Refusal(COMPILE_LIMIT) if it is too large."""
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
-            protocol.send(self._link, head, parts)
+            protocol.send(self._link, head, parts, max_bytes=protocol.MAX_REQUEST)
 
     def _request(
         self, head: dict[str, Any], parts: Sequence[bytes] = (), token: CancelToken | None = None

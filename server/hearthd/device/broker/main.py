@@ -43,9 +43,6 @@ _DELAY_S = 0.05
 `_CALM_S`."""
 _MAX_DELAY_S = 5.0
 _CALM_S = 10.0
-_MAX_REQUEST = 64 << 20
-"""Largest request in bytes. A client's message, which the front has limited, is smaller."""
-
 _MAX_REQUESTS = 64
 """Limit of concurrent requests other than compiles. A device process sends fewer unless a kernel forges requests;
 beyond the limit, requests are not read, and no more compiles run at the same time than the device process itself would
@@ -194,7 +191,7 @@ class BrokerRequests:
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
                 while True:
-                    head, parts = protocol.receive(self._link, max_bytes=_MAX_REQUEST)
+                    head, parts = protocol.receive(self._link, max_bytes=protocol.MAX_REQUEST)
                     if head.get("ask") == "close":
                         return True
                     self._take(head, parts)
@@ -236,7 +233,10 @@ class BrokerRequests:
             )
         self._free.release()
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
-            protocol.send(self._link, {**answer, "id": number}, answer_parts)
+            try:
+                protocol.send(self._link, {**answer, "id": number}, answer_parts)
+            except Refusal as refusal:  # the answer is too large
+                protocol.send(self._link, {**protocol.pack_refusal(refusal), "id": number})
 
     def answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Returns the answer to one request, as head and parts. `number` is the id that names the request in "cancel".
@@ -285,7 +285,7 @@ class BrokerRequests:
             if message is None:
                 return
             body, files = message
-            reply: dict[str, Any] = {}
+            reply: dict[str, Any] = {"id": body.get("id")}
             fetched: list[int] = []
             try:
                 nonce = bytes.fromhex(str(body.get("nonce", "")))
@@ -297,7 +297,7 @@ class BrokerRequests:
                     case "fetch":
                         fetched = [segments.fetch(nonce)]
             except (OSError, ValueError) as error:
-                reply = {"errno": getattr(error, "errno", None) or 22}
+                reply["errno"] = getattr(error, "errno", None) or 22
             with contextlib.suppress(OSError):
                 descriptors.send(self._files, reply, fetched)
             for file in (*files, *fetched):

@@ -31,6 +31,8 @@ DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
 REPORT_S = 60.0
 """Minimum interval in seconds between two reports of a full disk."""
+_LOCK_POLL_S = 0.05
+"""Interval in seconds at which the lock of another process's compile is tried again."""
 
 
 def key(job: Job, identity: bytes) -> str:
@@ -135,24 +137,29 @@ class CompileCache:
                 self.report(disk.refusal(self.directory, "a compiled module", "cache.dir").message)
 
     @contextlib.contextmanager
-    def single_flight(self, name: str) -> Iterator[None]:
+    def single_flight(self, name: str, check: Callable[[], None]) -> Iterator[None]:
         """Ensures that only one process of the node compiles `name` at a time. Blocks while another process does.
 
-        The other processes then find the image in the cache.
+        The other processes then find the image in the cache. `check` is called while this one waits, and ends the wait
+        by raising an exception.
         """
         path = self._path(name)
         descriptor = -1
+        other_compiles = False
         try:
             if path is not None:
                 with contextlib.suppress(OSError):
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                    while other_compiles := not _try_lock(descriptor):
+                        check()
+                        time.sleep(_LOCK_POLL_S)
             yield
         finally:
             if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    path.with_suffix(".lock").unlink(missing_ok=True)  # type: ignore[union-attr]
+                if not other_compiles:
+                    with contextlib.suppress(OSError):
+                        path.with_suffix(".lock").unlink(missing_ok=True)  # type: ignore[union-attr]
                 os.close(descriptor)
 
     def _path(self, name: str) -> Path | None:
@@ -200,6 +207,15 @@ class CompileCache:
                 break
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Returns False if another process has the lock. Raises OSError if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cache_directory(configured: str) -> str:

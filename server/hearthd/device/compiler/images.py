@@ -132,7 +132,7 @@ class CachedImages:
         image = cache.load(name)
         if image is not None:
             return image, True
-        with cache.single_flight(name):
+        with cache.single_flight(name, token.check):
             image = cache.load(name)
             if image is not None:
                 return image, True

@@ -12,14 +12,22 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
 from hearthd.shared import disk
 
 MAX_PARTS = 1 << 16
+"""Largest number of byte strings of a message, including the head."""
 MAX_HEAD = 16 << 20
+"""Largest size of a head in bytes."""
+MAX_BYTES = 1 << 30
+"""Largest size of a message in bytes, unless its receiver has a smaller limit."""
+MAX_REQUEST = 64 << 20
+"""Largest size of a request to a broker in bytes. A client's message has at most 32 MiB, of which a job contains each
+code and header once; a head has at most `MAX_HEAD`."""
+
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 20
@@ -28,15 +36,26 @@ MAX_LOG = 256 << 10
 """Number of characters of a compiler's log that are kept: the beginning, which has the cause, and the end."""
 
 
+_Settings: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""Options and headers of a source."""
+
+
 class WorkerConnectionClosed(Exception):
     """The peer has closed the connection, or has sent a malformed message."""
 
 
-def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-    """Sends a message. Raises WorkerConnectionClosed, and TimeoutError if the socket has a timeout."""
-    head_bytes = json.dumps(head).encode()
-    strings = (head_bytes, *parts)
-    sizes = _COUNT.pack(len(strings)) + b"".join(_LENGTH.pack(len(part)) for part in strings)
+def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = (), *, max_bytes: int = MAX_BYTES) -> None:
+    """Sends a message.
+
+    Raises Refusal(COMPILE_LIMIT), without having sent anything, for a message that its receiver would not accept:
+    `max_bytes` is the receiver's. Raises WorkerConnectionClosed, and TimeoutError if the socket has a timeout.
+    """
+    strings = (json.dumps(head).encode(), *parts)
+    lengths = [len(part) for part in strings]
+    _check_size("sources, names of headers and texts of headers", len(parts), MAX_PARTS - 1)
+    _check_size("bytes of options and names", lengths[0], MAX_HEAD)
+    _check_size("bytes", sum(lengths), max_bytes)
+    sizes = _COUNT.pack(len(lengths)) + b"".join(map(_LENGTH.pack, lengths))
     try:
         link.sendall(sizes)
         for part in strings:
@@ -47,8 +66,18 @@ def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ())
         raise WorkerConnectionClosed(str(error)) from error
 
 
+def _check_size(unit: str, size: int, allowed: int) -> None:
+    if size > allowed:
+        raise Refusal(
+            Reason.COMPILE_LIMIT,
+            f"A compile with {size} {unit} was requested; the maximum is {allowed}.",
+            fix="compile the code as several modules, with fewer headers, options and name expressions each",
+            details={"limit": "size", "requested": size, "allowed": allowed, "log": ""},
+        )
+
+
 def receive(
-    link: socket.socket, *, max_bytes: int = 1 << 30, deadline: float | None = None
+    link: socket.socket, *, max_bytes: int = MAX_BYTES, deadline: float | None = None
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the head and the other parts of the next message.
 
@@ -93,40 +122,56 @@ def _receive_exactly(link: socket.socket, size: int, deadline: float | None) -> 
 
 
 def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
-    """Returns a job as the head and the parts of a message; `unpack_job` is the inverse."""
+    """Returns a job as the head and the parts of a message; `unpack_job` is the inverse.
+
+    Options and headers that several sources of a link share are packed once.
+    """
     if isinstance(job, Assembly):
         return {"job": "assemble"}, [job.code]
+    settings: list[_Settings] = []
+    inputs: list[dict[str, Any]] = []
+    codes: list[bytes] = []
+    for item in job.inputs if isinstance(job, LinkJob) else (job,):
+        if isinstance(item, Assembly):
+            inputs.append({})
+            codes.append(item.code)
+            continue
+        own = item.options, item.headers
+        if own not in settings:
+            settings.append(own)
+        inputs.append({"name_expressions": list(item.name_expressions), "settings": settings.index(own)})
+        codes.append(item.code.encode())
+    head = {
+        "job": "compile",
+        "inputs": inputs,
+        "settings": [{"options": list(options), "headers": len(headers)} for options, headers in settings],
+    }
     if isinstance(job, LinkJob):
-        packed = [pack_job(item) for item in job.inputs]
-        heads = [{**head, "parts": len(parts)} for head, parts in packed]
-        return (
-            {"job": "link", "inputs": heads, "options": list(job.options)},
-            [part for _, parts in packed for part in parts],
-        )
-    head = {"job": "compile", "options": list(job.options), "name_expressions": list(job.name_expressions)}
-    return head, [job.code.encode(), *(text.encode() for header in job.headers for text in header)]
+        head = {**head, "job": "link", "options": list(job.options)}
+    return head, codes + [text.encode() for _, headers in settings for header in headers for text in header]
 
 
 def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
     """Returns the job of a message that `pack_job` made."""
     if head["job"] == "assemble":
         return Assembly(parts[0])
+    at = len(head["inputs"])
+    settings: list[_Settings] = []
+    for item in head["settings"]:
+        texts = [part.decode() for part in parts[at : at + 2 * item["headers"]]]
+        at += len(texts)
+        settings.append((tuple(item["options"]), tuple(zip(texts[::2], texts[1::2], strict=True))))
+    inputs: list[Source | Assembly] = []
+    for item, code in zip(head["inputs"], parts, strict=False):
+        if "settings" not in item:
+            inputs.append(Assembly(code))
+            continue
+        options, headers = settings[item["settings"]]
+        inputs.append(Source(code.decode(), options, tuple(item["name_expressions"]), headers))
     if head["job"] == "link":
-        inputs: list[Source | Assembly] = []
-        at = 0
-        for item in head["inputs"]:
-            job = unpack_job(item, parts[at : at + item["parts"]])
-            assert not isinstance(job, LinkJob)
-            inputs.append(job)
-            at += item["parts"]
         return LinkJob(tuple(inputs), tuple(head["options"]))
-    code, *texts = (part.decode() for part in parts)
-    return Source(
-        code=code,
-        options=tuple(head["options"]),
-        name_expressions=tuple(head["name_expressions"]),
-        headers=tuple(zip(texts[::2], texts[1::2], strict=True)),
-    )
+    (job,) = inputs
+    return job
 
 
 # ---- answers ----

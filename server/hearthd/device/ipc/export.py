@@ -63,7 +63,7 @@ class Exporting:
 
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
-        if shared.publisher is None:
+        if shared.publisher is None or not self._is_published(shared):
             self._refuse_waiting(shared, ended_refusal())
             return
         try:
@@ -76,6 +76,10 @@ class Exporting:
             raise
         except Exception as error:
             self._refuse_waiting(shared, internal_error("export", error))
+
+    def _is_published(self, shared: PublishedBuffer) -> bool:
+        """False after `forget`: the publisher may free the buffer, or write to it."""
+        return self._published.get(shared.number) is shared
 
     def _refuse_waiting(self, shared: PublishedBuffer, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
@@ -106,7 +110,7 @@ class Exporting:
 
     def _copied(self, shared: PublishedBuffer, allocation: MappedAllocation, copy: _Copy) -> None:
         old = shared.allocation
-        if shared.publisher is None or self._published.get(shared.number) is not shared:
+        if shared.publisher is None or not self._is_published(shared):
             self._refuse_waiting(shared, ended_refusal())
             allocation.leave(copy)
             return

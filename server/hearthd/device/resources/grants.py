@@ -138,7 +138,7 @@ class ProcessGrants:
                 self._queued.clear()
             for answered in callbacks:
                 answered(not denied)
-            if self._queued:
+            if self._queued and not self._unanswered:  # otherwise a callback has sent a request, and the next ones wait
                 self._send_request()
 
 

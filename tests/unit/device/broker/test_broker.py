@@ -214,7 +214,72 @@ broker.close()
     assert run(code, str(tmp_path)).split() == ["CANCELLED"] * 6 + ["False"]
 
 
+def test_message_that_is_too_large_fails_its_compile_and_ends_no_broker(tmp_path: Path) -> None:
+    """Sends a job with too many headers and one with too many options, makes the broker answer with too many names, and
+    sends a link whose sources share more headers than fit once for each source."""
+    code = (
+        REPLACED
+        + f"""
+from hearthd.device.backend.compiler import LinkJob
+from hearthd.device.broker import main as module
+class Wordy(module.BrokerRequests):
+    def answer(self, head, parts, number):
+        answer, code = super().answer(head, parts, number)
+        return ({{**answer, "names": {{"x": "y" * (17 << 20)}}}} if answer.get("cached") else answer), code
+module.BrokerRequests = Wordy
+broker.close()
+broker = start_broker(spec)
+def tried(job):
+    try:
+        return broker.image(job)[1]
+    except Refusal as refusal:
+        return str(refusal.reason)
+source = Source({SOURCE!r})
+print(tried(source))
+pid = its_pid()
+print(tried(Source("", headers=tuple((f"{{n}}.h", "") for n in range(40_000)))))
+print(tried(Source("", options=("-D" + "A" * (17 << 20),))))
+print(tried(source))
+headers = tuple((f"{{n}}.h", "") for n in range(150))
+print(tried(LinkJob(tuple(Source(f"int a{{n}};", ("-rdc=true",), (), headers) for n in range(220)), ("-rdc=true",))))
+print(its_pid() == pid)
+broker.close()
+"""
+    )
+    limited = ["COMPILE_LIMIT"] * 3
+    assert run(code, str(tmp_path)).splitlines() == ["False", *limited, "UNSUPPORTED", "True"]
+
+
 # ---- segments ----
+
+
+def test_answer_that_arrives_after_its_timeout_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    """Stops the broker during the first of two requests for segments."""
+    code = (
+        REPLACED
+        + """
+import signal
+nonces = [os.urandom(16) for _ in range(2)]
+for number, nonce in enumerate(nonces):
+    file = os.memfd_create("segment")
+    os.write(file, b"%d" % number)
+    broker.keep(nonce, file)
+files = len(os.listdir("/proc/self/fd"))
+_, requests, _ = broker.ends
+os.kill(its_pid(), signal.SIGSTOP)
+requests.settimeout(0.01)
+try:
+    broker.fetch(nonces[0])
+except TimeoutError:
+    print("late")
+requests.settimeout(60)
+os.kill(its_pid(), signal.SIGCONT)
+print(os.pread(broker.fetch(nonces[1]), 1, 0), os.pread(broker.fetch(nonces[0]), 1, 0))
+print(len(os.listdir("/proc/self/fd")) - files)
+broker.close()
+"""
+    )
+    assert run(code, str(tmp_path)).splitlines() == ["late", "b'1' b'0'", "2"]
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_unwritable_directory_is_not_an_error(tmp_path: Path) -> None:
     cache = CompileCache(str(file), 1 << 20)
     cache.store(NAME, IMAGE)
     assert cache.load(NAME) is None
-    with cache.single_flight(NAME):
+    with cache.single_flight(NAME, CancelToken().check):
         pass
 
 
@@ -300,6 +300,25 @@ def test_single_flight_in_the_process_and_across_caches(tmp_path: Path) -> None:
     assert outcomes[-1].cached and outcomes[-1].elapsed_ns == 0
     for service in services:
         service.close()
+
+
+def test_compile_that_waits_for_another_process_is_cancelled(tmp_path: Path) -> None:
+    """Holds the lock in one cache, as another process does, while a compile with the other cache waits for it."""
+    runner, post = CountingRunner(), Poster()
+    service = CompileService(CachedImages(runner, CompileCache(str(tmp_path), 1 << 20)), 1, post)
+    holder = CompileCache(str(tmp_path), 1 << 20)
+    called: list[Compiled] = []
+    with holder.single_flight(key(Source("same"), b"test"), CancelToken().check):
+        (lock,) = tmp_path.glob("??/*.lock")
+        service.submit(Source("same"), called.append)
+        service.submit(Source("other"), called.append, "other")
+        assert runner.begun.acquire(timeout=10), "the other session's compile runs beside the one that waits"
+        service.abandon(Source("same"), called.append)
+        post.run(1)
+        assert not called, "the cancelled compile ends first"
+        assert lock.exists(), "the other process still compiles"
+    assert not lock.exists()
+    service.close()
 
 
 def test_a_compiler_that_breaks_fails_the_module_only(tmp_path: Path) -> None:

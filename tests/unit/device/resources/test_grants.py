@@ -170,6 +170,27 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
     assert len(heard) == 3
 
 
+def test_requests_that_callbacks_make_during_a_grant_are_all_answered() -> None:
+    """Another allocation takes the granted room, so that both requests are made again by their callbacks."""
+    process = Process(100)
+    process.allocate(90)
+    attempts: dict[int, int] = {20: 0, 30: 0}
+
+    def attempt(size: int) -> None:
+        attempts[size] += 1
+        if attempts[size] < 3:
+            process.grants.request(size, lambda granted: attempt(size))
+
+    for size in attempts:
+        attempt(size)
+    assert [body["wants"] for _, body in process.sent] == [10]
+    process.allocate(10)
+    process.on_limit(110)
+    process.on_limit(120)
+    assert attempts == {20: 3, 30: 3}
+    assert [body["wants"] for _, body in process.sent if "wants" in body] == [10, 10], "one request at a time"
+
+
 def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial() -> None:
     process = Process(0)
     woken: list[None] = []

@@ -1,7 +1,7 @@
 """The segment of host memory that the two processes of a copy communicator share.
 
-Its first page has the state of the ranks and the counters of pieces, which the devices write and wait for. Behind that
-page are the windows in host memory, one for each rank; they take no memory unless a rank touches them.
+Its first page has the state of the ranks, the counters of pieces, which the devices write and wait for, and the nonce.
+Behind that page are the windows in host memory, one for each rank; they take no memory unless a rank touches them.
 
 The segment is an anonymous file. Its creator keeps it for the other process under a random number, the nonce; so does
 each rank with its window in device memory, under a number that both derive from the nonce.
@@ -42,6 +42,10 @@ RELEASED = 1 << 62
 _OFFER, _MAPPED, _FILLED, _DRAINED = 0, 8, 16, 24
 """Indices of the words of rank 0; those of rank 1 follow. All are 64 bytes apart, so that they share no cache line."""
 
+_NONCE_BYTES = 16
+_NONCE_OFFSET = 512
+"""Offset of the nonce in bytes. The words of both ranks are before it."""
+
 _JOIN_SECONDS = 60.0
 _POLL_SECONDS = 0.001
 
@@ -54,6 +58,7 @@ class CopySegment:
         if (
             os.fstat(file).st_size != SIZE
             or fcntl.fcntl(file, fcntl.F_GET_SEALS) & sealed_memory.SEALS != sealed_memory.SEALS
+            or os.pread(file, _NONCE_BYTES, _NONCE_OFFSET) != nonce
         ):
             raise ValueError("the file is not the segment of a copy communicator")
         self._nonce = nonce
@@ -138,8 +143,14 @@ class CopySegments:
 
     def create(self) -> bytes:
         """Creates a segment, and returns its nonce. `drop` must be called. Raises OSError."""
-        nonce = secrets.token_bytes(16)
-        self.keep(nonce, sealed_memory.make("hearth-copies", SIZE))
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        file = sealed_memory.make("hearth-copies", SIZE)
+        try:
+            os.pwrite(file, nonce, _NONCE_OFFSET)
+        except BaseException:
+            os.close(file)
+            raise
+        self.keep(nonce, file)
         return nonce
 
     def keep(self, nonce: bytes, file: int) -> None:

@@ -1,0 +1,79 @@
+"""Exports of published buffers that wait for device memory, and what may happen to the publication meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.ipc.export import Exporting
+from hearthd.device.ipc.published import PublishedBuffer
+
+NUMBER, SIZE, CALL, FILE = 7, 64, 3, 5
+
+
+class Device:
+    """A device without room for a copy until the test answers the request for memory."""
+
+    def __init__(self) -> None:
+        self.grants = self.server = self.tracks = self
+        self.full = True
+        self.copies = 0
+        self.answered: Callable[[bool], None] | None = None
+
+    def make_room(self, size: int) -> None:
+        if self.full:
+            raise Refusal(Reason.OUT_OF_MEMORY, "full", details={"granted": 0, "requested": size})
+
+    def request(self, size: int, answered: Callable[[bool], None]) -> None:
+        self.answered = answered
+
+    def create_shared(self, size: int) -> Any:
+        self.copies += 1
+        raise Refusal(Reason.UNSUPPORTED, "the end of this test")
+
+
+def nothing(published: dict[int, PublishedBuffer]) -> None:
+    pass
+
+
+def forget(published: dict[int, PublishedBuffer]) -> None:
+    del published[NUMBER]
+
+
+def close(published: dict[int, PublishedBuffer]) -> None:
+    published[NUMBER].publisher = None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(nothing, Reason.UNSUPPORTED), (forget, Reason.NOT_PUBLISHED), (close, Reason.NOT_PUBLISHED)],
+)
+def test_waiting_export_copies_only_a_buffer_that_is_still_published(
+    change: Callable[[dict[int, PublishedBuffer]], None], reason: Reason
+) -> None:
+    device: Any = Device()
+    refused: list[tuple[int, Reason]] = []
+    shared = PublishedBuffer(NUMBER, SIZE)
+    session: Any = SimpleNamespace()
+    allocation: Any = SimpleNamespace(shared=None)
+    shared.publisher, shared.allocation = session, allocation
+    published = {NUMBER: shared}
+    map_allocation: Any = None
+    exporting = Exporting(
+        device,
+        published,
+        map_allocation,
+        lambda call, body: pytest.fail("it has no memory to hand over"),
+        lambda call, refusal: refused.append((call, refusal.reason)),
+    )
+    exporting.export(CALL, NUMBER, FILE)
+    assert not refused and device.answered is not None
+    change(published)
+    device.full = False
+    device.answered(True)
+    assert refused == [(CALL, reason)] and not shared.waiting
+    assert device.copies == (change is nothing)
