@@ -113,6 +113,8 @@ class Run:
         self.seq = itertools.count(1)
         self._request = itertools.count(1)
         self.answers: list[bytes] = []
+        self._tracks: dict[int, int] = {}
+        """Numbers of the tracks that the session has used, by index."""
         self._before = rig.inside(self._counts)
         self.step(
             Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=rig.source)),
@@ -156,12 +158,13 @@ class Run:
         first used them."""
         executor = self.rig.process.executor
         session = self.rig.session(self.channel)
-        tracks = {track.index: number for number, track in enumerate(session.tracks())}
-        first = {number: self.rig.process.device.tracks.ordering.position(index) for index, number in tracks.items()}
+        positions = self.rig.process.device.tracks.ordering.positions
+        for track in session.tracks():
+            self._tracks.setdefault(track.index, len(self._tracks))
 
         def used(index: int, position: int) -> tuple[int, int]:
             """Returns the track, and the distance in positions on it."""
-            return (tracks[index], first[tracks[index]] - position) if index >= 0 else (-1, 0)
+            return (self._tracks[index], positions[index] - position) if index >= 0 else (-1, 0)
 
         buffers = {
             handle: (
