@@ -301,9 +301,14 @@ class Channel:
     # ---- calls ----
 
     async def call(self, command: commands_pb2.Command) -> commands_pb2.Result:
-        """Executes one command and returns its result, which may be an error. Raises the loss."""
-        if self.loss is not None:
-            raise self.loss
+        """Executes one command and returns its result, which may be an error.
+
+        Raises the loss, or the refusal with which the channel was ended: a device process does not answer a call that
+        arrives after CLOSE.
+        """
+        refusal = self.loss or self.transfers.loss
+        if refusal is not None:
+            raise refusal
         self.calls += 1
         try:
             return await self.link.call(self.number, command)
