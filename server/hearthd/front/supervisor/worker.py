@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
@@ -202,11 +203,9 @@ class Worker:
 
     # ---- processes ----
 
-    def adopt(self, key: WorkerKey, quota: int, losses: deque[ProcessLoss] | None = None) -> None:
+    def adopt(self, key: WorkerKey, quota: int, losses: Iterable[ProcessLoss] = ()) -> None:
         """Serves `key` from now on. `losses`: the losses of the worker whose place this worker takes."""
-        self.key, self.quota = key, quota
-        if losses is not None:
-            self.losses = losses
+        self.key, self.quota, self.losses = key, quota, deque(losses)
         if self.state == SERVING:
             self._set_state(STARTING, "its process is being taken over")
         self._adopted.set_result(None)
@@ -316,7 +315,8 @@ class Worker:
             self.losses.append(ProcessLoss(now, culprit))
         while self.losses and now - self.losses[0].time > policy.restart_window:
             self.losses.popleft()
-        if self.state != FENCED and weight(self.losses) > policy.max_restarts:
+        # A vacant worker is not fenced: no session would be refused, and it is to serve when it is needed.
+        if self.key is not None and self.state != FENCED and weight(self.losses) > policy.max_restarts:
             self.fence(
                 f"its process ended {len(self.losses)} times within {policy.restart_window:g} s, last because "
                 f"{cause.text}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.device import FENCED, LOST, SERVING
+from hearthd.front.supervisor.isolation import WorkerKey
+from hearthd.front.supervisor.worker import Worker
+from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Right, Tenant
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
@@ -192,6 +196,47 @@ def test_losses_count_across_spares() -> None:
             assert await n.generation(own) > 3, "the fence is the shared worker's"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("place", ["of a lost process", "of a new key"])
+def test_losses_of_a_spare_do_not_count_against_the_worker_that_it_becomes(place: str) -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, spare=True, max_restarts=2)) as n:
+            session = n.session()
+            assert await n.generation(session) == 1
+
+            def spare() -> Worker:
+                worker = n.device.workers.vacant
+                assert worker is not None
+                return worker
+
+            for _ in range(3):
+                await until(lambda: spare().state == SERVING)
+                generation = spare().generation
+                n.process(generation).die()
+                await until(lambda generation=generation: spare().generation != generation)
+            await until(lambda: spare().state == SERVING)
+            generation = spare().generation
+            if place == "of a new key":
+                session = n.session(dedicated=True)
+            else:
+                n.process(1).die()
+                await lost(n, session)
+            assert await n.generation(session) == generation
+            n.process(generation).die()
+            await lost(n, session)
+            assert await n.generation(session) > generation
+
+    run(scenario())
+
+
+def test_a_fenced_spare_replaces_no_process() -> None:
+    workers, key = WorkerSet(), WorkerKey("x")
+    worker: Any = SimpleNamespace(key=key)
+    spare: Any = SimpleNamespace(state=FENCED)
+    workers.serving[key], workers.vacant = worker, spare
+    assert not workers.replace(worker)
+    assert workers.serving == {key: worker} and workers.vacant is spare
 
 
 def test_a_fenced_worker_of_one_tenant_while_another_is_served() -> None:
