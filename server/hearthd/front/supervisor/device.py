@@ -42,7 +42,7 @@ from hearthd.front.supervisor.session_reports import SessionReports
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
-from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.device_spec import CHANGEABLE, DeviceSpec
 from hearthd.shared.log import LogThrottle
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "IsolationPolicy"]
@@ -238,6 +238,13 @@ class Device(DeviceStatus):
         if worker is not None:
             self._end(worker)
 
+    def change(self, spec: DeviceSpec) -> None:
+        """Applies the changeable fields of `spec` to all processes, and to later ones."""
+        self.spec = dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in CHANGEABLE})
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.change(self.spec)
+
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
         """Sets the quotas of tenants, by name.
 
@@ -290,13 +297,17 @@ class Device(DeviceStatus):
         self._grants.on_report(generation, stats)
 
     def process_ready(self, process: Process) -> None:
-        """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
+        """Notes the properties of a process that is ready, and sends it the changes since its start.
+
+        Earlier failures to start no longer count.
+        """
         self.properties = process.properties
         self.has_been_ready = True
         self._failures.clear()
         self.durations.started(time.monotonic() - process.started_at)
         self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
+        process.change(self.spec)
 
     async def prepare(self, process: Process, worker: Worker) -> None:
         """Attributes the process to the worker's tenant, then awaits `DeviceOwner.before_serving`.

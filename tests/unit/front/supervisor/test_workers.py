@@ -15,7 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.device import FENCED, LOST, SERVING
-from hearthd.front.supervisor.isolation import WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Right, Tenant
@@ -307,6 +307,53 @@ def test_durable_memory_is_restored_before_a_process_serves() -> None:
             gate.set()
             assert await waiting == 4
             assert told[2:] == [(4, True, False)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("state", ["launched", "ready", "serving"])
+def test_changed_specification_reaches_a_process_once_whatever_its_state(state: str) -> None:
+    async def scenario() -> None:
+        launcher, prepared = FakeLauncher(), asyncio.Event()
+
+        async def prepare(_link: DeviceLink) -> None:
+            await prepared.wait()
+
+        async with node(launcher=launcher) as n:
+            n.supervisor.prepare.append(prepare)
+            launcher.ready = state != "launched"
+            if state == "serving":
+                prepared.set()
+            n.process(1).die()
+            await until(lambda: len(launcher.started) == 2)
+            process, worker = launcher.started[1], n.device.workers.serving[ALL_SESSIONS]
+            link = await started(worker)
+            if state != "launched":
+                await link.ready
+            if state == "serving":
+                await until(lambda: worker.state == SERVING)
+            changed = dataclasses.replace(n.device.spec, launch_timeout=7.0, log_level="debug", max_streams=1)
+            n.device.change(changed)
+            launcher.ready = True
+            if state == "launched":
+                process.become_ready()
+            prepared.set()
+            await until(lambda: worker.state == SERVING)
+            expected = {"launch_timeout": 7.0, "log_level": "debug", "log_format": "console", "load_timeout": 60.0}
+            await link.ping()
+            assert process.changes == [(0, expected)]
+            n.device.change(changed)
+            await link.ping()
+            assert len(process.changes) == 1
+            n.process(2).die()
+            await until(lambda: len(launcher.started) == 3)
+            spec = launcher.started[2].spec
+            assert spec.launch_timeout == 7.0 and spec.max_streams != 1, "the others are those of the start"
+
+    async def started(worker: Worker) -> DeviceLink:
+        await until(lambda: worker.process is not None and worker.process.generation == 2)
+        assert worker.process is not None
+        return worker.process.link
 
     run(scenario())
 
