@@ -79,6 +79,9 @@ class DeviceOwner(Protocol):
     def device_lost(self, link: DeviceLink, reason: str) -> None:
         """Notes that a process has ended. The channels of its link are still known."""
 
+    def device_ended(self, link: DeviceLink) -> None:
+        """Notes that a process has ended, lost or not. Its link has no more channels."""
+
     async def before_serving(self, link: DeviceLink) -> None:
         """Restores the state that sessions expect in a process.
 
@@ -388,12 +391,14 @@ class Device(DeviceStatus):
             if worker.state != FENCED:
                 worker.fence(self.fenced)
 
-    def reaped(self, generation: int) -> None:
+    def reaped(self, process: Process) -> None:
         """Adds the last counts of a process that has ended to the totals, and frees its memory for other processes."""
+        generation = process.generation
         self.totals.add_final(generation)
         self.tenant_memory.remove_process(generation)
         self.reports.remove_process(generation)
         self._grants.remove_process(generation)
+        self._owner.device_ended(process.link)
 
     def worker_ended(self, worker: Worker) -> None:
         """Removes a worker that has ended for good."""

@@ -68,7 +68,7 @@ class WorkerOwner(Protocol):
     def replace(self, worker: Worker) -> bool:
         """Returns True if another worker takes the place of this one."""
 
-    def reaped(self, generation: int) -> None:
+    def reaped(self, process: Process) -> None:
         """Notes that a process has ended and that everything it held is free."""
 
     def worker_ended(self, worker: Worker) -> None:
@@ -264,7 +264,7 @@ class Worker:
             self._lose(process, cause, ready)
             await process.reap()
         self.process = self._session_close = None
-        self._owner.reaped(process.generation)
+        self._owner.reaped(process)
 
     async def _serve(self, process: Process) -> ExitCause | None:
         """Serves the worker's sessions with a process that is ready.

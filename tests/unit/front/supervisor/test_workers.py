@@ -67,6 +67,23 @@ def test_dedicated_session_has_a_separate_process_which_ends_with_it() -> None:
     run(scenario())
 
 
+def test_every_end_of_a_process_is_reported_once() -> None:
+    async def scenario() -> None:
+        ended: list[tuple[int, bool]] = []
+        async with node(PATIENT) as n:
+            n.supervisor.device_ended = lambda link: ended.append((link.generation, bool(link.channels)))
+            own = n.session(dedicated=True)
+            assert await n.generation(own) == 2
+            await n.sessions.close(own, "done")
+            await until(lambda: ended)
+            n.process(1).die()
+            await until(lambda: len(ended) == 2)
+            assert await n.generation(n.session()) == 3
+        assert ended == [(2, False), (1, False), (3, False)] and n.lost == [(0, 1)]
+
+    run(scenario())
+
+
 def test_the_first_process_goes_to_the_first_tenant_and_others_have_their_own() -> None:
     async def scenario() -> None:
         async with node(BY_TENANT) as n:
