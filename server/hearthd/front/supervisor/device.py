@@ -41,7 +41,7 @@ from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.session_reports import SessionReports
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.shares import Shares
-from hearthd.front.tenancy.tenants import Quotas
+from hearthd.front.tenancy.tenants import Quotas, Tenant
 from hearthd.shared.device_spec import CHANGEABLE, DeviceSpec
 from hearthd.shared.log import LogThrottle
 
@@ -58,6 +58,9 @@ class DeviceOwner(Protocol):
 
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
+
+    def find(self, ordinal: int, tenant: Tenant) -> object:
+        """Raises a refusal if the tenant may not use the device."""
 
     def record_fault(self, session: str) -> None:
         """Counts the loss of a shared process that is attributed to a session."""
@@ -136,17 +139,22 @@ class Device(DeviceStatus):
             if not attaching:
                 raise ended_channel.loss
         while True:
-            if session.closing:  # a new worker for a closed session would never be ended
-                raise errors.session_expired()
-            refusal = self.quarantine_refusal(session)
-            if refusal is not None:
-                raise refusal
-            if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
-                raise self._unavailable(self.sick)
+            self.check_session(session)
             worker = self.workers.serving.get(self.key(session)) or await self._find_worker(session)
             channel = await worker.channel(session)
             if channel is not None:
                 return channel
+
+    def check_session(self, session: Session) -> None:
+        """Raises the reason why the session may not use the device now. Has to be called again after every wait."""
+        if session.closing:  # a new worker for a closed session would never be ended
+            raise errors.session_expired()
+        self._owner.find(self.ordinal, session.tenant)  # a reload may have taken the device from the tenant
+        refusal = self.quarantine_refusal(session)
+        if refusal is not None:
+            raise refusal
+        if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
+            raise self._unavailable(self.sick)
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Returns the reason why the session may not share a process with other sessions; None: it may."""
@@ -322,7 +330,12 @@ class Device(DeviceStatus):
         self.totals.set_tenant(process.generation, key.tenant)
         self.tenant_memory.set_tenant(process.generation, key.tenant)
         self._grants.assign(process.generation, key.tenant, worker.quota)
-        process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
+        process.link.serves = lambda session: (
+            self.key(session) == key
+            and session.tenant.sees(self.ordinal)
+            and not session.closing
+            and not self.quarantine_refusal(session)
+        )
         await self._owner.before_serving(process.link)
 
     def worker_lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:

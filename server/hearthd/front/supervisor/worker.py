@@ -14,7 +14,7 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front import errors, opentelemetry
+from hearthd.front import opentelemetry
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -46,6 +46,9 @@ class WorkerOwner(Protocol):
 
     ordinal: int
     policy: IsolationPolicy
+
+    def check_session(self, session: Session) -> None:
+        """Raises the reason why the session may not use the device now."""
 
     async def enter(self, worker: Worker) -> DeviceSpec:
         """Waits for room on the device for one more process, and returns the specification of the process."""
@@ -163,8 +166,7 @@ class Worker:
         waiting_since = time.monotonic()
         while not self.ending:
             link = self.link
-            if session.closing:
-                raise errors.session_expired()
+            self._owner.check_session(session)
             if link is not None and link.loss is None:
                 channel = session.channels.get(self._owner.ordinal)
                 if channel is not None and channel.link is link and channel.alive:

@@ -403,6 +403,38 @@ def test_a_session_that_ends_while_its_process_starts() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("cause", ["tenant", "quarantine", "hardware"])
+def test_session_that_may_not_use_the_device_any_more_stops_waiting_for_it(cause: str) -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(dataclasses.replace(PATIENT, max_faults=1), launcher) as n:
+            launcher.ready = False
+            n.process(1).die()
+            session = n.session()
+            await until(lambda: len(launcher.started) == 2)
+            waiting = asyncio.create_task(n.device.channel(session))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            if cause == "tenant":
+                session.tenant = dataclasses.replace(session.tenant, devices=frozenset())
+            elif cause == "quarantine":
+                for _ in range(2):
+                    n.supervisor.record_fault(session.id)
+            else:
+                n.device.fence("a fault")
+            launcher.ready = True
+            launcher.started[1].become_ready()
+            with pytest.raises(Refusal) as caught:
+                await waiting
+            assert (caught.value.reason == Reason.DEVICE_NOT_FOUND) == (cause == "tenant")
+            worker = n.device.workers.serving[ALL_SESSIONS]
+            await until(lambda: worker.state == SERVING)
+            assert worker.link is not None and worker.link.serves(session) == (cause == "hardware")
+            assert not session.channels and not worker.link.channels
+
+    run(scenario())
+
+
 def test_the_loss_of_all_is_the_loss_of_the_device() -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
