@@ -141,7 +141,7 @@ class Device(DeviceStatus):
         while True:
             self.check_session(session)
             worker = self.workers.serving.get(self.key(session)) or await self._find_worker(session)
-            channel = await worker.channel(session)
+            channel = await worker.channel(session) if worker is not None else None
             if channel is not None:
                 return channel
 
@@ -160,26 +160,25 @@ class Device(DeviceStatus):
         """Returns the reason why the session may not share a process with other sessions; None: it may."""
         return None if session.dedicated else self._owner.quarantine_refusal(session)
 
-    async def _find_worker(self, session: Session) -> Worker:
-        """Returns the session's worker. Assigns the vacant worker or creates one if the session has none."""
+    async def _find_worker(self, session: Session) -> Worker | None:
+        """Assigns the vacant worker to the session's key, or creates a worker for it.
+
+        Returns None after a wait for room, in which everything may have changed.
+        """
+        if self._stopping is not None:
+            raise self._stopping
+        if self.fenced:
+            raise self._unavailable(self.fenced)
         key = self.key(session)
         # The shared worker limits the memory of each tenant itself.
         quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
-        while True:
-            worker = self.workers.serving.get(key)
-            if worker is not None:
-                return worker
-            if self._stopping is not None:
-                raise self._stopping
-            if self.fenced:
-                raise self._unavailable(self.fenced)
-            worker = self.workers.occupy(key, quota)
-            if worker is None:
-                if await self._make_room(key):
-                    continue  # the state may have changed during the wait
-                worker = self.workers.serving[key] = Worker(self, key, quota)
-            self._refill()
-            return worker
+        worker = self.workers.occupy(key, quota)
+        if worker is None:
+            if await self._make_room(key):
+                return None
+            worker = self.workers.serving[key] = Worker(self, key, quota)
+        self._refill()
+        return worker
 
     def _refill(self) -> None:
         """Starts a spare process if the policy asks for one and there is room for it."""

@@ -435,6 +435,25 @@ def test_session_that_may_not_use_the_device_any_more_stops_waiting_for_it(cause
     run(scenario())
 
 
+def test_no_process_is_started_for_a_session_that_closes_while_it_waits_for_room() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, max_processes=2)) as n:
+            first, second = n.session(dedicated=True), n.session(dedicated=True)
+            assert await n.generation(first) == 2
+            await n.sessions.close(first, "done")
+            waiting = asyncio.create_task(n.device.channel(second))
+            await asyncio.sleep(0)
+            assert n.device.workers.ending and not waiting.done()
+            await n.sessions.close(second, "done")
+            with pytest.raises(Refusal) as caught:
+                await waiting
+            assert caught.value.reason == Reason.SESSION_EXPIRED
+            await until(lambda: not n.device.workers.ending)
+            assert n.running == [1] and len(n.device.workers) == 1
+
+    run(scenario())
+
+
 def test_the_loss_of_all_is_the_loss_of_the_device() -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
