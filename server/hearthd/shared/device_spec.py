@@ -14,6 +14,9 @@ Confinement = Literal["off", "available", "required", "process"]
 """Level of confinement. CPU backend: as far as the kernel supports it ("available"), or complete ("required"). CUDA:
 none ("off"), or seccomp and process attributes ("process")."""
 
+CHANGEABLE = ("log_level", "log_format", "launch_timeout", "load_timeout")
+"""Fields of a `DeviceSpec` that the front may change while the process runs (`Kind.CHANGE`)."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:

@@ -85,6 +85,11 @@ class FakeDevice:
         self.exit_code = -11
         self.send(Kind.FAULT, refusal.to_status().SerializeToString())
 
+    def become_ready(self) -> None:
+        """Reports that the process is ready; for processes that were started while the launcher's `ready` was False."""
+        properties = node_pb2.DeviceProperties(name="fake", backend="cpu", total_memory=1 << 30)
+        self.send(Kind.READY, properties.SerializeToString())
+
     def join(self) -> None:
         self._thread.join(10)
 
@@ -99,8 +104,7 @@ class FakeDevice:
     def _run(self) -> None:
         reader = frames.FrameReader()
         if self.launcher.ready:
-            properties = node_pb2.DeviceProperties(name="fake", backend="cpu", total_memory=1 << 30)
-            self.send(Kind.READY, properties.SerializeToString())
+            self.become_ready()
         try:
             while data := self.link.recv(1 << 20):
                 for frame in reader.feed(data):

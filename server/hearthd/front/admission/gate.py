@@ -162,6 +162,8 @@ class MethodGate:
             self._gate.on_probe()
         shown_caller.set(admitted.caller)
         message = await self._read(context, admitted)
+        if admitted.caller is not None:  # its credential may have been revoked while the message was awaited
+            _caller.set(self._gate.auth.reidentify(admitted.caller))
         if message is EOF:
             if not self.unary:
                 return None

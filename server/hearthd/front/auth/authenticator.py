@@ -124,6 +124,12 @@ class Authenticator:
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
         return self._identify(metadata, context.peer(), context.auth_context, by_session)
 
+    def reidentify(self, caller: Caller) -> Caller:
+        """Identifies a caller again, with the tenants and revocations of now. Raises `UNAUTHENTICATED`."""
+        if isinstance(caller.proof, tuple):
+            self._check_certificate(caller)
+        return self.directory.reidentify(caller, time.time())
+
     async def identify_request(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
         """Returns the caller of an HTTP request.
 
@@ -168,12 +174,17 @@ class Authenticator:
             return None
         tenant, name = self.directory.certificate(names)
         certificate = self.certificates.identity(auth_context)
-        if self.certificates.revokes(certificate):
+        caller = Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=certificate)
+        self._check_certificate(caller)
+        return caller
+
+    def _check_certificate(self, caller: Caller) -> None:
+        """Raises `UNAUTHENTICATED` if the certificate that identifies the caller has been revoked."""
+        if self.certificates.revokes(caller.certificate):
             raise unauthenticated(
-                f"The client certificate (for {name}) was revoked by its authority.",
+                f"The client's {caller.credential} was revoked by its authority.",
                 "Ask the daemon's operator for another certificate.",
             )
-        return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=certificate)
 
     def _token(self, header: str, peer: str) -> Caller:
         scheme, _, token = header.strip().partition(" ")

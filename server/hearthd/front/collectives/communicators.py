@@ -211,10 +211,13 @@ class Communicators:
                 messages += self._abort(comm, f"{comm.key.rank_names(missing)} did not join in time", refusal)
         return messages
 
-    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
+    def on_loss(
+        self, lost: RankLocation | int, cause: str, owners: Collection[str] = (), *, intended: bool = False
+    ) -> list[DeviceMessage]:
         """Aborts the communicators of a lost process or node on the remaining ranks.
 
-        The next use of the group creates a new one. For other nodes only communicators of `owners` are affected.
+        The next use of the group creates a new one. For other nodes only communicators of `owners` are affected. If the
+        end was `intended`, idle communicators do not count as failed.
         """
         is_local = isinstance(lost, RankLocation) and lost.node == 0
         messages: list[DeviceMessage] = []
@@ -226,7 +229,8 @@ class Communicators:
                 for rank in lost_ranks:
                     del match.presentations[rank]
             reason = f"{location_name(lost)} was lost: {cause}"
-            messages += self._abort(comm, reason, errors.failed(comm.key, reason, min(lost_ranks)), excluded=lost_ranks)
+            end = self._drop if intended and comm.is_idle else self._abort
+            messages += end(comm, reason, errors.failed(comm.key, reason, min(lost_ranks)), excluded=lost_ranks)
         return messages
 
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:

@@ -77,10 +77,13 @@ class Coordinator:
         """Handles a message of a rank's process about a communicator. Raises the same errors as `present`."""
         return self._submit_released(self.communicators.on_message(location, body, owner))
 
-    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """Handles the loss of a process or a node, with the ranks that `owners` had there."""
+    def on_loss(
+        self, lost: RankLocation | int, cause: str, owners: Collection[str] = (), *, intended: bool = False
+    ) -> list[DeviceMessage]:
+        """Handles the loss or the `intended` end of a process or a node, with the ranks that `owners` had there."""
         return self._submit_released(
-            self.matcher.on_loss(lost, cause, owners) + self.communicators.on_loss(lost, cause, owners)
+            self.matcher.on_loss(lost, cause, owners)
+            + self.communicators.on_loss(lost, cause, owners, intended=intended)
         )
 
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:

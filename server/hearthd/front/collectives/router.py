@@ -194,6 +194,20 @@ class CollectiveRouter:
         if self.relay is not None:
             self.relay.on_device_lost(link, cause)
 
+    def on_device_ended(self, link: DeviceLink) -> None:
+        """Handles the end of a device process that served no more sessions.
+
+        It may have communicators with processes that continue.
+        """
+        if self._links.pop((link.ordinal, link.generation), None) is None:
+            return  # it took part in no collective, or was lost
+        cause = "its process has ended"
+        location = RankLocation(0, link.ordinal, link.generation)
+        self._send(self.coordinator.on_loss(location, cause, intended=True), log.info)
+        self._arm_timer()
+        if self.relay is not None:
+            self.relay.on_device_lost(link, cause)
+
     def on_session_closed(self, session: str) -> None:
         """Handles a session that is about to close on the devices."""
         for link in self._links.values():  # later messages of its processes are ignored
@@ -205,17 +219,22 @@ class CollectiveRouter:
             self.relay.on_session_closed(session)
 
     def stop(self) -> None:
-        """Stops the timer. Called at the end of the daemon; operations that still wait are not answered."""
+        """Stops the timer, and forgets the device processes.
+
+        Called at the end of the daemon; operations that still wait are not answered.
+        """
+        self._links.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _send(self, messages: list[DeviceMessage]) -> None:
+    def _send(self, messages: list[DeviceMessage], write: Callable[..., None] = log.warning) -> None:
+        """Sends the messages. Failures and aborts are logged with `write`."""
         for location, body in messages:
             if body["op"] in ("fail", "abort"):
-                log.warning(
+                write(
                     "collective_failed", device=location.device, node=location.node, op=body["op"],
                     reason=body.get("reason", ""),
                 )  # fmt: skip

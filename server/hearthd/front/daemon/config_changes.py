@@ -33,8 +33,6 @@ from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 
 _FIX = "Open a new session with a valid credential from the daemon's operator"
-_SENT_FIELDS = ("log_level", "log_format", "launch_timeout", "load_timeout")
-"""Fields of a specification that are sent to a running device process."""
 _CLOSE_WAIT_S = 2.0
 """Time, in seconds, that a reload waits until what it ended has been freed. The rest is freed after the reload."""
 
@@ -76,21 +74,9 @@ class ConfigChanges:
             device.policy = policy
         if changed & {"log.level", "log.format", "launch.timeout", "launch.load_timeout"}:
             log.configure(config.log.level, config.log.format)
-            self._send_changes(config)
+            for spec in self._specify(config):
+                self._supervisor.devices[spec.ordinal].change(spec)
         return await self._change_tenants(directory) if "tenants" in changed else 0
-
-    def _send_changes(self, config: Config) -> None:
-        """Sends the changed fields of their specification to running device processes.
-
-        Later processes start with them.
-        """
-        for spec in self._specify(config):
-            device = self._supervisor.devices[spec.ordinal]
-            changes: dict[str, Any] = {name: getattr(spec, name) for name in _SENT_FIELDS}
-            device.spec = dataclasses.replace(device.spec, **changes)
-            for worker in device.running:
-                if worker.link is not None:
-                    worker.link.send(Kind.CHANGE, json.dumps(changes).encode())
 
     # ---- tenants ----
 

@@ -140,25 +140,28 @@ class Daemon:
         closing: set[asyncio.Task[list[int]]] = set()
         heap_trimming = HeapTrimming()
         while True:
-            for session in self.sessions.expired():
-                task = asyncio.create_task(
-                    self.sessions.close(session, "its lease expired", cause=session.expiry_cause)
-                )
-                closing.add(task)
-                task.add_done_callback(closing.discard)
-            for session in self.access.revoked_sessions():
-                self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
-                reason = "its certificate was revoked by its authority"
-                fix = "Open a new session with a valid credential"
-                close = self.sessions.close(session, reason, revoked=fix, cause=SessionEnd.CREDENTIAL)
-                task = asyncio.create_task(close)
-                closing.add(task)
-                task.add_done_callback(closing.discard)
-            if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
-                gc.collect()
-                await asyncio.to_thread(return_free_memory)
-                heap_trimming.record_trim(own_memory(), time.monotonic())
-            self._send_status()
+            try:
+                for session in self.sessions.expired():
+                    task = asyncio.create_task(
+                        self.sessions.close(session, "its lease expired", cause=session.expiry_cause)
+                    )
+                    closing.add(task)
+                    task.add_done_callback(closing.discard)
+                for session in self.access.revoked_sessions():
+                    self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
+                    reason = "its certificate was revoked by its authority"
+                    fix = "Open a new session with a valid credential"
+                    close = self.sessions.close(session, reason, revoked=fix, cause=SessionEnd.CREDENTIAL)
+                    task = asyncio.create_task(close)
+                    closing.add(task)
+                    task.add_done_callback(closing.discard)
+                if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
+                    gc.collect()
+                    await asyncio.to_thread(return_free_memory)
+                    heap_trimming.record_trim(own_memory(), time.monotonic())
+                self._send_status()
+            except Exception:  # for example, there is no free descriptor; the leases are still checked
+                log.exception("leases")
             await asyncio.sleep(min(1.0, self.sessions.lease / 4))
 
     def _send_status(self) -> None:

@@ -73,6 +73,7 @@ class DaemonParts:
             self.collectives.on_frame,
             self._on_device_lost,
         )
+        self.supervisor.device_ended = self.collectives.on_device_ended
         self.metrics = Metrics()
         if isinstance(launcher, ForkServerLauncher):
             fork_launcher = launcher

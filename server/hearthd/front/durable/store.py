@@ -210,18 +210,16 @@ class DurableStore:
             async with semaphore:
                 await self._restore(session_copies, link)
 
-        served = [
-            session_copies
-            for (_, ordinal), session_copies in self._session_copies.items()
-            if ordinal == link.ordinal and not session_copies.session.closing and link.serves(session_copies.session)
-        ]
-        await asyncio.gather(*(restore_session(session_copies) for session_copies in served))
+        on_device = [copies for (_, ordinal), copies in self._session_copies.items() if ordinal == link.ordinal]
+        await asyncio.gather(*(restore_session(session_copies) for session_copies in on_device))
 
     async def _restore(self, session_copies: SessionCopies, link: DeviceLink) -> None:
         session, index = session_copies.session, session_copies.index
+        if not link.serves(session):
+            return
         self._drop(session_copies, index.discard_incomplete())
         copies = list(index.copies.values())
-        if not copies or session.closing:
+        if not copies:
             return
         channel = session.channels[link.ordinal] = link.open_channel(session.open_payload(link.device_memory))
         size = sum(copy.size for copy in copies)

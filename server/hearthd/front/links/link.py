@@ -209,6 +209,11 @@ class DeviceLink(FrameSocket):
             return
         try:
             handler(frame)
+        except Refusal as refusal:  # it concerns one session; the others continue
+            log.exception("frame_refused", device=self.ordinal, kind=frame.kind, channel=frame.channel)
+            channel = self.channels.get(frame.channel)
+            if channel is not None:
+                channel.end(refusal)
         except (DecodeError, ValueError) as error:
             self.abandon(f"it sent a frame of kind {frame.kind} that cannot be read: {error}")
 

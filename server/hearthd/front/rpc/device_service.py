@@ -234,9 +234,9 @@ class DeviceService:
             try:
                 if request.resume:
                     attachment.resume(request.last_seq_acked)
-                    account = self._sessions.accounts.of(session.tenant)
-                    if account.exhausted:
-                        attachment.on_lost(account.time_refusal(), b"")
+                account = self._sessions.accounts.of(session.tenant)
+                if account.exhausted:  # also while a new stream waited for its process
+                    attachment.on_lost(account.time_refusal(), b"")
                 self._greet(attachment)
                 if not request.resume:
                     await attachment.prepare()

@@ -79,8 +79,8 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
     if channel.lane is not None:
         await channel.end_lane()
         _check_open(session)
-        if channel.loss is not None:
-            raise channel.loss
+        if channel.refusal is not None:
+            raise channel.refusal
         _check_free(session, ordinal, channel, resumable)
         channel.leave_lane()
     if channel.sink is not None:
@@ -120,6 +120,8 @@ async def resume_channel(session: Session, attach: device_pb2.Attach) -> Channel
     channel = _find_channel(session, attach)
     await channel.end_lane()
     _check_open(session)
+    if channel.loss is None and channel.refusal is not None:
+        raise channel.refusal
     replies = channel.replies
     if replies is None:
         raise _not_resumable(session, attach)

@@ -108,6 +108,11 @@ class Channel:
         """True until the channel is closed or its device process is lost."""
         return self.loss is None and not self._closed.done()
 
+    @property
+    def refusal(self) -> Refusal | None:
+        """The reason why the device process answers no more: the loss, or the end of the channel. None: it answers."""
+        return self.loss or self.transfers.loss
+
     # ---- Execute ----
 
     def send_batch(self, payload: bytes) -> None:
@@ -301,9 +306,13 @@ class Channel:
     # ---- calls ----
 
     async def call(self, command: commands_pb2.Command) -> commands_pb2.Result:
-        """Executes one command and returns its result, which may be an error. Raises the loss."""
-        if self.loss is not None:
-            raise self.loss
+        """Executes one command and returns its result, which may be an error.
+
+        Raises the loss, or the refusal with which the channel was ended: a device process does not answer a call that
+        arrives after CLOSE.
+        """
+        if self.refusal is not None:
+            raise self.refusal
         self.calls += 1
         try:
             return await self.link.call(self.number, command)

@@ -46,7 +46,7 @@ class LaneMirror:
             self.add_unnumbered(payload)
             return
         self._replies.add(payload)
-        if self._acknowledged > self._replies.received:
+        if self._acknowledged > self._replies.received and self._replies.overrun is None:
             self._release()
 
     def on_ack(self, over_lane: bool) -> None:

@@ -41,8 +41,8 @@ from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.session_reports import SessionReports
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.shares import Shares
-from hearthd.front.tenancy.tenants import Quotas
-from hearthd.shared.device_spec import DeviceSpec
+from hearthd.front.tenancy.tenants import Quotas, Tenant
+from hearthd.shared.device_spec import CHANGEABLE, DeviceSpec
 from hearthd.shared.log import LogThrottle
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "IsolationPolicy"]
@@ -58,6 +58,9 @@ class DeviceOwner(Protocol):
 
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
+
+    def find(self, ordinal: int, tenant: Tenant) -> object:
+        """Raises a refusal if the tenant may not use the device."""
 
     def record_fault(self, session: str) -> None:
         """Counts the loss of a shared process that is attributed to a session."""
@@ -78,6 +81,9 @@ class DeviceOwner(Protocol):
 
     def device_lost(self, link: DeviceLink, reason: str) -> None:
         """Notes that a process has ended. The channels of its link are still known."""
+
+    def device_ended(self, link: DeviceLink) -> None:
+        """Notes that a process has ended, lost or not. Its link has no more channels."""
 
     async def before_serving(self, link: DeviceLink) -> None:
         """Restores the state that sessions expect in a process.
@@ -133,42 +139,46 @@ class Device(DeviceStatus):
             if not attaching:
                 raise ended_channel.loss
         while True:
-            if session.closing:  # a new worker for a closed session would never be ended
-                raise errors.session_expired()
-            refusal = self.quarantine_refusal(session)
-            if refusal is not None:
-                raise refusal
-            if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
-                raise self._unavailable(self.sick)
+            self.check_session(session)
             worker = self.workers.serving.get(self.key(session)) or await self._find_worker(session)
-            channel = await worker.channel(session)
+            channel = await worker.channel(session) if worker is not None else None
             if channel is not None:
                 return channel
+
+    def check_session(self, session: Session) -> None:
+        """Raises the reason why the session may not use the device now. Has to be called again after every wait."""
+        if session.closing:  # a new worker for a closed session would never be ended
+            raise errors.session_expired()
+        self._owner.find(self.ordinal, session.tenant)  # a reload may have taken the device from the tenant
+        refusal = self.quarantine_refusal(session)
+        if refusal is not None:
+            raise refusal
+        if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
+            raise self._unavailable(self.sick)
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Returns the reason why the session may not share a process with other sessions; None: it may."""
         return None if session.dedicated else self._owner.quarantine_refusal(session)
 
-    async def _find_worker(self, session: Session) -> Worker:
-        """Returns the session's worker. Assigns the vacant worker or creates one if the session has none."""
+    async def _find_worker(self, session: Session) -> Worker | None:
+        """Assigns the vacant worker to the session's key, or creates a worker for it.
+
+        Returns None after a wait for room, in which everything may have changed.
+        """
+        if self._stopping is not None:
+            raise self._stopping
+        if self.fenced:
+            raise self._unavailable(self.fenced)
         key = self.key(session)
         # The shared worker limits the memory of each tenant itself.
         quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
-        while True:
-            worker = self.workers.serving.get(key)
-            if worker is not None:
-                return worker
-            if self._stopping is not None:
-                raise self._stopping
-            if self.fenced:
-                raise self._unavailable(self.fenced)
-            worker = self.workers.occupy(key, quota)
-            if worker is None:
-                if await self._make_room(key):
-                    continue  # the state may have changed during the wait
-                worker = self.workers.serving[key] = Worker(self, key, quota)
-            self._refill()
-            return worker
+        worker = self.workers.occupy(key, quota)
+        if worker is None:
+            if await self._make_room(key):
+                return None
+            worker = self.workers.serving[key] = Worker(self, key, quota)
+        self._refill()
+        return worker
 
     def _refill(self) -> None:
         """Starts a spare process if the policy asks for one and there is room for it."""
@@ -238,6 +248,13 @@ class Device(DeviceStatus):
         if worker is not None:
             self._end(worker)
 
+    def change(self, spec: DeviceSpec) -> None:
+        """Applies the changeable fields of `spec` to all processes, and to later ones."""
+        self.spec = dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in CHANGEABLE})
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.change(self.spec)
+
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
         """Sets the quotas of tenants, by name.
 
@@ -290,13 +307,17 @@ class Device(DeviceStatus):
         self._grants.on_report(generation, stats)
 
     def process_ready(self, process: Process) -> None:
-        """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
+        """Notes the properties of a process that is ready, and sends it the changes since its start.
+
+        Earlier failures to start no longer count.
+        """
         self.properties = process.properties
         self.has_been_ready = True
         self._failures.clear()
         self.durations.started(time.monotonic() - process.started_at)
         self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
+        process.change(self.spec)
 
     async def prepare(self, process: Process, worker: Worker) -> None:
         """Attributes the process to the worker's tenant, then awaits `DeviceOwner.before_serving`.
@@ -308,7 +329,12 @@ class Device(DeviceStatus):
         self.totals.set_tenant(process.generation, key.tenant)
         self.tenant_memory.set_tenant(process.generation, key.tenant)
         self._grants.assign(process.generation, key.tenant, worker.quota)
-        process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
+        process.link.serves = lambda session: (
+            self.key(session) == key
+            and session.tenant.sees(self.ordinal)
+            and not session.closing
+            and not self.quarantine_refusal(session)
+        )
         await self._owner.before_serving(process.link)
 
     def worker_lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
@@ -377,12 +403,14 @@ class Device(DeviceStatus):
             if worker.state != FENCED:
                 worker.fence(self.fenced)
 
-    def reaped(self, generation: int) -> None:
+    def reaped(self, process: Process) -> None:
         """Adds the last counts of a process that has ended to the totals, and frees its memory for other processes."""
+        generation = process.generation
         self.totals.add_final(generation)
         self.tenant_memory.remove_process(generation)
         self.reports.remove_process(generation)
         self._grants.remove_process(generation)
+        self._owner.device_ended(process.link)
 
     def worker_ended(self, worker: Worker) -> None:
         """Removes a worker that has ended for good."""

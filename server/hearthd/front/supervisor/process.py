@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,7 +21,7 @@ from hearthd.front.supervisor.crash import CrashFile
 from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, ExitCause, find_cause
 from hearthd.front.supervisor.forkserver import state_of
 from hearthd.front.supervisor.launcher import Launcher, StartedProcess
-from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.device_spec import CHANGEABLE, DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -36,7 +38,11 @@ Observer = Callable[[int, dict[str, Any]], None]
 class Process:
     """A device process: launches it, connects its link, watches it and reaps it."""
 
-    def __init__(self, started: StartedProcess, link: DeviceLink, started_at: float, crash: CrashFile) -> None:
+    def __init__(
+        self, spec: DeviceSpec, started: StartedProcess, link: DeviceLink, started_at: float, crash: CrashFile
+    ) -> None:
+        self.spec = spec
+        """The specification with which the process was started, with the changes that it has received since."""
         self.link = link
         self.pid = started.pid
         self.started_at = started_at
@@ -69,7 +75,7 @@ class Process:
                 link.descriptors = Descriptors(started.descriptors, spec.ordinal)
             link.share_chunks(spec.chunk_bytes)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=started.socket)
-            return Process(started, link, started_at, CrashFile.of(spec.backend, link))
+            return Process(spec, started, link, started_at, CrashFile.of(spec.backend, link))
         except BaseException:
             started.kill()
             raise
@@ -92,6 +98,14 @@ class Process:
     def ended(self) -> bool:
         """True if the process has ended or is about to end."""
         return any(end.done() for end in self._end_futures)
+
+    def change(self, spec: DeviceSpec) -> None:
+        """Sends the changeable fields of `spec` to the process, if any differs and the process is ready."""
+        changes: dict[str, Any] = {name: getattr(spec, name) for name in CHANGEABLE}
+        changed = dataclasses.replace(self.spec, **changes)
+        if changed != self.spec and self.link.ready.done():
+            self.spec = changed
+            self.link.send(Kind.CHANGE, json.dumps(changes).encode())
 
     async def until_ready(self, time_limit: float) -> ExitCause | None:
         """Waits until the process is ready.

@@ -36,6 +36,8 @@ class Supervisor:
     ) -> None:
         self.on_collective = on_collective
         self.device_lost = on_lost
+        self.device_ended: Callable[[DeviceLink], None] = lambda link: None
+        """Called with the link of each process that has ended, lost or not, when no more frames arrive."""
         self.sessions: Iterable[Session] = ()
         """All open sessions."""
         self.on_quarantined: Callable[[str], None] = lambda session: None

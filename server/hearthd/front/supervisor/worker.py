@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front import errors, opentelemetry
+from hearthd.front import opentelemetry
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -46,6 +47,9 @@ class WorkerOwner(Protocol):
     ordinal: int
     policy: IsolationPolicy
 
+    def check_session(self, session: Session) -> None:
+        """Raises the reason why the session may not use the device now."""
+
     async def enter(self, worker: Worker) -> DeviceSpec:
         """Waits for room on the device for one more process, and returns the specification of the process."""
 
@@ -67,7 +71,7 @@ class WorkerOwner(Protocol):
     def replace(self, worker: Worker) -> bool:
         """Returns True if another worker takes the place of this one."""
 
-    def reaped(self, generation: int) -> None:
+    def reaped(self, process: Process) -> None:
         """Notes that a process has ended and that everything it held is free."""
 
     def worker_ended(self, worker: Worker) -> None:
@@ -162,8 +166,7 @@ class Worker:
         waiting_since = time.monotonic()
         while not self.ending:
             link = self.link
-            if session.closing:
-                raise errors.session_expired()
+            self._owner.check_session(session)
             if link is not None and link.loss is None:
                 channel = session.channels.get(self._owner.ordinal)
                 if channel is not None and channel.link is link and channel.alive:
@@ -202,11 +205,9 @@ class Worker:
 
     # ---- processes ----
 
-    def adopt(self, key: WorkerKey, quota: int, losses: deque[ProcessLoss] | None = None) -> None:
+    def adopt(self, key: WorkerKey, quota: int, losses: Iterable[ProcessLoss] = ()) -> None:
         """Serves `key` from now on. `losses`: the losses of the worker whose place this worker takes."""
-        self.key, self.quota = key, quota
-        if losses is not None:
-            self.losses = losses
+        self.key, self.quota, self.losses = key, quota, deque(losses)
         if self.state == SERVING:
             self._set_state(STARTING, "its process is being taken over")
         self._adopted.set_result(None)
@@ -265,7 +266,7 @@ class Worker:
             self._lose(process, cause, ready)
             await process.reap()
         self.process = self._session_close = None
-        self._owner.reaped(process.generation)
+        self._owner.reaped(process)
 
     async def _serve(self, process: Process) -> ExitCause | None:
         """Serves the worker's sessions with a process that is ready.
@@ -316,7 +317,8 @@ class Worker:
             self.losses.append(ProcessLoss(now, culprit))
         while self.losses and now - self.losses[0].time > policy.restart_window:
             self.losses.popleft()
-        if self.state != FENCED and weight(self.losses) > policy.max_restarts:
+        # A vacant worker is not fenced: no session would be refused, and it is to serve when it is needed.
+        if self.key is not None and self.state != FENCED and weight(self.losses) > policy.max_restarts:
             self.fence(
                 f"its process ended {len(self.losses)} times within {policy.restart_window:g} s, last because "
                 f"{cause.text}"

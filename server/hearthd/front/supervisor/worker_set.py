@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, FENCED, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 
 
@@ -48,8 +48,11 @@ class WorkerSet:
         return worker
 
     def replace(self, worker: Worker) -> bool:
-        """Replaces a worker that lost its process by the vacant worker. Returns False if there is none."""
-        if worker.key is None or self.vacant is None:
+        """Replaces a worker that lost its process by the vacant worker.
+
+        Returns False if there is none, or it was fenced with its device.
+        """
+        if worker.key is None or self.vacant is None or self.vacant.state == FENCED:
             return False
         spare, self.vacant = self.vacant, None
         spare.adopt(worker.key, worker.quota, worker.losses)

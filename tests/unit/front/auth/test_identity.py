@@ -6,15 +6,20 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.auth.authenticator import AuthFailures, certificate_names, host_of
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.audit.recorder import Audit
+from hearthd.front.auth.authenticator import Authenticator, AuthFailures, certificate_names, host_of
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sockets import ListenError
-from hearthd.front.tenancy.tenants import User
+from hearthd.front.tenancy.revocations import CertificateIdentity, Revocations
+from hearthd.front.tenancy.tenants import Caller, Credential, Directory, Tenant, User, token_key
 from tests.support.front.fixture import run
 
 
@@ -75,6 +80,38 @@ def test_flood_of_tickets_evicts_only_those_of_its_user() -> None:
     clock.now += 11
     tickets.issue(User(3))
     assert len(tickets) == 1, "what is too old is forgotten"
+
+
+class Lists(Revocations):
+    """Revocation lists without a file."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+        self.all: set[CertificateIdentity] = set()
+
+    def revokes(self, certificate: CertificateIdentity | None) -> bool:
+        return certificate in self.all
+
+
+def test_caller_is_identified_again_with_the_present_tenants_and_revocations() -> None:
+    tenant, other = Tenant("a"), Tenant("b")
+    credential = Credential(token_key("x"), "ci")
+    observer: Any = None
+    auth = Authenticator(Directory([tenant], {credential: tenant}, {"host": tenant}), SessionTable(), Audit(), observer)
+    auth.certificates.revocations = lists = Lists()
+    by_token = Caller(tenant, "token ci", proof=credential.key)
+    certificate = CertificateIdentity(b"issuer", 1)
+    by_certificate = Caller(tenant, "certificate host", proof=("host",), certificate=certificate)
+    assert auth.reidentify(by_token) == by_token and auth.reidentify(by_certificate) == by_certificate
+    lists.all.add(certificate)
+    with pytest.raises(Refusal, match="certificate host was revoked") as revoked:
+        auth.reidentify(by_certificate)
+    assert revoked.value.reason == Reason.UNAUTHENTICATED
+    auth.directory = Directory([other], {credential: other})
+    assert auth.reidentify(by_token).tenant is other
+    auth.directory = Directory([other])
+    with pytest.raises(Refusal, match="token is unknown"):
+        auth.reidentify(by_token)
 
 
 def test_path_of_identity_socket() -> None:

@@ -192,6 +192,17 @@ def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
     assert ops(communicators.on_loss(location(0), "boom")) == [(1, "abort"), (1, "fail")]
 
 
+def test_intended_end_of_a_device_process_aborts_an_idle_communicator_without_a_failure() -> None:
+    communicators = ready()
+    assert ops(communicators.on_loss(location(0), "it ended", intended=True)) == [(1, "abort")], "an operation runs"
+    assert len(communicators) == 0 and communicators.aborts == 1
+    communicators = ready()
+    for rank in (0, 1):
+        communicators.on_message(location(rank), message("progress", done=1))
+    assert ops(communicators.on_loss(location(0), "it ended", intended=True)) == [(1, "abort")]
+    assert len(communicators) == 0 and communicators.aborts == 0 and not communicators.failed
+
+
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
     """Two sessions use the same devices, one of them in separate processes."""
     communicators = Communicators(nonce="nonce")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
+from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.collectives.match import MatchKey, RankLocation
 from hearthd.front.collectives.router import CollectiveRouter
 from tests.support.front.collective_parts import location, present, reason_of
-from tests.support.front.fixture import run, until
+from tests.support.front.fixture import front, run, until
 
 
 class Channel:
@@ -125,6 +128,48 @@ def test_ended_session_leaves_no_state() -> None:
         receive(router, one, present(sequence=9))
         assert state_sizes(router) == (3, 2)
         router.stop()
+
+    run(scenario())
+
+
+def test_ended_process_leaves_no_communicator() -> None:
+    async def scenario() -> None:
+        router, zero, one = CollectiveRouter([0, 1], 30), Link(0), Link(1)
+        communicators = router.coordinator.communicators
+        receive(router, zero, present())
+        receive(router, one, present())
+        assert len(communicators) == 1
+        router.on_device_ended(zero)  # type: ignore[arg-type]
+        assert len(communicators) == 0 and one.sent[0]["op"] == "abort"
+        assert router.link(location(0, 1)) is None and router.link(location(1, 1)) is not None
+        router.on_device_ended(Link(0))  # type: ignore[arg-type]
+        router.stop()
+
+    run(scenario())
+
+
+def test_processes_of_a_dedicated_session_leave_no_communicator(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path, devices=2) as f:
+            communicators = f.daemon.collectives.coordinator.communicators
+            request = node_pb2.OpenSessionRequest(isolation=node_pb2.ISOLATION_DEDICATED)
+            f.token = (await f.node.OpenSession(request)).session_token
+
+            def send(device: int, body: dict[str, Any]) -> None:
+                f.device(device).send(Kind.COLLECTIVE, json.dumps(body).encode())
+
+            for device in (0, 1):
+                await f.devices.Sync(device_pb2.SyncRequest(target=f.target(device)))
+                send(device, present())
+            await until(lambda: len(communicators))
+            [communicator] = communicators
+            send(0, {"op": "id", "comm": communicator.id, "unique_id": "u"})
+            await until(lambda: communicator.unique_id)
+            for device in (0, 1):
+                send(device, {"op": "joined", "comm": communicator.id})
+            await until(lambda: communicator.is_ready)
+            await f.node.CloseSession(node_pb2.CloseSessionRequest(session_token=f.token))
+            await until(lambda: not len(communicators))
 
     run(scenario())
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto import frames
-from hearth_proto.frames import Kind
+from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.sessions.in_flight import InFlightBatches
@@ -190,6 +190,26 @@ def test_attachment_without_acknowledgements_ends(tmp_path: Path, by: str) -> No
                 await resume(f, received=40)
             assert error.value.reason == Reason.QUEUE_FULL
             await attach(f)
+
+    run(scenario())
+
+
+def test_acknowledgement_after_an_overrun_ends_only_the_attachment(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path, launcher(), devices=1) as f:
+            window(f, min_kept_hard=0, max_queued_hard=100)
+            await f.open()
+            stream, _ = await enter(f)
+            link = f.daemon.supervisor.find(0).link
+            assert link is not None
+            for _ in range(40):
+                device(f).send(Kind.RESPONSE, result(1), channel=1, flags=Flag.LANED)
+            device(f).send(Kind.RECEIVED, received(5).SerializeToString(), channel=1)
+            device(f).send(Kind.RESPONSE, result(1), channel=1, flags=Flag.LANED)
+            await link.ping()
+            assert kept(f).overrun is not None and not link.closed.done()
+            assert (await over(stream)).reason == Reason.QUEUE_FULL
+            await f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
 
     run(scenario())
 

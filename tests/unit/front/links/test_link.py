@@ -231,3 +231,28 @@ def test_response_may_carry_an_ack() -> None:
             assert heard == [2, b"one", b"two", 3, b"three"] and channel.batches.acked == 3
 
     run(scenario())
+
+
+def test_refusal_of_a_frame_ends_only_the_stream_of_its_channel() -> None:
+    async def scenario() -> None:
+        async with linked() as (link, peer):
+            channel = link.open_channel({"session": "s"})
+            lost: list[Refusal] = []
+            refusal = Refusal(Reason.QUEUE_FULL, "too much")
+
+            class Sink:
+                def on_response(self, payload: bytes) -> None:
+                    raise refusal
+
+                def on_lost(self, refusal: Refusal, event: bytes) -> None:
+                    lost.append(refusal)
+
+            channel.sink = Sink()  # type: ignore[assignment]
+            ping = asyncio.create_task(link.ping())
+            await receive(peer, 2)
+            peer.send(frames.encode(Kind.RESPONSE, b"one", channel=channel.number) + frames.encode(Kind.PONG, id=1))
+            await ping
+            assert lost == [refusal] and not link.closed.done()
+            channel.sink = None
+
+    run(scenario())

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, explained, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.errors import MAX_DETAILS, MAX_MESSAGE, fitted
@@ -212,6 +213,51 @@ def test_close_waits_a_bounded_time_for_an_unresponsive_device(tmp_path: Path) -
             [session] = list(f.daemon.sessions)
             await f.daemon.sessions.close(session, "test", time_limit=0.05)
             assert f.device().closed and not len(f.daemon.sessions)
+
+    run(scenario())
+
+
+def test_a_call_that_waits_for_room_is_refused_when_its_session_closes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            f.launcher.closes = False  # the device process has not confirmed the close when there is room
+            await f.open()
+            await f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
+            [session] = list(f.daemon.sessions)
+            session.queue.set_limits(1, 0)
+            session.queue.count(10)  # a batch of another session of the tenant
+            call = asyncio.ensure_future(refused(f.devices.Flush(device_pb2.FlushRequest(target=f.target()))))
+            await until(lambda: session.connections)
+            closing = asyncio.create_task(f.daemon.sessions.close(session, "an operator ended it"))
+            await until(lambda: f.device().closed)
+            session.queue.release(10)
+            refusal = await call
+            assert refusal.reason == Reason.SESSION_EXPIRED and "an operator ended it" in refusal.message
+            assert session.queue.commands == session.queue.bytes == 0
+            assert [command.WhichOneof("kind") for command in f.device().commands] == ["sync"]
+            f.device().send(Kind.CLOSED, channel=f.device().closed[0])
+            await closing
+
+    run(scenario())
+
+
+def test_an_object_is_not_described_after_its_session_has_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            f.launcher.closes, f.launcher.unanswered = False, {"get_function"}
+            await f.open()
+            request = device_pb2.GetFunctionRequest(target=f.target())
+            call = asyncio.ensure_future(refused(f.devices.GetFunction(request)))
+            await until(lambda: f.device().commands)
+            [session] = list(f.daemon.sessions)
+            closing = asyncio.create_task(f.daemon.sessions.close(session, "an operator ended it"))
+            await until(lambda: f.device().closed)
+            number = f.device().commands[0].request
+            f.device().send(Kind.RESULT, commands_pb2.Result(request=number).SerializeToString(), channel=1, id=number)
+            assert (await call).reason == Reason.SESSION_EXPIRED
+            assert len(f.device().commands) == 1
+            f.device().send(Kind.CLOSED, channel=1)
+            await closing
 
     run(scenario())
 

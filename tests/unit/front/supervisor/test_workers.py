@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.device import FENCED, LOST, SERVING
+from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
+from hearthd.front.supervisor.worker import Worker
+from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Right, Tenant
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
@@ -59,6 +63,23 @@ def test_dedicated_session_has_a_separate_process_which_ends_with_it() -> None:
             await until(lambda: n.running == [1, 3])
             assert n.process(4).exit_code == 0, "it was asked to end, and did"
             assert n.device.restarts == {"signal": 1}
+
+    run(scenario())
+
+
+def test_every_end_of_a_process_is_reported_once() -> None:
+    async def scenario() -> None:
+        ended: list[tuple[int, bool]] = []
+        async with node(PATIENT) as n:
+            n.supervisor.device_ended = lambda link: ended.append((link.generation, bool(link.channels)))
+            own = n.session(dedicated=True)
+            assert await n.generation(own) == 2
+            await n.sessions.close(own, "done")
+            await until(lambda: ended)
+            n.process(1).die()
+            await until(lambda: len(ended) == 2)
+            assert await n.generation(n.session()) == 3
+        assert ended == [(2, False), (1, False), (3, False)] and n.lost == [(0, 1)]
 
     run(scenario())
 
@@ -194,6 +215,47 @@ def test_losses_count_across_spares() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("place", ["of a lost process", "of a new key"])
+def test_losses_of_a_spare_do_not_count_against_the_worker_that_it_becomes(place: str) -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, spare=True, max_restarts=2)) as n:
+            session = n.session()
+            assert await n.generation(session) == 1
+
+            def spare() -> Worker:
+                worker = n.device.workers.vacant
+                assert worker is not None
+                return worker
+
+            for _ in range(3):
+                await until(lambda: spare().state == SERVING)
+                generation = spare().generation
+                n.process(generation).die()
+                await until(lambda generation=generation: spare().generation != generation)
+            await until(lambda: spare().state == SERVING)
+            generation = spare().generation
+            if place == "of a new key":
+                session = n.session(dedicated=True)
+            else:
+                n.process(1).die()
+                await lost(n, session)
+            assert await n.generation(session) == generation
+            n.process(generation).die()
+            await lost(n, session)
+            assert await n.generation(session) > generation
+
+    run(scenario())
+
+
+def test_a_fenced_spare_replaces_no_process() -> None:
+    workers, key = WorkerSet(), WorkerKey("x")
+    worker: Any = SimpleNamespace(key=key)
+    spare: Any = SimpleNamespace(state=FENCED)
+    workers.serving[key], workers.vacant = worker, spare
+    assert not workers.replace(worker)
+    assert workers.serving == {key: worker} and workers.vacant is spare
+
+
 def test_a_fenced_worker_of_one_tenant_while_another_is_served() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(BY_TENANT, max_restarts=1)) as n:
@@ -266,6 +328,53 @@ def test_durable_memory_is_restored_before_a_process_serves() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("state", ["launched", "ready", "serving"])
+def test_changed_specification_reaches_a_process_once_whatever_its_state(state: str) -> None:
+    async def scenario() -> None:
+        launcher, prepared = FakeLauncher(), asyncio.Event()
+
+        async def prepare(_link: DeviceLink) -> None:
+            await prepared.wait()
+
+        async with node(launcher=launcher) as n:
+            n.supervisor.prepare.append(prepare)
+            launcher.ready = state != "launched"
+            if state == "serving":
+                prepared.set()
+            n.process(1).die()
+            await until(lambda: len(launcher.started) == 2)
+            process, worker = launcher.started[1], n.device.workers.serving[ALL_SESSIONS]
+            link = await started(worker)
+            if state != "launched":
+                await link.ready
+            if state == "serving":
+                await until(lambda: worker.state == SERVING)
+            changed = dataclasses.replace(n.device.spec, launch_timeout=7.0, log_level="debug", max_streams=1)
+            n.device.change(changed)
+            launcher.ready = True
+            if state == "launched":
+                process.become_ready()
+            prepared.set()
+            await until(lambda: worker.state == SERVING)
+            expected = {"launch_timeout": 7.0, "log_level": "debug", "log_format": "console", "load_timeout": 60.0}
+            await link.ping()
+            assert process.changes == [(0, expected)]
+            n.device.change(changed)
+            await link.ping()
+            assert len(process.changes) == 1
+            n.process(2).die()
+            await until(lambda: len(launcher.started) == 3)
+            spec = launcher.started[2].spec
+            assert spec.launch_timeout == 7.0 and spec.max_streams != 1, "the others are those of the start"
+
+    async def started(worker: Worker) -> DeviceLink:
+        await until(lambda: worker.process is not None and worker.process.generation == 2)
+        assert worker.process is not None
+        return worker.process.link
+
+    run(scenario())
+
+
 def test_a_preparation_that_fails_does_not_keep_the_device_from_serving() -> None:
     async def scenario() -> None:
         async def broken(link: DeviceLink) -> None:
@@ -290,6 +399,57 @@ def test_a_session_that_ends_while_its_process_starts() -> None:
             with pytest.raises(Refusal):
                 await waiting
             await until(lambda: n.running == [1])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cause", ["tenant", "quarantine", "hardware"])
+def test_session_that_may_not_use_the_device_any_more_stops_waiting_for_it(cause: str) -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with node(dataclasses.replace(PATIENT, max_faults=1), launcher) as n:
+            launcher.ready = False
+            n.process(1).die()
+            session = n.session()
+            await until(lambda: len(launcher.started) == 2)
+            waiting = asyncio.create_task(n.device.channel(session))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            if cause == "tenant":
+                session.tenant = dataclasses.replace(session.tenant, devices=frozenset())
+            elif cause == "quarantine":
+                for _ in range(2):
+                    n.supervisor.record_fault(session.id)
+            else:
+                n.device.fence("a fault")
+            launcher.ready = True
+            launcher.started[1].become_ready()
+            with pytest.raises(Refusal) as caught:
+                await waiting
+            assert (caught.value.reason == Reason.DEVICE_NOT_FOUND) == (cause == "tenant")
+            worker = n.device.workers.serving[ALL_SESSIONS]
+            await until(lambda: worker.state == SERVING)
+            assert worker.link is not None and worker.link.serves(session) == (cause == "hardware")
+            assert not session.channels and not worker.link.channels
+
+    run(scenario())
+
+
+def test_no_process_is_started_for_a_session_that_closes_while_it_waits_for_room() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, max_processes=2)) as n:
+            first, second = n.session(dedicated=True), n.session(dedicated=True)
+            assert await n.generation(first) == 2
+            await n.sessions.close(first, "done")
+            waiting = asyncio.create_task(n.device.channel(second))
+            await asyncio.sleep(0)
+            assert n.device.workers.ending and not waiting.done()
+            await n.sessions.close(second, "done")
+            with pytest.raises(Refusal) as caught:
+                await waiting
+            assert caught.value.reason == Reason.SESSION_EXPIRED
+            await until(lambda: not n.device.workers.ending)
+            assert n.running == [1] and len(n.device.workers) == 1
 
     run(scenario())
 

@@ -13,6 +13,7 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
+from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import Front, ended, front, refused, run, until
 
 SMALL = Tenant("small", quotas=Quotas(sessions=2, gpu_seconds=1.5, queued_commands=3))
@@ -109,6 +110,28 @@ def test_used_up_time_ends_streams_and_refuses_work(tmp_path: Path) -> None:
             assert (await refused(f.node.OpenSession(node_pb2.OpenSessionRequest()))).reason == Reason.QUOTA_EXCEEDED
             listed = (await f.node.ListSessions(node_pb2.ListSessionsRequest())).sessions
             assert [entry.device_ns for entry in listed] == [11 * 10**8]
+
+    run(scenario())
+
+
+def test_stream_that_waits_for_its_process_ends_if_the_time_is_used_up_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        launcher = FakeLauncher()
+        async with front(tmp_path, launcher, devices=1) as f:
+            await f.open()
+            account = f.daemon.sessions.accounts.of(EVERYONE)
+            account.tenant = Tenant("default", quotas=Quotas(gpu_seconds=1.0))
+            launcher.ready = False
+            request = node_pb2.OpenSessionRequest(isolation=node_pb2.ISOLATION_DEDICATED)
+            token = (await f.node.OpenSession(request)).session_token
+            stream = f.devices.Execute()
+            await stream.write(device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token)))
+            await until(lambda: len(launcher.started) == 2)
+            f.daemon.sessions.accounts.add_device_time(f.session, 2 * 10**9)
+            launcher.ready = True
+            launcher.started[1].become_ready()
+            assert (await stream.read()).WhichOneof("kind") == "attached"
+            assert (await ended(stream)).reason == Reason.QUOTA_EXCEEDED
 
     run(scenario())
 
