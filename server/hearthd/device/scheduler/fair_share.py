@@ -304,6 +304,10 @@ class FairShare:
                     backlog.quota -= 1
                     if frame.kind == CLOSE:
                         self._end_session(backlog)
+                        self._perform(backlog.session, frame)
+                        backlog.frame = None
+                        self._abandon(backlog)  # frames that were sent before the front knew of the end
+                        return False
                     self._perform(backlog.session, frame)
                     continue
                 work = handler(backlog, frame)
@@ -327,7 +331,7 @@ class FairShare:
         self._active.pop(backlog, None)
 
     def _abandon(self, backlog: Backlog) -> None:
-        """Drops the commands of a closing session that would have to wait for a time slice.
+        """Drops the commands of a closing session that would have to wait for a time slice, or that follow its end.
 
         Single calls among them are answered with SESSION_EXPIRED.
         """

@@ -17,6 +17,7 @@ import pytest
 
 from hearth_proto import descriptors
 from hearth_proto.frames import PLACE, Kind, encode
+from hearth_proto.reasons import Reason, from_status
 from hearth_proto.stripes import announce
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
@@ -382,6 +383,22 @@ def test_session_that_ends_during_its_commands(rig: Leaving, opened: Opened) -> 
     if opened is names:
         send_file(rig)  # the order of the two sockets is not defined
     assert rig.left() == []
+
+
+def test_requests_behind_the_end_of_a_session_are_refused(rig: Leaving) -> None:
+    call = next(rig.ids)
+    allocate = c.Command(request=1, allocate=c.Allocate(buffer=HANDLE, size=64 * KIB))
+    publish = {"op": "publish", "memory": HANDLE, "buffer": HANDLE, "name": "weights"}
+    rig.sock.sendall(
+        encode(Kind.CLOSE, channel=CHANNEL)
+        + encode(Kind.CALL, allocate.SerializeToString(), channel=CHANNEL, id=call)
+        + encode(Kind.EXPORT, json.dumps(publish).encode(), channel=CHANNEL, id=1)
+    )
+    assert from_status(rig.answer(call).error).reason is Reason.SESSION_EXPIRED
+    rig.until(Kind.EXPORTED, 1)
+    rig.until(Kind.CLOSED)
+    rig.forget()
+    assert rig.left() == [] and rig.gauges()["memory_in_use_bytes"] == 0
 
 
 def test_request_behind_commands_of_ended_session_is_answered(rig: Leaving) -> None:
