@@ -6,6 +6,7 @@ The tenant's rate and latency are checked by `python -m tests.attacks`, on an ot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,13 @@ def test_attack_stays_within_its_budget(row: Row, cache: Path, request: pytest.F
 def test_every_breach_of_a_budget_is_named() -> None:
     outcome = Outcome(
         before_mib=80, growth_mib=40, kept_mib=9, descriptors=70, descriptors_kept=3, rate_before=100, rate=10,
-        p99_before_ms=2, p99_ms=20, longest_ms=30, errors=("UNAVAILABLE: gone",), counts={},
+        p99_before_ms=2, p99_ms=20, longest_ms=30, steps=8, errors=("UNAVAILABLE: gone",), counts={},
     )  # fmt: skip
     assert len(outcome.breaches(Budget(rate=0.5))) == 6
     assert len(outcome.breaches(Budget(rate=0.5), timed=False)) == 4
     assert not outcome.breaches(Budget(40, 9, 3, 10, 0.1))[1:]
+    stopped = replace(outcome, steps=0)
+    assert stopped.breaches(Budget(rate=0.5), timed=False)[1:2] == ["the tenant made no step during the attack"]
 
 
 def test_attack_of_an_unknown_name_is_refused() -> None:

@@ -313,8 +313,8 @@ def test_transfer_cancelled_during_outage_is_reported_to_daemon(cutter: Cutter, 
             main = threading.main_thread().ident
             assert main is not None
             timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
+                timer.start()
                 if way == "up":
                     x.set(host[::-1].copy())
                 else:

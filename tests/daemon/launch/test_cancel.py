@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ import hearth
 from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.internals import connection_of, handle_of
+from tests.support.client.interrupts import interrupted_wait
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common, gated
@@ -217,13 +217,8 @@ def test_a_keyboard_interrupt_leaves_the_session_and_offers_to_cancel(gpu: heart
             kernel((1,), (1,), (x, np.int32(1)))
             if not number:
                 gpu.flush()  # what the device has accepted is not cancelled
-        main = threading.main_thread().ident
-        assert main is not None
-        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt) as caught:
+        with pytest.raises(KeyboardInterrupt) as caught, interrupted_wait(connection_of(gpu).attachment()):
             gpu.synchronize()
-        timer.join()
         assert any("gpu.cancel()" in note for note in caught.value.__notes__)
         dropped = gpu.cancel()
         assert dropped

@@ -287,12 +287,14 @@ def test_messages_to_systemd_during_a_drain(
         end.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         threading.Thread(target=_listen, args=(end, told), daemon=True).start()
-        daemon = start_daemon(drain_timeout="1500ms")
+        daemon = start_daemon(drain_timeout="60s")
         wait_until(lambda: any("READY=1" in entry.splitlines() for entry in told), "READY")
         node = daemon.connect()
         node.device(0).synchronize()
-        assert ended(daemon, terminate(daemon)) > 1.4
+        began = terminate(daemon)
+        wait_until(lambda: sum("Draining 1 sessions" in entry for entry in told) >= 2, "two messages of the drain")
         node.close()
+        assert ended(daemon, began) < SOON
+        wait_until(lambda: sum("STOPPING=1" in entry.splitlines() for entry in told) >= 3, "the message of the stop")
         stopping = [entry for entry in told if "STOPPING=1" in entry.splitlines()]
-        assert len(stopping) >= 3 and any("Draining 1 sessions" in entry for entry in stopping)
         assert all("EXTEND_TIMEOUT_USEC=15000000" in entry.splitlines() for entry in stopping)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.daemon.durables import QUICK
 from tests.support.daemon.harness import StartDaemon, wait_until
 from tests.support.daemon.kernels import saxpy_works
 from tests.support.notify_socket import NotifySocket
+from tests.support.timing import steady
 
 WATCHDOG_S = 1.2
 
@@ -22,7 +24,7 @@ def test_messages_to_the_service_manager_from_start_to_end(
     manager = NotifySocket(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
-    daemon = start_daemon(cpu_count=2, devices={"ping_timeout": "500ms"}, drain_timeout="20s")
+    daemon = start_daemon(cpu_count=2, devices={"ping_timeout": "500ms", **QUICK}, drain_timeout="20s")
     pid, count = daemon.process.pid, len(daemon.ordinals())
     last, serving = count - 1, f"Serving {count} device{'s' * (count > 1)}"
 
@@ -43,15 +45,19 @@ def test_messages_to_the_service_manager_from_start_to_end(
     manager.until(lambda said: said.get("READY") == "1")
 
     # A stopped device process is replaced, and the watchdog messages continue in the meantime.
-    begin = len(manager.heard)
-    stopped = daemon.device_pid(last)
-    os.kill(stopped, signal.SIGSTOP)
-    losses = (f"device {last} lost", f"device {last} starting")
-    manager.until(lambda said: any(loss in said.get("STATUS", "") for loss in losses))
-    manager.until(lambda said: said.get("STATUS") == f"{serving}, 1 session")
-    wait_until(lambda: daemon.device_pid(last) != stopped)
-    beats = [at for at, said in manager.heard[begin:] if "WATCHDOG" in said]
-    assert all(later - earlier < WATCHDOG_S for earlier, later in itertools.pairwise(beats)), beats
+    def replace() -> float:
+        """Stops a device process; returns the longest time between two watchdog messages until it is replaced."""
+        begin = len(manager.heard)
+        stopped = daemon.device_pid(last)
+        os.kill(stopped, signal.SIGSTOP)
+        losses = (f"device {last} lost", f"device {last} starting")
+        manager.until(lambda said: any(loss in said.get("STATUS", "") for loss in losses))
+        manager.until(lambda said: said.get("STATUS") == f"{serving}, 1 session")
+        wait_until(lambda: daemon.device_pid(last) != stopped)
+        beats = [at for at, said in manager.heard[begin:] if "WATCHDOG" in said]
+        return max((later - earlier for earlier, later in itertools.pairwise(beats)), default=0.0)
+
+    assert steady(replace, lambda gap: gap < WATCHDOG_S) < WATCHDOG_S
     with daemon.connect() as other:  # the error of the loss may still be reported to `node`
         saxpy_works(other.device(0))
 

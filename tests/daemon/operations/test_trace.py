@@ -20,6 +20,7 @@ from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated, saxpy_works
 from tests.support.daemon.raw import Raw, refused
+from tests.support.timing import steady
 
 HELD = 0.03
 
@@ -70,29 +71,41 @@ def test_every_command_is_traced_with_bytes_and_geometry(gpu: hearth.Device) -> 
 
 
 def test_device_time_is_measured_on_the_device(gpu: hearth.Device) -> None:
-    with gated(gpu) as gate, gpu.trace() as trace:
-        gate.hold()
-        gate.hold()
-        time.sleep(HELD)  # the duration that is measured
-        gate.open()
-    first, second = (event for event in trace.events if event.kernel == "hold")
-    assert first.device_ns >= HELD * 0.5e9  # it started during the sleep, or a little later on a busy machine
+    def measure() -> list[hearth.TraceEvent]:
+        with gated(gpu) as gate, gpu.trace() as trace:
+            gate.hold()
+            gate.hold()
+            wait_until(lambda: gate.begun, "the kernel's begin")
+            time.sleep(HELD)  # the duration that is measured
+            gate.open()
+        check_times(trace.events)
+        return [event for event in trace.events if event.kernel == "hold"]
+
+    # The second kernel only finds the gate open, which a busy machine may delay.
+    first, second = steady(measure, lambda held: held[1].device_ns < held[0].device_ns)
+    assert first.device_ns >= HELD * 1e9
     assert second.submitted_ns < first.ended_ns <= second.started_ns + 2_000, "it waited on the device"
     assert second.device_ns < first.device_ns
-    check_times(trace.events)
 
 
 def test_waiting_for_another_stream_is_not_counted_as_running(gpu: hearth.Device) -> None:
     add_one, x, side = common(gpu, "add_one"), gpu.zeros(1, np.int32), gpu.stream()
+    add_one((1,), (1,), (x, np.int32(1)))  # otherwise the measured launch might wait for its compile
     gpu.synchronize()
-    with gated(gpu) as gate, gpu.trace() as trace:
-        gate.hold(x)
-        add_one((1,), (1,), (x, np.int32(1)), stream=side)
-        time.sleep(HELD)
-        gate.open()
-    assert x.item() == 2
-    (held,) = (event for event in trace.events if event.kernel == "hold")
-    (waited,) = (event for event in trace.events if event.kernel == "add_one")
+
+    def measure() -> list[hearth.TraceEvent]:
+        x.fill(0)
+        with gated(gpu) as gate, gpu.trace() as trace:
+            gate.hold(x)
+            add_one((1,), (1,), (x, np.int32(1)), stream=side)
+            wait_until(lambda: gate.begun, "the kernel's begin")
+            time.sleep(HELD)
+            gate.open()
+        assert x.item() == 2
+        return [event for event in trace.events if event.kernel in ("hold", "add_one")]
+
+    held, waited = steady(measure, lambda events: events[1].device_ns < HELD * 0.9e9)
+    assert (held.kernel, waited.kernel) == ("hold", "add_one")
     assert waited.stream == number_of(side) != held.stream
     assert waited.submitted_ns < held.ended_ns <= waited.started_ns + 2_000
     assert waited.device_ns < HELD * 0.9e9

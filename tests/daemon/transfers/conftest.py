@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,14 @@ import pytest
 import hearth
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import session_of
+from tests.support.client.lane_timeouts import long_timeouts
 from tests.support.daemon.cutter import Cutter
+
+
+@pytest.fixture(autouse=True)
+def _long_timeouts() -> Iterator[None]:
+    with long_timeouts():
+        yield
 
 
 @pytest.fixture

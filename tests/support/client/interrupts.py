@@ -1,19 +1,46 @@
-"""KeyboardInterrupt (Ctrl-C) raised at a chosen line of the client's code."""
+"""KeyboardInterrupt (Ctrl-C) raised in a wait, or at a chosen line of the client's code."""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import hearth
 from hearth.session import protocol
+from hearth.session.attachment import Attachment
+from tests.support.client.waits import wait_for
 from tests.support.compiled import skip_if_compiled
 
 PACKAGE = str(Path(hearth.__file__).parent)
+
+
+@contextlib.contextmanager
+def interrupted_wait(work: Attachment) -> Iterator[None]:
+    """Sends the main thread SIGINT, once, as soon as it waits in the block for an answer of this attachment. No other
+    thread may wait for one."""
+    main = threading.main_thread().ident
+    assert main is not None and main == threading.get_ident()
+
+    def waits() -> bool:
+        return bool(work.waiters.sleepers) or (work.channel is not None and work.channel.role.holder == main)
+
+    def interrupt() -> None:
+        if wait_for(waits, 60):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        interrupting.join()
 
 
 def interrupting(call: Callable[[], object], step: int) -> bool:

@@ -54,8 +54,8 @@ extern "C" __global__ void meet(int* out) {
 """
 
 GATE = r"""
-__device__ volatile int gate;
-extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after += 1; }
+__device__ volatile int gate, begun;
+extern "C" __global__ void hold(int* after) { begun = 1; while (!gate) {} if (after) *after += 1; }
 """
 
 
@@ -82,7 +82,7 @@ class Gate:
         self._gpu = gpu
         self._module = gpu.RawModule(code=GATE)
         self._kernel = self._module.get_function("hold")
-        self._gate = self._module.get_global("gate", np.int32)
+        self._gate, self._begun = (self._module.get_global(name, np.int32) for name in ("gate", "begun"))
         self._side = gpu.stream()
         # Resources that the first use creates (such as staging memory) could wait for running kernels, so they are
         # created now.
@@ -94,6 +94,11 @@ class Gate:
         first."""
         argument = np.uint64(0) if after is None else after
         self._kernel((1,), (1,), (argument,), stream=stream, timeout=60)
+
+    @property
+    def begun(self) -> bool:
+        """True if the kernel has started on the device."""
+        return bool(self._begun.get(stream=self._side)[0])
 
     def open(self) -> None:
         self._gate.set(np.ones(1, np.int32), stream=self._side)

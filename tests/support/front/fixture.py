@@ -18,6 +18,7 @@ from hearth_proto.reasons import STATUS_DETAILS_KEY, Refusal, from_status
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
 from hearthd.front.config.loader import Config, load
 from hearthd.front.daemon.daemon import Daemon
+from hearthd.front.sessions.session import Session
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 
@@ -38,6 +39,15 @@ class Front:
         answer = await self.node.OpenSession(node_pb2.OpenSessionRequest(client_name=name))
         self.token, self.session = answer.session_token, answer.session_id
         return self.token
+
+    async def open_with_lease(self, seconds: float) -> Session:
+        """Opens a session with this lease, which the test can change. The configured lease determines how often the
+        front looks for sessions whose lease has run out."""
+        configured, self.daemon.sessions.lease = self.daemon.sessions.lease, seconds
+        await self.open()
+        self.daemon.sessions.lease = configured
+        (session,) = self.daemon.sessions
+        return session
 
     def target(self, device: int = 0, stream: int = 0) -> device_pb2.Target:
         return device_pb2.Target(session_token=self.token, device=device, stream=stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import hearth
@@ -10,6 +12,13 @@ from hearth.session.attachment import Attachment
 from hearth.session.timing import Timing
 from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon
+from tests.support.client.lane_timeouts import HOLD_S, long_timeouts
+
+
+@pytest.fixture(autouse=True)
+def _long_timeouts() -> Iterator[None]:
+    with long_timeouts():
+        yield
 
 
 @pytest.fixture
@@ -21,7 +30,7 @@ def cores(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def timing(request: pytest.FixtureRequest) -> Timing:
     """The times of the attachment."""
-    return Timing(**getattr(request, "param", {}))
+    return Timing(**{"lane_hold": HOLD_S, **getattr(request, "param", {})})
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import hearth
 from hearth.session import protocol
 from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
-from tests.support.client.interrupts import interrupting
+from tests.support.client.interrupts import interrupted_wait, interrupting
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.lane_requests import answer, held_request, note, notes, role
 from tests.support.client.waits import wait_for
@@ -36,9 +36,8 @@ def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attac
     daemon.never_answer.add("memory_usage")
     for _ in range(3):
         reply = work.request(held_request())
-        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            reply.wait(10)
+        with pytest.raises(KeyboardInterrupt), interrupted_wait(work):
+            reply.wait(60)
         assert reply.abandoned and role(work).holder != threading.get_ident() and not work.waiters.sleepers
         answer(daemon)
         assert wait_for(lambda reply=reply: reply.answered), "the background receives it"

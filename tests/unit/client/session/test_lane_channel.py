@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -33,11 +32,13 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client import waits
 from tests.support.client.fake_daemon import FakeDaemon, Response
 from tests.support.client.internals import connection_of, handle_of
+from tests.support.client.interrupts import interrupted_wait
 from tests.support.client.lane_daemon import LaneDaemon, serving
+from tests.support.client.lane_timeouts import HOLD_S
 from tests.support.compiled import skip_if_compiled
 from tests.support.timing import LATE
 
-wait_for = partial(waits.wait_for, seconds=5.0)
+wait_for = partial(waits.wait_for, seconds=2 * LATE)
 
 
 @pytest.fixture
@@ -365,10 +366,8 @@ def test_a_wait_that_is_interrupted(daemon: LaneDaemon, gpu: hearth.Device) -> N
     gpu.synchronize()
     daemon.never_answer.add("memory_usage")
     reply = attachment(gpu).request(ask())
-    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        reply.wait(10)
+    with pytest.raises(KeyboardInterrupt), interrupted_wait(attachment(gpu)):
+        reply.wait(60)
     assert reply.abandoned
     gpu.synchronize()
     assert daemon.attaches == 1
@@ -473,7 +472,9 @@ def _run(code: str) -> str:
 
 def test_lane_is_opened_after_pending_answers(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """A pending answer is sent over the new stream, or kept; a lane is opened only after it."""
+    timing = connection_of(gpu).timing = Timing(lane_hold=HOLD_S)
     gpu.synchronize()
+    timing.lane_hold = 0.25
     work = attachment(gpu)
     daemon.never_answer.add("memory_usage")
     owed = work.request(ask())

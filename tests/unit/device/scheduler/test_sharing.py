@@ -169,17 +169,26 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
     expected of each."""
     stuck = crowd.join(tenant="stuck", nanoseconds=1_000_000_000, launches=2, window=1)
     other, third = (crowd.join(tenant=tenant, nanoseconds=1_000_000, launches=4, window=8) for tenant in "ab")
-    ended: list[Frame] = []
+    launched = 0
 
-    def note(frame: Frame) -> None:
-        if frame.kind == Kind.RESPONSE and frame.channel == stuck.channel:
-            ended.append(frame)
+    def meanwhile() -> int:
+        """Returns the smaller of the numbers of kernels that the two sessions run during two endless kernels."""
+        nonlocal launched
+        ended: list[Frame] = []
 
-    crowd.post(stuck, Command(launches=crowd.records(stuck)), Command(request=1, sync=c.Sync()))
-    while not ended:
-        crowd.run(0.05, other, third, on_frame=note)
-    assert min(other.done, third.done) > 100
-    assert crowd.count(stuck) == 2
+        def note(frame: Frame) -> None:
+            if frame.kind == Kind.RESPONSE and frame.channel == stuck.channel:
+                ended.append(frame)
+
+        launched += stuck.launches
+        before = other.done, third.done
+        crowd.post(stuck, Command(launches=crowd.records(stuck)), Command(request=1, sync=c.Sync()))
+        while not ended:
+            crowd.run(0.05, other, third, on_frame=note)
+        return min(other.done - before[0], third.done - before[1])
+
+    assert steady(meanwhile, lambda done: done > 100) > 100
+    assert crowd.count(stuck) == launched
 
 
 def test_kernel_that_waits_for_later_work_gets_it(crowd: Crowd) -> None:
@@ -247,22 +256,29 @@ def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_metered_time_equals_busy_time(crowd: Crowd, sessions: int) -> None:
-    members = [
-        crowd.join(tenant=str(number), nanoseconds=500_000 * (number + 1), launches=4, window=16)
-        for number in range(sessions)
-    ]
-    crowd.run(0.2, *members)
-    crowd.metered.clear()
-    began = time.perf_counter()
-    crowd.run(0.8, *members)
-    for member in members:
-        crowd.count(member)
-    took = time.perf_counter() - began
-    names = [member.session for member in members]
-    for member in members:
-        crowd.leave(member)  # reports the remaining time
-    # An interval of at most 0.2 s, up to a report, was under way when the measurement began.
-    assert took * 0.5 <= sum(crowd.metered[name] for name in names) <= took + 0.25
+    def measure() -> tuple[float, float]:
+        """Returns the seconds for which the device was busy, and the metered seconds."""
+        members = [
+            crowd.join(tenant=str(number), nanoseconds=500_000 * (number + 1), launches=4, window=16)
+            for number in range(sessions)
+        ]
+        crowd.run(0.2, *members)
+        crowd.metered.clear()
+        began = time.perf_counter()
+        crowd.run(0.8, *members)
+        for member in members:
+            crowd.count(member)
+        took = time.perf_counter() - began
+        for member in members:
+            crowd.leave(member)  # reports the remaining time
+        return took, sum(crowd.metered[member.session] for member in members)
+
+    def good(times: tuple[float, float]) -> bool:
+        # An interval of at most 0.2 s, up to a report, was under way when the measurement began.
+        return times[0] * 0.5 <= times[1] <= times[0] + 0.25
+
+    measured = steady(measure, good)
+    assert good(measured), measured
 
 
 def test_idle_session_is_not_charged(crowd: Crowd) -> None:
@@ -280,12 +296,19 @@ def test_idle_session_is_not_charged(crowd: Crowd) -> None:
 
 
 def test_a_long_kernel_is_metered_while_it_runs(crowd: Crowd) -> None:
-    member = crowd.join(tenant="long", nanoseconds=1_800_000_000, launches=1)
-    crowd.post(member)
-    crowd.metered.clear()
-    crowd.until(lambda frame: frame.kind == Kind.METER)
-    assert 0.5 < crowd.metered[member.session] < 1.8
-    assert crowd.count(member) == 1
+    """A report comes at least every second, unless the machine is busy."""
+    for seconds in (1.8, 4.0, 8.0):
+        member = crowd.join(tenant="long", nanoseconds=int(seconds * 1e9), launches=1)
+        crowd.metered.clear()
+        crowd.post(member, Command(launches=crowd.records(member)), Command(request=1, sync=c.Sync()))
+        metered = [0.0]
+        while crowd.next().kind != Kind.RESPONSE:
+            metered.append(crowd.metered.get(member.session, 0.0))
+        assert crowd.count(member) == 1
+        if any(0.5 < each < seconds for each in metered):
+            return
+        crowd.leave(member)
+    raise AssertionError(f"the last kernel's time was reported as {metered} s")
 
 
 # ---- calls that were abandoned ----

@@ -439,8 +439,9 @@ def test_lane_ends_with_its_session(tmp_path: Path) -> None:
 def test_a_session_with_a_lane_does_not_expire(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1, sessions__lease="0.3s") as f:
-            await f.open()
+            session = await f.open_with_lease(30.0)
             _, client = await enter(f)
+            session.lease = 0.3
             await asyncio.sleep(0.5)
             client.send(batch(1, requests=1))
             assert await client.take(1) == [1]

@@ -318,12 +318,15 @@ def test_attachment_of_a_client_that_never_reads_ends(tmp_path: Path) -> None:
 def test_outage_longer_than_the_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
-            await f.open()
+            session = await f.open_with_lease(30.0)
             stream, _ = await attach(f)
+            session.lease = 0.3
             await asyncio.sleep(0.5)  # the lease does not run out while the stream exists
+            session.lease = 30.0
             stream.cancel()
             await gone(f)
             stream, _ = await resume(f, received=0)
+            session.lease = 0.3
             stream.cancel()
             await until(lambda: not len(f.daemon.sessions))
             await until(lambda: f.device().closed)

@@ -41,7 +41,8 @@ async def half_way(f: Front) -> None:
     await until(lambda: len(f.device().uploads.get(5, b"")) == 4000)
     call.cancel()
     [session] = f.daemon.sessions
-    await until(lambda: session.channels[0].transfers.inspect()[5].parked)
+    transfers = session.channels[0].transfers
+    await until(lambda: (flow := transfers.inspect().get(5)) is None or flow.parked)
 
 
 @pytest.mark.parametrize("offset", [4000, 3500, 0])
@@ -148,9 +149,11 @@ def test_a_stream_that_ends_early_or_brings_too_much(tmp_path: Path) -> None:
 
 def test_transfer_that_is_not_resumed_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with front(tmp_path, sessions__lease="0.3s") as f:
+        async with front(tmp_path) as f:
             await f.open()
             stream, _ = await attach(f)  # the session stays alive; the upload has a separate timeout
+            [session] = f.daemon.sessions
+            session.lease = 0.3
             await half_way(f)
             await until(lambda: 5 in f.device().aborted)
             assert await status(f) == (False, 0, False)
@@ -341,10 +344,10 @@ def test_cancelled_download_is_aborted(tmp_path: Path) -> None:
 def test_transfers_end_with_their_session(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.2s") as f:
-            await f.open()
+            session = await f.open_with_lease(30.0)
             await half_way(f)
-            [session] = f.daemon.sessions
             channel = session.channels[0]
+            session.lease = 0.2
             await until(lambda: not len(f.daemon.sessions))
             await until(lambda: not channel.transfers.inspect())
             assert (await refused(f.devices.TransferStatus(device_pb2.TransferStatusRequest(

@@ -193,8 +193,9 @@ def test_sessions_are_described_listed_renewed_and_closed(tmp_path: Path) -> Non
 def test_an_abandoned_session_is_closed_when_its_lease_runs_out(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="100ms") as f:
-            await f.open()
+            session = await f.open_with_lease(30.0)
             stream = await f.attach()
+            session.lease = 0.1
             await asyncio.sleep(0.3)  # longer than the lease: a connected session does not expire
             assert len(f.daemon.sessions) == 1
             stream.cancel()
