@@ -196,9 +196,9 @@ def test_over_ipv6(loop: str) -> None:
     async def work() -> None:
         first, second = FakeFront("a", listen="[::1]:0"), FakeFront("b", peers=("::1",))
         async with fronts(first, second):
-            group, secret = await first.groups.create(first.session(0), MEMBERS, 5.0)
+            group, secret = await first.groups.create(first.session(0), MEMBERS, 20.0)
             session = second.session(0)
-            await second.groups.join(session, group, 1, MEMBERS, first.ticket(secret), 5.0)
+            await second.groups.join(session, group, 1, MEMBERS, first.ticket(secret), 20.0)
             assert second.groups.of(session)[0].state == "ready"
 
     run(work(), loop)
