@@ -210,7 +210,7 @@ def test_the_recorder_keeps_the_last_of_each_group(ranks: Ranks) -> None:
     assert all("all_reduce" in each.what and "3" in each.what and "float32" in each.what for each in kept)
     assert all(each.presented_unix_ns <= each.launched_unix_ns for each in kept)
     assert groups[0, 1, 2].state == "ready" and groups[0, 1, 2].group == b""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline:  # completions are recorded with a delay of up to 50 ms
         states = {each.state for each in ranks.groups()[0].operations}
         if states == {"done"}:

@@ -19,34 +19,44 @@ from tests.support.timing import LATE
 
 
 def test_missing_rank_fails_the_present_ones_in_time(ranks: Ranks, three: DaemonProcess) -> None:
-    """The other ranks fail within a second after the timeout; their other streams, and other sessions, are
-    unaffected."""
+    """The other ranks fail soon after the timeout; their other streams, and other sessions, are unaffected."""
+    # the second timeout is for a machine that is too busy to do the other work within the first one
+    assert any(_fails_the_present_ones(ranks, three, timeout) for timeout in (5.0, 30.0))
+
+
+def _fails_the_present_ones(ranks: Ranks, three: DaemonProcess, timeout: float) -> bool:
+    """Returns False if the operation may have failed before the other work was done."""
     number = ranks.next()
+    stream = 5 + number
     began = time.monotonic()
     for rank in (0, 2):
         ranks.streams[rank].batch(
-            collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=5.0),
-            c.Command(create_stream=c.CreateStream(stream=5)),
-            c.Command(stream=5, allocate=c.Allocate(buffer=9, size=4)),
-            c.Command(stream=5, fill=c.Fill(buffer=9, size=4, pattern=b"\7")),
+            collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=timeout),
+            c.Command(create_stream=c.CreateStream(stream=stream)),
+            c.Command(stream=stream, allocate=c.Allocate(buffer=9, size=4)),
+            c.Command(stream=stream, fill=c.Fill(buffer=9, size=4, pattern=b"\7")),
         )
-        beside = ranks.streams[rank].ask(c.Command(stream=5, read=c.Read(buffer=9, size=4)))
+        beside = ranks.streams[rank].ask(c.Command(stream=stream, read=c.Read(buffer=9, size=4)))
         assert beside.read.data == b"\7" * 4
     with Ranks(three, 3) as others:
         others.work()
-    assert ranks.recorded((0, 1, 2), number).state == "presented"
-    assert set(ranks.recorded((0, 1, 2), number).presented) == {0, 2}
+    recorded = ranks.recorded((0, 1, 2), number)
+    in_time = time.monotonic() - began < timeout
+    assert not in_time or (recorded.state == "presented" and set(recorded.presented) == {0, 2})
     for rank in (0, 2):
         refusal = ranks.failure(rank)
         assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "1", refusal
         assert "all_reduce" in refusal.details["recorder"]
-        assert 4.9 < time.monotonic() - began < 5.0 + LATE
+        assert timeout - 0.1 < time.monotonic() - began < timeout + LATE
         assert ranks.data(rank, A) == [rank + 1.0] * FLOATS
     recorded = ranks.recorded((0, 1, 2), number)
     assert recorded.state == "failed" and recorded.error and set(recorded.presented) == {0, 2}
     ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B)))  # too late: refused at once
     assert ranks.failure(1).reason == Reason.COLLECTIVE_TIMEOUT
+    for rank in (0, 2):
+        ranks.streams[rank].batch(c.Command(stream=stream, free=c.Free(buffers=[9])))
     ranks.work()
+    return in_time
 
 
 def test_the_shortest_timeout_counts(ranks: Ranks) -> None:

@@ -33,7 +33,7 @@ gpu.flush()
 print(node.session_id, flush=True)
 sys.stdin.read()
 """
-WAIT_S = 10.0
+WAIT_S = 40.0
 """Seconds: far more than the two seconds after which a process is ended, but limited."""
 
 
@@ -137,25 +137,27 @@ def test_new_session_gets_next_process_while_operator_ends_endless_session(node:
     victim = node.connect()
     start(victim)
     pid = process_of(node)["pid"]
-    served: list[float] = []
+    running: list[int] = []
+    served_at: list[float] = []
 
     def comes() -> None:
         with node.connect() as late:
-            begin = time.monotonic()
             saxpy_works(late.device(0))
-            served.append(time.monotonic() - begin)
+            served_at.append(time.monotonic())
 
     with node.connect() as operator:
-        ending = threading.Thread(target=lambda: served.append(len(operator.end_session(victim.session_id))))
+        ending = threading.Thread(target=lambda: running.append(len(operator.end_session(victim.session_id))))
+        began = time.monotonic()  # the grace of two seconds begins later
         ending.start()
         wait_until(lambda: victim.session_id not in [each["id"] for each in node.status()["sessions"]], "its end")
-        assert process_of(node)["pid"] == pid, "there is a grace"
         late = threading.Thread(target=comes)
         late.start()
+        wait_until(lambda: not alive(pid), "the end of the process", WAIT_S)
+        assert time.monotonic() - began > 1.9, "there is a grace"
         for thread in (ending, late):
             thread.join(WAIT_S)
-    assert len(served) == 2 and 0 in served, "nothing runs on, and no client saw a loss"
-    assert max(served) > 0.5, "it had to wait for the grace"
+    assert running == [0] and len(served_at) == 1, "nothing runs on, and no client saw a loss"
+    assert served_at[0] - began > 1.9, "it had to wait for the grace"
     is_over(node, victim.session_id, pid, before)
     victim.close()
 

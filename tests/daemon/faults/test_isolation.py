@@ -243,10 +243,15 @@ def test_no_more_processes_than_configured(start_daemon: StartDaemon) -> None:
     with daemon.connect() as shared, daemon.connect(isolation="dedicated") as own:
         Worker(shared).works()
         Worker(own).works()
-        with daemon.connect(isolation="dedicated", timeout=1) as third:
-            with pytest.raises(hearth.HearthError) as caught:
+        for timeout in (1, 5, 20):  # attempts are repeated until the timeout; a longer one if none was answered
+            with (
+                pytest.raises(hearth.HearthError) as caught,
+                daemon.connect(isolation="dedicated", timeout=timeout) as third,
+            ):
                 third.device(0).zeros(8, np.int32).get()
-            assert caught.value.reason == "DEVICE_UNAVAILABLE" and caught.value.details["allowed"] == "2"
+            if "allowed" in caught.value.details:
+                break
+        assert caught.value.reason == "DEVICE_UNAVAILABLE" and caught.value.details["allowed"] == "2"
         own.close()
         with daemon.connect(isolation="dedicated") as third:
             Worker(third).works()

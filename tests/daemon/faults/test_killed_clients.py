@@ -26,7 +26,7 @@ from tests.support.folders import ROOT
 CLIENTS = int(os.environ.get("HEARTH_TEST_CLIENTS", "36"))
 BATCH = 12
 """Maximum number of clients that run at once."""
-LEASE_S = 1.0
+LEASE_S = 6.0
 LIFE_S = (0.02, 1.2)
 """Range of the seconds from a client's fork until it is killed."""
 COMPILE_THREADS = 2

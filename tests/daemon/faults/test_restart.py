@@ -26,7 +26,7 @@ from tests.support.daemon.kernels import saxpy_works
 from tests.support.daemon.raw import Raw
 from tests.support.daemon.slow_compile import SLOW
 
-QUICKLY = 3.0
+QUICKLY = 20.0
 """Seconds within which every process of a killed front has ended; usually it takes milliseconds."""
 
 Start = Callable[..., DaemonProcess]

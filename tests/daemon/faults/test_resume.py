@@ -133,11 +133,12 @@ def test_silent_connection_is_replaced(cutter: Cutter, monkeypatch: pytest.Monke
     monkeypatch.setattr(transport, "_OPTIONS", tuple(options.items()))
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
-        for number in range(1, 3):
+        for _ in range(2):
+            before = len(outages(counter.gpu))  # a busy machine may answer a ping too late
             cutter.stall()
             counter.launch(100)
             counter.check()
-            assert len(outages(counter.gpu)) == number
+            assert len(outages(counter.gpu)) > before
 
 
 @pytest.mark.usefixtures("pair")
@@ -427,10 +428,10 @@ def test_outage_longer_than_the_lease(brief: DaemonProcess) -> None:
         assert brief.gauge("sessions") == 1
         time.sleep(1.5)
         counter.check()
+        began = time.monotonic()
         cutter.refuse()
         cutter.cut()
         counter.launch()
-        began = time.monotonic()
         with pytest.raises(hearth.ConnectError, match="was lost and could not be restored within") as caught:
             gpu.synchronize()
         assert 0.9 < time.monotonic() - began < LATE and caught.value.fix and caught.value.details["lease_s"] == "1"
@@ -442,33 +443,60 @@ def test_outage_longer_than_the_lease(brief: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("where", ["kernel", "upload"])
-def test_session_expires_despite_pending_upload_or_kernel(brief: DaemonProcess, where: str) -> None:
+def test_session_expires_despite_pending_upload_or_kernel(
+    brief: DaemonProcess, start_daemon: StartDaemon, where: str
+) -> None:
     """A session that expires during an upload or behind a running kernel is freed nevertheless."""
-    with Cutter(brief.unix) as cutter, contextlib.ExitStack() as stack:
-        node = hearth.connect(cutter.address, lanes=False)
-        stack.callback(node.close)
+    daemon, expires = brief, _expires_behind_a_kernel if where == "kernel" else _expires_during_an_upload
+    if not expires(daemon):
+        daemon = start_daemon(sessions={"lease": "10s"})
+        assert expires(daemon), "the session expired while it was connected"
+
+
+def _is_freed(daemon: DaemonProcess) -> None:
+    wait_until(lambda: daemon.gauge("sessions") == 0 and daemon.gauge("memory_in_use_bytes") == 0)
+    assert daemon.gauge("staging_bytes") == 0
+
+
+def _expires_behind_a_kernel(daemon: DaemonProcess) -> bool:
+    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address, lanes=False) as node:
         gpu = node.device(0)
         x = gpu.zeros(64 << 20, np.uint8)
         gpu.synchronize()
-        if where == "kernel":
-            common(gpu, "spin")((1,), (1,), (np.int64(1_500_000_000),))
-            common(gpu, "spin")((1,), (1,), (np.int64(1),))
-            wait_until(lambda: connection_of(gpu).attachment().session.idle)
-            cutter.refuse()
-            cutter.cut()
-        else:
-            cutter.plan = lambda number: Budget(up=20 << 20)
-            cutter.cut()
+        common(gpu, "spin")((1,), (1,), (np.int64(1_500_000_000),))
+        common(gpu, "spin")((1,), (1,), (np.int64(1),))
+        wait_until(lambda: connection_of(gpu).attachment().session.idle)
+        cutter.refuse()
+        cutter.cut()
+        _is_freed(daemon)
+        del x
+    return True
+
+
+def _expires_during_an_upload(daemon: DaemonProcess) -> bool:
+    """Returns False if the session expired before the upload had been cut: resuming took longer than the lease, because
+    the machine is busy."""
+    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address, lanes=False) as node:
+        gpu = node.device(0)
+        x = gpu.zeros(64 << 20, np.uint8)
+        gpu.synchronize()
+        cutter.plan = lambda number: Budget(up=20 << 20)
+        cutter.cut()
+        try:
             gpu.synchronize()
-            uploading = threading.Thread(target=_upload, args=(x,))
-            uploading.start()
-            wait_until(lambda: cutter.up > 20 << 20, "the cut")
-            cutter.refuse()
-            cutter.cut()
-            uploading.join(20)
-            assert not uploading.is_alive()
-        wait_until(lambda: brief.gauge("sessions") == 0 and brief.gauge("memory_in_use_bytes") == 0)
-        assert brief.gauge("staging_bytes") == 0
+        except hearth.HearthError:
+            return False
+        uploading = threading.Thread(target=_upload, args=(x,))
+        uploading.start()
+        wait_until(lambda: cutter.up > 20 << 20 or not uploading.is_alive(), "the cut")
+        if not uploading.is_alive():
+            return False
+        cutter.refuse()
+        cutter.cut()
+        uploading.join(60)
+        assert not uploading.is_alive()
+        _is_freed(daemon)
+    return True
 
 
 def _upload(x: hearth.DeviceArray) -> None:

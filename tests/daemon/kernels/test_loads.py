@@ -121,7 +121,7 @@ def test_waiting_load_is_visible_in_status_and_metrics(reloaded: Reloaded, capsy
         (line,) = wait_until(lambda: events(daemon, "loads_wait", session), "the log's word")
         assert line["kernels"] == ["hold"] and line["sessions_of_kernels"] == [node.session_id]
         assert line["level"] == "warning" and line["device"] == 0 and line["waited_s"] >= 2
-        page = daemon.get("/metrics").body
+        page = daemon.metrics_with("hearth_loads_waiting")
         assert 'hearth_loads_waiting{device="0",tenant="default"} 1.0' in page
         waited = page.partition('hearth_load_wait_longest_seconds{device="0",tenant="default"} ')[2]
         assert float(waited.split()[0]) >= 2

@@ -95,7 +95,8 @@ def test_stuck_stream_is_not_reused(start_daemon: StartDaemon) -> None:
         with guest(daemon) as late:
             late.works()
         wait_until(lambda: daemon.gauge("streams_kept_back") == 1, "a second")
-        assert 'hearth_streams_kept_back{device="0",tenant="default"} 1.0' in daemon.get("/metrics").body
+        page = daemon.metrics_with("hearth_streams_kept_back")
+        assert 'hearth_streams_kept_back{device="0",tenant="default"} 1.0' in page
         with pytest.raises(hearth.TimeoutError):
             one.gpu.synchronize(timeout=0.05)  # waits for all work of the session, including the endless kernel
         one.opens()

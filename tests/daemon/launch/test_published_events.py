@@ -13,7 +13,7 @@ import pytest
 
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
-from tests.support.daemon.harness import DaemonProcess, StartDaemon
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated
 from tests.support.daemon.raw import Raw
 from tests.support.daemon.tenants import tenant, tenants
@@ -97,7 +97,7 @@ def test_many_threads_hand_work_on(gpu: hearth.Device, daemon: DaemonProcess) ->
                     ready[turn][rank].set()
                 assert ready[-1][-1].wait(60)
                 node.synchronize()
-                time.sleep(0.2)
+                wait_until(lambda: len(order) == turns * ranks, "the calls of all ranks")
         except BaseException as error:
             failures.append(error)
 

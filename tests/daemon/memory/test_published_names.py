@@ -100,8 +100,8 @@ def test_attach_waits_until_the_name_is_published(gpu: hearth.Device, other: hea
             other.attach("late", wait=wait)
     x = gpu.asarray(WEIGHTS)
     timer = threading.Timer(0.3, x.publish, ("late",))
-    timer.start()
     started = time.monotonic()
+    timer.start()
     same(other.attach("late", wait=60))
     assert 0.2 < time.monotonic() - started < 50
     timer.join()

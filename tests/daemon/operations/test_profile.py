@@ -17,6 +17,7 @@ from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import common, described, gated
 from tests.support.daemon.raw import Raw, refused
+from tests.support.timing import LATE
 
 HELD = 0.05
 
@@ -33,8 +34,8 @@ def hold_for(gpu: hearth.Device, seconds: float = HELD, stream: hearth.Stream | 
 
 def test_device_time_is_measured_on_the_device(gpu: hearth.Device) -> None:
     hold_for(gpu, 0)  # compiles and loads the kernel
+    began = time.perf_counter()
     with gpu.profile() as profile:
-        began = time.perf_counter()
         hold_for(gpu)
     took = (time.perf_counter() - began) * 1e9
     assert HELD * 1e9 * 0.9 <= profile.device_ns <= profile.wall_ns * 1.01
@@ -45,7 +46,7 @@ def test_empty_profile_has_almost_no_duration(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gpu.profile() as profile:
         pass
-    assert 0 <= profile.device_ns < 1e9 and 0 < profile.wall_ns < 10e9
+    assert 0 <= profile.device_ns < LATE * 1e9 and 0 < profile.wall_ns < LATE * 1e9
 
 
 def test_nested(gpu: hearth.Device) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -36,14 +36,37 @@ DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 4, 8, 12
 
 @pytest.fixture(scope="module")
 def lent(cache: Path) -> Iterator[TenantDaemon]:
-    admission = {"request_timeout": "0.5s", "request_rate": "1GiB"}
-    with contextlib.closing(TenantDaemon(cache, admission=admission, auth={"max_failures": 10000})) as daemon:
+    with contextlib.closing(TenantDaemon(cache, auth={"max_failures": 10000})) as daemon:
         yield daemon
 
 
 @pytest.fixture
 def daemon(lent: TenantDaemon) -> DaemonProcess:
     return lent.lend()
+
+
+@pytest.fixture(scope="module")
+def lent_hasty(cache: Path) -> Iterator[TenantDaemon]:
+    """A daemon whose time for a request is so short that a busy machine may exceed it."""
+    admission = {"request_timeout": "0.5s", "request_rate": "1GiB"}
+    with contextlib.closing(TenantDaemon(cache, admission=admission, auth={"max_failures": 10000})) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def hasty(lent_hasty: TenantDaemon) -> DaemonProcess:
+    return lent_hasty.lend()
+
+
+Healthy = TypeVar("Healthy")
+
+
+def in_time(work: Callable[[], Healthy]) -> Healthy:
+    """Returns the result of healthy work with the hasty daemon; repeats what exceeds the time for a request."""
+    for _ in range(5):
+        with contextlib.suppress(hearth.TimeoutError):
+            return work()
+    return work()
 
 
 def shown(lent: TenantDaemon) -> tuple[tuple[str, str], ...]:
@@ -120,17 +143,21 @@ def test_compressed_request_is_refused_before_it_is_inflated(daemon: DaemonProce
 
 
 @pytest.mark.parametrize("path", [LOAD_MODULE, HEALTH])
-def test_unfinished_message_of_a_stranger_has_a_deadline(daemon: DaemonProcess, path: str) -> None:
-    assert answered(daemon, path, message(b"x", announced=1000))[0] == DEADLINE_EXCEEDED
+def test_unfinished_message_of_a_stranger_has_a_deadline(hasty: DaemonProcess, path: str) -> None:
+    assert answered(hasty, path, message(b"x", announced=1000))[0] == DEADLINE_EXCEEDED
 
 
-def test_unfinished_message_of_a_tenant_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
-    headers = tuple((name.encode(), value.encode()) for name, value in shown(lent))
+def test_unfinished_message_of_a_tenant_has_a_deadline(lent_hasty: TenantDaemon, hasty: DaemonProcess) -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in shown(lent_hasty))
     for path in (DESCRIBE, LOAD_MODULE):
-        code, _ = answered(daemon, path, message(b"x", announced=1000), metadata=headers)
+        code, _ = answered(hasty, path, message(b"x", announced=1000), metadata=headers)
         assert code == DEADLINE_EXCEEDED
-    with hearth.connect(daemon.grpc, token=lent.token, lanes=False) as node:
-        saxpy_works(node.device(0))
+
+    def works() -> None:
+        with hearth.connect(hasty.grpc, token=lent_hasty.token, lanes=False) as node:
+            saxpy_works(node.device(0))
+
+    in_time(works)
 
 
 def test_requests_have_limits_before_they_are_decoded(lent: TenantDaemon, daemon: DaemonProcess) -> None:
@@ -198,23 +225,23 @@ def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: TenantD
             assert reason(tenant) == expected, (path, size)
 
 
-def test_missing_framed_message_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_missing_framed_message_has_a_deadline(lent_hasty: TenantDaemon, hasty: DaemonProcess) -> None:
     for head, rest in (
         (method(LOAD_MODULE), b""),
         (method(LOAD_MODULE), frames.header(Kind.MESSAGE, 1000) + b"x"),
-        (method(DESCRIBE, shown(lent)), b""),
-        (method(LOAD_MODULE, shown(lent)), frames.header(Kind.MESSAGE, 1000) + b"x"),
+        (method(DESCRIBE, shown(lent_hasty)), b""),
+        (method(LOAD_MODULE, shown(lent_hasty)), frames.header(Kind.MESSAGE, 1000) + b"x"),
     ):
-        with connected(daemon) as slow:
+        with connected(hasty) as slow:
             slow.sendall(head + rest)
             assert reason(slow) == "DEADLINE_EXCEEDED", (head, rest)
 
 
-def test_framed_stream_with_an_unfinished_message_is_ended(lent: TenantDaemon, daemon: DaemonProcess) -> None:
-    with daemon.connect(token=lent.token) as node, connected(daemon) as slow:
+def test_framed_stream_with_an_unfinished_message_is_ended(lent_hasty: TenantDaemon, hasty: DaemonProcess) -> None:
+    with in_time(lambda: hasty.connect(token=lent_hasty.token)) as node, connected(hasty) as slow:
         token = dict(session_of(node).transport.metadata)["hearth-session"]
         attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token))
-        begin = method("/hearth.v1.DeviceService/Execute", shown(lent))
+        begin = method("/hearth.v1.DeviceService/Execute", shown(lent_hasty))
         slow.sendall(begin + frames.encode(Kind.MESSAGE, attach.SerializeToString()))
         slow.sendall(frames.header(Kind.MESSAGE, MIB) + b"x")
         assert reason(slow) == "DEADLINE_EXCEEDED"

@@ -39,6 +39,7 @@ from tests.support.daemon.striped import (
     settled,
     there_and_back,
     threads_of,
+    unhurried,
     values,
 )
 
@@ -341,7 +342,8 @@ def secured_daemon(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     lent.close()
 
 
-def test_over_tls(secured_daemon: SecuredDaemon) -> None:
+def test_over_tls(secured_daemon: SecuredDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     daemon = secured_daemon.lend()
     with connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node:
         gpu = node.device(0)

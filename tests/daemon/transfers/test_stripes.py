@@ -30,6 +30,7 @@ from tests.support.daemon.striped import (
     stripes_of,
     there_and_back,
     threads_of,
+    unhurried,
     values,
 )
 from tests.support.timing import LATE
@@ -55,6 +56,7 @@ def test_transferred_bytes_are_identical(gpu: hearth.Device, daemon: DaemonProce
 
 def test_bytes_are_sent_over_stripes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes are sent over stripes, not over gRPC."""
+    unhurried(monkeypatch)
 
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")

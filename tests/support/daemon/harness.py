@@ -287,13 +287,24 @@ class DaemonProcess:
 
     def gauge(self, name: str, ordinal: int = 0) -> float:
         """Returns a gauge of a device process; -1 if its gauges are unknown. A serving process that is too busy to
-        answer is asked again for up to 5 s."""
-        deadline = time.monotonic() + 5
+        answer is asked again for up to 20 s."""
+        deadline = time.monotonic() + 20
         while True:
             device = self.status()["devices"][ordinal]
             if device["gauges"] or device["state"] != "serving" or time.monotonic() > deadline:
                 value: float = device["gauges"].get(name, -1)
                 return value
+
+    def metrics_with(self, name: str) -> str:
+        """Returns the page of metrics, with at least one sample of a gauge of a device process. A process that is too
+        busy to answer is asked again."""
+
+        def complete() -> str:
+            page = self.get("/metrics").body
+            return page if f"\n{name}{{" in page else ""
+
+        page: str = wait_until(complete, f"{name} among the metrics")
+        return page
 
     def counter(self, name: str, ordinal: int | None = None) -> float:
         """Returns a counter of one device process, or the sum over all of them."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.daemon.harness import DaemonProcess, marked
+from tests.support.daemon.harness import DaemonProcess, marked, wait_until
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ GAUGES = (
 def state_of(daemon: DaemonProcess, token: str = "") -> State:
     """Returns the resources of the front, of each shared device process, and the gauges of sessions. `token` is an
     operator's token, required if the daemon has tenants."""
-    status: Any = json.loads(daemon.get("/status", token).body)
+    status = _status(daemon, token)
     devices = status["devices"]
     return State(
         held_by(daemon.process.pid),
@@ -77,3 +77,15 @@ def state_of(daemon: DaemonProcess, token: str = "") -> State:
         len(marked(daemon.mark)),
         len(status["sessions"]),
     )
+
+
+def _status(daemon: DaemonProcess, token: str) -> Any:
+    """Returns a status with the gauges of all devices that serve. The front leaves out those of a process that is too
+    busy to answer."""
+
+    def complete() -> Any:
+        status = json.loads(daemon.get("/status", token).body)
+        serving = (device for device in status["devices"] if device["state"] == "serving")
+        return status if all(device["gauges"] for device in serving) else None
+
+    return wait_until(complete, "a status with all gauges")

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import hearth
+from hearth.transfer import stripe_pool
 from hearth.transfer.stripe_pool import Stripes
 from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
@@ -37,6 +39,12 @@ def prepare(gpu: hearth.Device, **more: Any) -> None:
     connection = connection_of(gpu)
     assert Stripes not in connection.parts
     connection.parts[Stripes] = Stripes(connection, **more)
+
+
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes clients wait until all requested stripes are open, however late."""
+    monkeypatch.setattr(stripe_pool, "OPEN_S", 60.0)
+    monkeypatch.setattr(stripe_pool, "_GATHER_S", 60.0)
 
 
 def retrying(gpu: hearth.Device) -> None:

@@ -128,6 +128,7 @@ class PeerRig(Rig[PeerServer]):
 
     def __init__(self, server: Any = PeerServer, **spec: Any) -> None:
         super().__init__(DeviceSpec(0, "cpu", 0, **spec), server)
+        self.memberships.decision_s = 60.0  # the test decides, however late
         self._heard: list[dict[str, Any]] = []
         self._sequences: dict[Any, int] = {}
         for buffer in (1, 2, 3):

@@ -26,7 +26,7 @@ from hearthd.front.peers.tickets import GroupMember, Members
 
 TIMEOUT = 20.0
 """Seconds after which a wait is considered to hang."""
-WINDOW = 5.0
+WINDOW = TIMEOUT
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
 STATUS = base64.b64encode(b"").decode()
 
@@ -72,7 +72,13 @@ class FakeLink:
         return channel
 
     def present(
-        self, session: Any, group: bytes, sequence: int = 1, timeout: float = 5.0, predecessors: Any = (), **change: Any
+        self,
+        session: Any,
+        group: bytes,
+        sequence: int = 1,
+        timeout: float = TIMEOUT,
+        predecessors: Any = (),
+        **change: Any,
     ) -> None:
         signature = [{**SIGNATURE[0], **change}]
         self.send_to_front(
@@ -85,12 +91,12 @@ class FakeLink:
     def ops(self, *names: str) -> list[dict[str, Any]]:
         return [body for body in self.received if body["op"] in names]
 
-    async def wait_for(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Waits for a matching frame, removes it from `heard` and returns it."""
+    async def wait_for(self, *ops: str, **fields: Any) -> dict[str, Any]:
+        """Waits for a frame of one of these kinds with these fields, removes it from `received` and returns it."""
         async with asyncio.timeout(TIMEOUT):
             while True:
                 for body in self.received:
-                    if body["op"] == op and all(body.get(name) == value for name, value in fields.items()):
+                    if body["op"] in ops and all(body.get(name) == value for name, value in fields.items()):
                         self.received.remove(body)
                         return body
                 self.changed.clear()
@@ -164,9 +170,9 @@ class Pair:
         return self.first.links[0], self.second.links[0]
 
     async def form(self) -> None:
-        self.group, self.secret = await self.first.groups.create(self.sessions[0], self.members, 5.0)
+        self.group, self.secret = await self.first.groups.create(self.sessions[0], self.members, TIMEOUT)
         ticket = self.first.ticket(self.secret)
-        await self.second.groups.join(self.sessions[1], self.group, 1, self.members, ticket, 5.0)
+        await self.second.groups.join(self.sessions[1], self.group, 1, self.members, ticket, TIMEOUT)
 
     def present(self, sequence: int = 1, **more: Any) -> None:
         for link, session in zip(self.ranks, self.sessions, strict=True):

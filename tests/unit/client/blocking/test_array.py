@@ -197,7 +197,7 @@ def test_memory_is_freed_without_further_use(gpu: hearth.Device, daemon: FakeDae
     arrays = [gpu.zeros(10) for _ in range(100)]
     gpu.synchronize()
     arrays.clear()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while daemon.buffers and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not daemon.buffers

@@ -44,7 +44,7 @@ def everything(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> list[lis
     return [[collective for _, collective in daemon.collectives] for daemon in daemons]
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

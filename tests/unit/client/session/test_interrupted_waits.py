@@ -181,7 +181,7 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
         assert wait_for(lambda requested=requested: daemon.count("memory_usage") == requested)
 
         left = threading.Event()
-        waiting = threading.Thread(target=second.wait, args=(20,))
+        waiting = threading.Thread(target=second.wait, args=(60,))
 
         def wait(left: threading.Event = left, other: Reply = second, waiting: threading.Thread = waiting) -> None:
             """The first is answered once it is received for by a thread that has done so for long."""
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
         left.set()
         answering.join(10)
         answer(daemon)
-        waiting.join(5)
+        waiting.join(20)
         assert not waiting.is_alive(), f"no thread received after a Ctrl-C at line {step}"
         first.wait(20)
     assert step > 30

@@ -119,7 +119,7 @@ def test_fewer_slots_than_wanted_are_made_do_with() -> None:
 
 
 def test_take_waits_while_slots_are_returned() -> None:
-    ring = ring_of(1)
+    ring = ring_of(1, stall=30.0)
     slot = ring.acquire(1)
     assert slot is not None
     timer = threading.Timer(STALL / 2, ring.release, (slot,))

@@ -59,7 +59,7 @@ def test_jobs_of_two_owners_start_although_the_idle_thread_is_slow_to_wake(no_sw
     service.submit("endless", lambda _compiled: None, owner="a")  # type: ignore[arg-type]
     service.submit("another", lambda _compiled: None, owner="b")  # type: ignore[arg-type]
     with images.changed:
-        all_run = images.changed.wait_for(lambda: len(images.running) == 3, 5)
+        all_run = images.changed.wait_for(lambda: len(images.running) == 3, 20)
     images.gate.set()
     service.close()
     assert all_run, f"only {images.running} run: the last job waits for one that may never end"

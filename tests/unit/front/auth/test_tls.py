@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,40 +201,52 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
     run(scenario())
 
 
+@contextlib.asynccontextmanager
+async def limited(f: Front, folder: Path, header_timeout: float) -> AsyncIterator[tuple[Any, Refusals, Any]]:
+    """Yields the address of an HTTP server for few connections, its refusals and its limiter."""
+    certificate, key = issue(folder, "http")
+    refusals = Refusals()
+    settings = HttpSettings(header_timeout=header_timeout, max_connections=8, max_connections_per_address=4)
+    limiter = f.daemon.parts.connections.http(settings)
+    server = HttpServer(
+        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
+        limiter, certificates=ServerCertificates(str(certificate), str(key)),
+        refusals=refusals, settings=settings,
+    )  # fmt: skip
+    address = await server.start(Address("127.0.0.1", 0))
+    try:
+        yield address, refusals, limiter
+    finally:
+        await server.stop()
+
+
 def test_unfinished_handshakes_are_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with front(tmp_path) as f:
-            certificate, key = issue(tmp_path, "http")
-            refusals, labels = Refusals(), {"listener": "http", "reason": "address"}
+        async with front(tmp_path) as f, limited(f, tmp_path, 0.2) as (address, refusals, limiter):
+            silent = await asyncio.open_connection(*address)
+            assert await silent[0].read() == b""
+            plain = await asyncio.open_connection(*address)
+            plain[1].write(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                await plain[0].read()
+            await until(lambda: refusals.counts["handshake"] == 2 and not len(limiter))
+            for _, writer in (silent, plain):
+                writer.close()
+
+    async def crowd() -> None:
+        """More connections than an address may have; no timeout ends one before all have come."""
+        async with front(tmp_path) as f, limited(f, tmp_path, 60) as (address, _, limiter):
+            labels = {"listener": "http", "reason": "address"}
             refused = partial(f.daemon.metrics.registry.get_sample_value, "hearth_connections_refused_total", labels)
-            settings = HttpSettings(header_timeout=0.2, max_connections=8, max_connections_per_address=4)
-            limiter = f.daemon.parts.connections.http(settings)
-            server = HttpServer(
-                f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-                limiter, certificates=ServerCertificates(str(certificate), str(key)),
-                refusals=refusals, settings=settings,
-            )  # fmt: skip
-            address = await server.start(Address("127.0.0.1", 0))
-            try:
-                silent = await asyncio.open_connection(*address)
-                assert await silent[0].read() == b""
-                plain = await asyncio.open_connection(*address)
-                plain[1].write(b"GET / HTTP/1.1\r\n\r\n")
-                with contextlib.suppress(ConnectionError):
-                    await plain[0].read()
-                await until(lambda: refusals.counts["handshake"] == 2 and not len(limiter))
-                many = [await asyncio.open_connection(*address) for _ in range(12)]
-                await until(lambda: refused() == 8)
-                for reader, _ in many:
-                    with contextlib.suppress(ConnectionError):
-                        await reader.read()
-                await until(lambda: not len(limiter))
-                for _, writer in (silent, plain, *many):
-                    writer.close()
-            finally:
-                await server.stop()
+            many = [await asyncio.open_connection(*address) for _ in range(12)]
+            await until(lambda: refused() == 8)
+            assert len(limiter) == 4
+            for _, writer in many:
+                writer.close()
+            await until(lambda: not len(limiter))
 
     run(scenario())
+    run(crowd())
 
 
 def test_token_is_required_on_loopback_with_tenants(tmp_path: Path) -> None:

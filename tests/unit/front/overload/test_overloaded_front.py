@@ -17,6 +17,7 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.overload.policy import HOLD_S
+from tests.support.client.short_connects import refusal_of_connect
 from tests.support.front.fixture import Front, front, refused, run
 
 
@@ -109,10 +110,11 @@ def test_connect_retries_after_the_time_in_the_refusal(tmp_path: Path, lanes: bo
             load = Load(f)
             load.put(0.9)
             target = f"unix:{tmp_path / 'h.sock'}"
-            with pytest.raises(hearth.HearthError) as caught:
-                await asyncio.to_thread(hearth.connect, target, timeout=0.5, lanes=lanes)
-            assert caught.value.reason == "OVERLOADED" and caught.value.retryable
-            assert isinstance(caught.value, hearth.UnavailableError)
+            error = await asyncio.to_thread(
+                refusal_of_connect, lambda timeout: hearth.connect(target, timeout=timeout, lanes=lanes)
+            )
+            assert error.reason == "OVERLOADED" and error.retryable
+            assert isinstance(error, hearth.UnavailableError)
             connecting = asyncio.ensure_future(asyncio.to_thread(hearth.connect, target, timeout=60, lanes=lanes))
             await load.end()
             node = await connecting

@@ -215,7 +215,7 @@ def test_invalid_tickets_are_refused() -> None:
             for group, secret in ((both.group, b"x" * 16), (b"g" * 16, both.secret), (b"g" * 16, bytes(16))):
                 with pytest.raises(Refusal) as error:
                     ticket = both.first.ticket(secret)
-                    await both.second.groups.join(session, group, 1, both.members, ticket, 5.0)
+                    await both.second.groups.join(session, group, 1, both.members, ticket, 20.0)
                 errors.append(str(error.value))
                 assert error.value.reason == Reason.UNAUTHENTICATED
             assert len(set(errors)) == 1, "nothing says whether it was the group or the secret"
@@ -229,17 +229,17 @@ def test_join_that_contradicts_the_group_is_refused() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
             members = (GroupMember(0, 0), GroupMember(1, 0), GroupMember(2, 1))
-            group, secret = await first.groups.create(first.session(0), members, 5.0)
+            group, secret = await first.groups.create(first.session(0), members, 20.0)
             ticket = first.ticket(secret)
             with pytest.raises(Refusal, match="device 0 of node 1") as error:
-                await second.groups.join(second.session(0), group, 1, members[:1] + members[:0:-1], ticket, 5.0)
+                await second.groups.join(second.session(0), group, 1, members[:1] + members[:0:-1], ticket, 20.0)
             assert error.value.reason == Reason.COLLECTIVE_MISMATCH
-            await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
+            await second.groups.join(second.session(0), group, 1, members, ticket, 20.0)
             assert [membership.state for membership in first.groups] == ["forming"]
             with pytest.raises(Refusal, match="has joined the group already") as error:
-                await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
+                await second.groups.join(second.session(0), group, 1, members, ticket, 20.0)
             assert error.value.reason == Reason.HANDLE_IN_USE
-            await second.groups.join(second.session(1), group, 2, members, ticket, 5.0)
+            await second.groups.join(second.session(1), group, 2, members, ticket, 20.0)
             assert [membership.state for membership in first.groups] == ["ready"]
 
     run(work())
@@ -251,8 +251,11 @@ def test_incomplete_group_times_out() -> None:
         async with fronts(first, second):
             session, other = first.session(0), second.session(0)
             members = (GroupMember(0, 0), GroupMember(1, 0), GroupMember(2, 0))
-            group, secret = await first.groups.create(session, members, 0.3)
-            await second.groups.join(other, group, 1, members, first.ticket(secret), 5.0)
+            group, secret = await first.groups.create(session, members, 30.0)
+            await second.groups.join(other, group, 1, members, first.ticket(secret), 30.0)
+            (leader,) = first.groups
+            assert isinstance(leader, Leader)
+            leader.limit_joining(0.3)
             second.links[0].present(other, group)
             refusal = refusal_in(await second.links[0].wait_for("fail"))
             assert refusal.reason in (Reason.COLLECTIVE_TIMEOUT, Reason.COMMUNICATOR_FAILED)
@@ -262,7 +265,7 @@ def test_incomplete_group_times_out() -> None:
                 refusal = refusal_in(await front.links[0].wait_for("fail", sequence=2))
                 assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "2"
             with pytest.raises(Refusal) as error:
-                await second.groups.join(second.session(1), group, 2, members, first.ticket(secret), 5.0)
+                await second.groups.join(second.session(1), group, 2, members, first.ticket(secret), 20.0)
             assert error.value.reason == Reason.UNAUTHENTICATED
 
     run(work())
@@ -270,10 +273,13 @@ def test_incomplete_group_times_out() -> None:
 
 def test_addresses_are_tried_in_turn() -> None:
     async def work() -> None:
+        # An address that does not answer takes the whole window. `patient` is for machines that are too busy to connect
+        # within the window of `second`.
         first, second, third = FakeFront("a"), FakeFront("b", window=0.1), FakeFront("c")
-        async with fronts(first, second, third):
+        patient = FakeFront("d", window=7.0)
+        async with fronts(first, second, third, patient):
             members = (GroupMember(0, 0), GroupMember(1, 0))
-            group, secret = await first.groups.create(first.session(0), members, 5.0)
+            group, secret = await first.groups.create(first.session(0), members, 30.0)
             assert third.groups.port is not None and first.groups.port is not None
             await third.groups.port.open()
             stranger, good = third.groups.port.addresses[0], first.groups.port.addresses[0]
@@ -282,17 +288,26 @@ def test_addresses_are_tried_in_turn() -> None:
                 ([dead], Reason.COMMUNICATOR_FAILED), ([stranger], Reason.UNAUTHENTICATED),
                 ([dead, stranger], Reason.UNAUTHENTICATED),
             ):  # fmt: skip
-                with pytest.raises(Refusal) as error:
-                    ticket = first.ticket(secret, addresses=addresses)
-                    await second.groups.join(second.session(0), group, 1, members, ticket, 5.0)
+                for front in (second, patient):
+                    with pytest.raises(Refusal) as error:
+                        ticket = first.ticket(secret, addresses=addresses)
+                        await front.groups.join(front.session(0), group, 1, members, ticket, 30.0)
+                    if error.value.reason == reason:
+                        break
                 assert error.value.reason == reason
                 if reason == Reason.COMMUNICATOR_FAILED:
                     assert dead in error.value.message and error.value.details["addresses"] == dead
                     assert "collectives.listen" in error.value.fix or "CreateGroup" in error.value.fix
-            session = second.session(0)
-            ticket = first.ticket(secret, addresses=[dead, stranger, good])
-            await second.groups.join(session, group, 1, members, ticket, 5.0)
-            assert second.groups.of(session)[0].state == "ready"
+            for front in (second, patient):
+                group, secret = await first.groups.create(first.session(0), members, 30.0)
+                session, ticket = front.session(0), first.ticket(secret, addresses=[dead, stranger, good])
+                try:
+                    await front.groups.join(session, group, 1, members, ticket, 30.0)
+                    break
+                except Refusal:
+                    if front is patient:
+                        raise
+            assert front.groups.of(session)[0].state == "ready"
 
     run(work())
 
@@ -323,7 +338,7 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
     async def work() -> None:
         front = FakeFront("a")
         async with fronts(front):
-            await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 5.0)
+            await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 20.0)
             port = front.groups.port
             assert port is not None
             host, _, number = port.addresses[0].rpartition(":")
@@ -369,7 +384,7 @@ def test_a_session_takes_part_once() -> None:
             ticket = both.first.ticket(both.secret)
             for front, session in zip((both.first, both.second), both.sessions, strict=True):
                 with pytest.raises(Refusal) as error:
-                    await front.groups.join(session, both.group, 1, both.members, ticket, 5.0)
+                    await front.groups.join(session, both.group, 1, both.members, ticket, 20.0)
                 assert error.value.reason == Reason.HANDLE_IN_USE
             await both.run(1)
 
@@ -433,13 +448,13 @@ def test_number_of_groups_of_a_session_is_bounded() -> None:
         front = FakeFront("a")
         async with fronts(front):
             session = front.session(0)
-            groups = [(await front.groups.create(session, (GroupMember(0, 0),), 5.0))[0] for _ in range(MAX_GROUPS)]
+            groups = [(await front.groups.create(session, (GroupMember(0, 0),), 20.0))[0] for _ in range(MAX_GROUPS)]
             with pytest.raises(Refusal, match=f"the maximum is {MAX_GROUPS}") as error:
-                await front.groups.create(session, (GroupMember(0, 0),), 5.0)
+                await front.groups.create(session, (GroupMember(0, 0),), 20.0)
             assert error.value.reason == Reason.QUOTA_EXCEEDED
             front.groups.leave(session, groups[0])
-            await front.groups.create(session, (GroupMember(0, 0),), 5.0)
-            await front.groups.create(front.session(0), (GroupMember(0, 0),), 5.0)
+            await front.groups.create(session, (GroupMember(0, 0),), 20.0)
+            await front.groups.create(front.session(0), (GroupMember(0, 0),), 20.0)
 
     run(work())
 
@@ -462,7 +477,7 @@ def test_no_groups_without_a_listener() -> None:
         front = FakeFront("a", listen="")
         async with fronts(front):
             with pytest.raises(Refusal, match=r"collectives\.listen") as error:
-                await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 5.0)
+                await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 20.0)
             assert error.value.reason == Reason.UNSUPPORTED and not list(front.groups)
 
     run(work())

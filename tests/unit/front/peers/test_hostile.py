@@ -57,7 +57,7 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     """Yields a member of another group of `both.first`, with device 0 of node 1."""
     session = both.first.session(1)
     members = (GroupMember(0, 1), GroupMember(1, 0))
-    group, secret = await both.first.groups.create(session, members, 5.0)
+    group, secret = await both.first.groups.create(session, members, 20.0)
     assert both.first.groups.port is not None
     link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", TIMEOUT)
     link.send(tickets.hello(group, 1, secret, members))
@@ -276,7 +276,7 @@ class Coordinator:
         self.session = self.front.session(0)
         ticket = node_pb2.GroupTicket(addresses=self.port.addresses, secret=b"s" * 16)
         members = (GroupMember(0, 0), GroupMember(1, 0))
-        await self.front.groups.join(self.session, self.group, 1, members, ticket, 5.0)
+        await self.front.groups.join(self.session, self.group, 1, members, ticket, 20.0)
 
     def send_message(self, body: Any, device: Any = 0, process: Any = 1) -> None:
         assert self.link is not None

@@ -87,6 +87,14 @@ async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerL
     return link
 
 
+async def greet_hasty(server: Echo, pin: bytes = b"") -> PeerLink:
+    """Greets a server whose handshake timeout may be too short on a busy machine: repeats what the timeout ends."""
+    for _ in range(20):
+        with contextlib.suppress(PeerLost):
+            return await greet(server, pin)
+    return await greet(server, pin)
+
+
 async def connect_from(server: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects from 127.0.0.`host`."""
     local_address = (f"127.0.0.{host}", 0)
@@ -209,7 +217,7 @@ def test_connection_without_a_hello_is_closed(loop: str) -> None:
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
-            link = await greet(server)
+            link = await greet_hasty(server)
             link.close()
 
     run(work(), loop)
@@ -340,7 +348,7 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
 @both_loops
 def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
-        async with echo(context=certificates.peers, handshake_timeout=0.5) as server:
+        async with echo(context=certificates.peers) as server:
             with pytest.raises(PeerLost, match="certificate is not the one"):
                 await peer_port.connect(server.address, b"x" * 32, TIMEOUT)
             plain = await peer_port.connect(server.address, b"", TIMEOUT)
@@ -373,7 +381,7 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
                     await reader.read()
             writer.close()
             await wait_for_unauthenticated(server, 0)
-            link = await greet(server, certificates.fingerprint())
+            link = await greet_hasty(server, certificates.fingerprint())
             link.close()
 
     run(work())

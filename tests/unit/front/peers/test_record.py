@@ -124,8 +124,8 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
         async with fronts(first, second):
             members = (GroupMember(1, 0), GroupMember(0, 0), GroupMember(1, 1))
             one, two = first.session(0), second.session(0, 1)
-            group, secret = await first.groups.create(one, members, 5.0)
-            await second.groups.join(two, group, 1, members, first.ticket(secret), 5.0)
+            group, secret = await first.groups.create(one, members, 20.0)
+            await second.groups.join(two, group, 1, members, first.ticket(secret), 20.0)
             for link, session in ((second.links[0], two), (first.links[0], one), (second.links[1], two)):
                 link.present(session, group, 1)
             comms = [(await link.wait_for("go"))["comm"] for link in second.links]

@@ -18,10 +18,13 @@ from hearthd.front.supervisor.lingering_sessions import CLEANUP_GRACE, GRACE, Li
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import PATIENT, X, Y, node
+from tests.support.timing import LATE
 
 SOON = 0.1
 """The `grace` of `HASTY` in tests in which real time passes."""
 HASTY = dataclasses.replace(PATIENT, grace=SOON)
+UNHURRIED = dataclasses.replace(PATIENT, grace=60.0)
+"""A policy whose `grace` does not end during a test."""
 
 
 def busy(*channels: int) -> dict[str, Any]:
@@ -130,16 +133,16 @@ def test_an_unawaited_close_completes() -> None:
     """The close completes even if its caller has disconnected, for example after the deadline of CloseSession."""
 
     async def scenario() -> None:
-        async with node(PATIENT, deaf()) as n:
+        async with node(UNHURRIED, deaf()) as n:
             own = n.session(dedicated=True)
             assert await n.generation(own) == 2
-            call = asyncio.create_task(n.sessions.close(own, "done"))
+            call = asyncio.create_task(n.sessions.close(own, "done", time_limit=60.0))
             await asyncio.sleep(0)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             assert n.running == [1, 2]
             n.process(2).send(Kind.CLOSED, channel=1)  # its work has ended after all
-            await until(lambda: n.running == [1], GRACE / 2)
+            await until(lambda: n.running == [1], LATE)
             assert not n.device.restarts
 
     run(scenario())
@@ -198,16 +201,16 @@ def test_a_spare_process_takes_the_place() -> None:
 
 def test_session_opened_during_a_close_gets_the_same_process() -> None:
     async def scenario() -> None:
-        async with node(PATIENT, deaf()) as n:
+        async with node(UNHURRIED, deaf()) as n:
             one, other = n.session(), n.session()
             assert await n.generation(one) == 1
-            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            closing = asyncio.create_task(n.sessions.close(one, "done", time_limit=60.0))
             await until(lambda: n.process(1).closed)
             coming = asyncio.create_task(n.generation(other))
             await asyncio.sleep(0.01)
             assert not coming.done()
             n.process(1).send(Kind.CLOSED, channel=n.process(1).closed[0])
-            async with asyncio.timeout(GRACE / 2):
+            async with asyncio.timeout(LATE):
                 assert await coming == 1
             await closing
 
@@ -225,12 +228,12 @@ def test_session_opened_while_memory_is_freed_does_not_wait(monkeypatch: pytest.
     monkeypatch.setattr("tests.support.front.fake_device.FakeDevice", Clearing)
 
     async def scenario() -> None:
-        async with node(PATIENT, deaf()) as n:
+        async with node(UNHURRIED, deaf()) as n:
             one, other = n.session(), n.session()
             assert await n.generation(one) == 1
-            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            closing = asyncio.create_task(n.sessions.close(one, "done", time_limit=60.0))
             await asyncio.sleep(0)
-            async with asyncio.timeout(GRACE / 2):
+            async with asyncio.timeout(LATE):
                 assert await n.generation(other) == 1
             n.process(1).send(Kind.CLOSED, channel=1)
             await closing

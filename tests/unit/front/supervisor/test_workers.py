@@ -290,6 +290,7 @@ def test_processes_that_never_start_fence_the_device_and_a_restart_lifts_that() 
                 await n.device.channel(n.session(X))
             assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and "start" in caught.value.message
             launcher.ready = True
+            n.device.policy = dataclasses.replace(policy, start_timeout=60.0, serving_wait=60.0)
             n.device.restart()
             await until(lambda: n.device.state == SERVING)
             await n.generation(n.session(X))
