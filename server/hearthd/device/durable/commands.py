@@ -205,8 +205,11 @@ class SnapshotCommands:
         return self._spare.pop() if self._spare else None
 
     def return_track(self, track: PooledStream) -> None:
-        """Keeps the track for the next `acquire_track`."""
-        self._spare.append(track)
+        """Keeps the track for the next `acquire_track`, once its work is done.
+
+        The device may still let it wait for a kernel of the snapshot's session.
+        """
+        self._device.tracks.on_complete(track, partial(self._spare.append, track))
 
     def track(self) -> PooledStream:
         """Returns the shared track, which is acquired at the first call."""

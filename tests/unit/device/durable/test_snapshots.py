@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -326,6 +327,34 @@ def test_error_in_a_restore_fails_its_buffers_and_not_the_process(make: Make) ->
     assert rig.call(read=c.Read(buffer=5, size=3)).read.data == b"abc"
     gauges = rig.gauges()
     assert gauges["memory_in_use_bytes"] == 3 and gauges["durable_bytes"] == 0
+
+
+def test_track_that_waits_for_a_closed_session_serves_no_other_snapshot(make: Make) -> None:
+    rig = make()
+    rig.open(2)
+    descriptors.send(rig.files, {"kind": "snapshot", "channel": 2}, [rig.file])
+    rig.barrier()
+    stream = rig.server.streams[-1]  # the second session's
+    for channel in (1, 2):
+        rig.call(channel=channel, allocate=c.Allocate(buffer=5, size=3))
+        durable = rig.start(channel=channel, set_durable=c.SetDurable(buffers=[5], durable=True))
+        rig.grant()
+        rig.hear()
+        assert not rig.answer(durable).HasField("error")
+    gate = threading.Event()
+    try:
+        stream.submit(gate.wait)
+        rig.start(channel=2, fill=c.Fill(buffer=5, size=3, pattern=b"a"))
+        rig.start(channel=2, checkpoint=c.Checkpoint())
+        rig.send(Kind.CLOSE, channel=2)
+        rig.forgotten()
+        for _ in range(5):  # more than there are such tracks
+            checkpoint = rig.start(checkpoint=c.Checkpoint())
+            rig.hear()
+            assert not rig.answer(checkpoint).HasField("error")
+    finally:
+        gate.set()
+    rig.until(Kind.CLOSED)
 
 
 def test_session_that_closes_during_a_copy(make: Make) -> None:
