@@ -62,3 +62,13 @@ def not_written(error: OSError) -> Refusal:
         fix="free host memory, or lower sessions.durable_bytes",
         details={"error": str(error)},
     )
+
+
+def not_restored(cause: Refusal) -> Refusal:
+    """Returns the reason why a durable buffer of a lost process has no memory."""
+    return Refusal(
+        Reason.BUFFER_LOST,
+        f"its device process was lost, and it could not be restored: {cause.message}",
+        fix="upload or compute it again",
+        details={**cause.details, "cause": cause.reason},
+    )

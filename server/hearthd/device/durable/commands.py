@@ -11,15 +11,16 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
-from hearthd.device.durable.buffers import DurableBuffer
+from hearthd.device.durable.buffers import DurableBuffer, not_restored
 from hearthd.device.durable.file_io import FileThread, SessionFiles
 from hearthd.device.durable.restore import Restore, RestoreResources
 from hearthd.device.durable.snapshot import Snapshot
 from hearthd.device.durable.snapshot_policy import AreaIndex, SnapshotAreas, StagingAllowance
 from hearthd.device.ipc.published import ATTACHED
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.operation import Operation, Origin, ReplySink, submit
+from hearthd.device.operation import Operation, Origin, ReplySink, internal_error, submit
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
@@ -204,8 +205,11 @@ class SnapshotCommands:
         return self._spare.pop() if self._spare else None
 
     def return_track(self, track: PooledStream) -> None:
-        """Keeps the track for the next `acquire_track`."""
-        self._spare.append(track)
+        """Keeps the track for the next `acquire_track`, once its work is done.
+
+        The device may still let it wait for a kernel of the snapshot's session.
+        """
+        self._device.tracks.on_complete(track, partial(self._spare.append, track))
 
     def track(self) -> PooledStream:
         """Returns the shared track, which is acquired at the first call."""
@@ -248,9 +252,19 @@ class SnapshotCommands:
 
         Answers the front with RESTORED when all of them are restored or have failed.
         """
-        copies = [
+        copies = json.loads(frame.payload)["copies"]
+        try:
+            self._restore(session, frame.id, copies)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            # The front sends the same copies to each later process, so the error must not end the process.
+            self._restore_failed(session, frame.id, copies, error)
+
+    def _restore(self, session: DeviceSession, call: int, copies: list[list[Any]]) -> None:
+        restored = [
             (self._durable(session, key, handle, size), SnapshotAreas(offset, span, area))
-            for key, handle, size, offset, span, area in json.loads(frame.payload)["copies"]
+            for key, handle, size, offset, span, area in copies
         ]
         origin = Origin(self._replies, session, session.streams.items[0], "restore")
         resources = RestoreResources(
@@ -259,13 +273,29 @@ class SnapshotCommands:
 
         def done(failed: dict[int, str]) -> None:
             self._device.telemetry.restored_buffers += len(copies) - len(failed)
-            payload = json.dumps({"failed": list(failed.items())}).encode()
-            self._device.outbox.put(Kind.RESTORED, payload, channel=session.channel, id=frame.id)
+            self._answer_restored(session, call, failed)
 
-        Restore(resources, origin, done).begin(copies)
+        Restore(resources, origin, done).begin(restored)
+
+    def _restore_failed(self, session: DeviceSession, call: int, copies: list[list[Any]], error: Exception) -> None:
+        """Marks all buffers as lost, and answers that none is restored."""
+        refusal = not_restored(error if isinstance(error, Refusal) else internal_error("restore", error))
+        for _, handle, size, *_ in copies:
+            buffer = session.buffers.items.setdefault(handle, Buffer(handle, size))
+            buffer.lost = refusal
+            if buffer.durable is not None:
+                buffer.durable.end()
+        self._answer_restored(session, call, dict.fromkeys((key for key, *_ in copies), refusal.message))
+
+    def _answer_restored(self, session: DeviceSession, call: int, failed: dict[int, str]) -> None:
+        payload = json.dumps({"failed": list(failed.items())}).encode()
+        self._device.outbox.put(Kind.RESTORED, payload, channel=session.channel, id=call)
 
     def _durable(self, session: DeviceSession, key: int, handle: int, size: int) -> DurableBuffer:
-        buffer = session.buffers.add(handle, Buffer(handle, size))
+        table = session.buffers
+        # The limit was applied when the buffer was created, and may be lower now.
+        table.bound = max(table.bound, len(table) + 1)
+        buffer = table.add(handle, Buffer(handle, size))
         session.durable[handle] = buffer
         durable = buffer.durable = DurableBuffer(key, session, buffer, self._ended)
         return durable

@@ -14,7 +14,7 @@ from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
-from hearthd.device.durable.buffers import DurableBuffer
+from hearthd.device.durable.buffers import DurableBuffer, not_restored
 from hearthd.device.durable.file_io import FileThread
 from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance
 from hearthd.device.memory.commands import MemoryCommands
@@ -213,12 +213,7 @@ class BufferRestore:
         if self._over:
             return
         buffer = self._buffer
-        buffer.lost = Refusal(
-            Reason.BUFFER_LOST,
-            f"its device process was lost, and it could not be restored: {refusal.message}",
-            fix="upload or compute it again",
-            details={**refusal.details, "cause": refusal.reason},
-        )
+        buffer.lost = not_restored(refusal)
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
             self._resources.memory.reservations.free(self._session, reservation, buffer)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +52,7 @@ class Fronted(Rig[LockingServer]):
     def say(self, frame: Frame, answer: dict[str, Any] | Refusal) -> None:
         if isinstance(answer, Refusal):
             answer = {"error": to_text(answer)}
-        self.send(Kind.SNAPSHOT, json.dumps(answer).encode(), channel=1, id=frame.id)
+        self.send(Kind.SNAPSHOT, json.dumps(answer).encode(), channel=frame.channel, id=frame.id)
 
     def grant(self) -> None:
         """Receives a request for areas, and grants them."""
@@ -290,6 +291,70 @@ def test_restore_reports_buffers_that_do_not_fit_and_restores_the_rest(make: Mak
         assert refusal.reason == Reason.BUFFER_LOST and refusal.fix
     assert rig.gauges()["memory_in_use_bytes"] == 3
     rig.close_session()
+
+
+def restore(rig: Fronted, channel: int, copies: list[list[int]]) -> dict[int, str]:
+    """Has copies restored; returns the reasons of those that failed, by key."""
+    rig.send(Kind.RESTORE, json.dumps({"copies": copies}).encode(), channel=channel, id=9)
+    return dict(json.loads(rig.until(Kind.RESTORED, 9).payload)["failed"])
+
+
+def test_restore_ignores_a_lowered_limit_of_handles(make: Make) -> None:
+    rig = make()
+    rig.open(2, {"tenant": "small", "handles": 2})
+    descriptors.send(rig.files, {"kind": "snapshot", "channel": 2}, [rig.file])
+    os.pwrite(rig.file, b"abc", 0)
+    assert restore(rig, 2, [[key, 10 + key, 3, 0, 4096, 0] for key in range(1, 6)]) == {}
+    assert [rig.contents(10 + key, 3) for key in range(1, 6)] == [b"abc"] * 5
+    refused = from_status(rig.call(channel=2, allocate=c.Allocate(buffer=1, size=8)).error)
+    assert refused.reason is Reason.QUOTA_EXCEEDED and refused.details["in_use"] == "6"  # with the default stream
+    assert not rig.call(channel=2, free=c.Free(buffers=list(range(11, 16)))).HasField("error")
+    assert not rig.call(channel=2, allocate=c.Allocate(buffer=1, size=8)).HasField("error")
+
+
+def test_error_in_a_restore_fails_its_buffers_and_not_the_process(make: Make) -> None:
+    """The same handle twice, which no front sends. It would be sent to each later process again."""
+    rig = make()
+    assert set(restore(rig, 1, [[1, 5, 3, 0, 4096, 0], [2, 5, 3, 8192, 4096, 0], [3, 6, 3, 16384, 4096, 0]])) == {
+        1,
+        2,
+        3,
+    }
+    for handle in (5, 6):
+        assert from_status(rig.call(read=c.Read(buffer=handle, size=1)).error).reason is Reason.BUFFER_LOST
+    rig.batch(c.Command(free=c.Free(buffers=[5, 6])))
+    written(rig, 5, b"abc")
+    assert rig.call(read=c.Read(buffer=5, size=3)).read.data == b"abc"
+    gauges = rig.gauges()
+    assert gauges["memory_in_use_bytes"] == 3 and gauges["durable_bytes"] == 0
+
+
+def test_track_that_waits_for_a_closed_session_serves_no_other_snapshot(make: Make) -> None:
+    rig = make()
+    rig.open(2)
+    descriptors.send(rig.files, {"kind": "snapshot", "channel": 2}, [rig.file])
+    rig.barrier()
+    stream = rig.server.streams[-1]  # the second session's
+    for channel in (1, 2):
+        rig.call(channel=channel, allocate=c.Allocate(buffer=5, size=3))
+        durable = rig.start(channel=channel, set_durable=c.SetDurable(buffers=[5], durable=True))
+        rig.grant()
+        rig.hear()
+        assert not rig.answer(durable).HasField("error")
+    gate = threading.Event()
+    try:
+        stream.submit(gate.wait)
+        rig.start(channel=2, fill=c.Fill(buffer=5, size=3, pattern=b"a"))
+        rig.start(channel=2, checkpoint=c.Checkpoint())
+        rig.send(Kind.CLOSE, channel=2)
+        rig.forgotten()
+        for _ in range(5):  # more than there are such tracks
+            checkpoint = rig.start(checkpoint=c.Checkpoint())
+            rig.hear()
+            assert not rig.answer(checkpoint).HasField("error")
+    finally:
+        gate.set()
+    rig.until(Kind.CLOSED)
 
 
 def test_session_that_closes_during_a_copy(make: Make) -> None:
