@@ -443,6 +443,7 @@ def test_a_session_with_a_lane_does_not_expire(tmp_path: Path) -> None:
             _, client = await enter(f)
             session.lease = 0.3
             await asyncio.sleep(0.5)
+            assert not f.daemon.sessions.expired()
             client.send(batch(1, requests=1))
             assert await client.take(1) == [1]
             await device_settles(f)

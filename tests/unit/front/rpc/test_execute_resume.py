@@ -322,6 +322,7 @@ def test_outage_longer_than_the_lease(tmp_path: Path) -> None:
             stream, _ = await attach(f)
             session.lease = 0.3
             await asyncio.sleep(0.5)  # the lease does not run out while the stream exists
+            assert not f.daemon.sessions.expired()
             session.lease = 30.0
             stream.cancel()
             await gone(f)

@@ -197,7 +197,7 @@ def test_an_abandoned_session_is_closed_when_its_lease_runs_out(tmp_path: Path) 
             stream = await f.attach()
             session.lease = 0.1
             await asyncio.sleep(0.3)  # longer than the lease: a connected session does not expire
-            assert len(f.daemon.sessions) == 1
+            assert len(f.daemon.sessions) == 1 and not f.daemon.sessions.expired()
             stream.cancel()
             await until(lambda: f.device().closed)
             assert len(f.daemon.sessions) == 0
