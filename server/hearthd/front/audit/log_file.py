@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,13 +36,14 @@ class AuditError(Exception):
 
 
 class LogFile:
-    """The file and the head of its hash chain. Used by one thread at a time."""
+    """The file and the head of its hash chain. Thread-safe, except `open`."""
 
     def __init__(self, settings: AuditSettings) -> None:
         self.last_error = ""
         """The reason of the last failed write."""
         self.anchors = Anchors(settings.anchor_path, settings.path, settings.anchor_interval)
         self._settings = settings
+        self._lock = threading.Lock()
         self._path = settings.path
         self._keys: Keyring | None = None
         self._signer = ""
@@ -113,23 +116,24 @@ class LogFile:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self.close()
+            self._close()
             raise OSError(error.errno, "another process writes to the log") from None
 
     def reopen(self) -> None:
         """Continues in the file that now has the path, and reads the keys again."""
-        if self._is_renamed():
-            self.append([{"time": time.time(), "event": ROTATED}])
-        self.close()
-        try:
-            self._open()
-        except OSError as error:
-            log.error("audit_reopen", path=self._path, why=error.strerror or str(error))
-        if self._keys is not None:
+        with self._lock:
+            if self._is_renamed():
+                self._append([{"time": time.time(), "event": ROTATED}])
+            self._close()
             try:
-                self._keys = load(self._settings.key_path)
-            except KeyFileError as error:
-                log.error("audit_key", why=str(error), action="the previous keys remain in use")
+                self._open()
+            except OSError as error:
+                log.error("audit_reopen", path=self._path, why=error.strerror or str(error))
+            if self._keys is not None:
+                try:
+                    self._keys = load(self._settings.key_path)
+                except KeyFileError as error:
+                    log.error("audit_key", why=str(error), action="the previous keys remain in use")
 
     def _is_renamed(self) -> bool:
         """Returns True if the path now belongs to another file, or to none."""
@@ -142,23 +146,31 @@ class LogFile:
 
     def append(self, entries: Iterable[dict[str, Any]]) -> int:
         """Writes and syncs lines. Returns the number of entries that could not be written."""
+        with self._lock:
+            return self._append(entries)
+
+    def _append(self, entries: Iterable[dict[str, Any]]) -> int:
         failed = 0
         for entry in entries:
             try:
-                self._append(entry)
+                self._append_entry(entry)
             except OSError as error:
                 self.last_error = error.strerror or str(error)
                 self._missing += 1
                 failed += 1
-        with contextlib.suppress(OSError):
-            os.fsync(self._handle)
+        if self._handle >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._handle)
         return failed
 
     def anchor(self) -> None:
         """Sets an anchor for the present head."""
-        self.anchors.set(self._sequence, self._head, self._keys.current if self._keys is not None else None)
+        with self._lock:
+            self.anchors.set(self._sequence, self._head, self._keys.current if self._keys is not None else None)
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append_entry(self, entry: dict[str, Any]) -> None:
+        if self._handle < 0:
+            raise OSError(errno.EBADF, "the file is not open")
         if self._keys is not None and self._signer not in ("", self._keys.current.id):
             previous = self._keys.find(self._signer)
             if previous is not None:  # signed by the old key, so that only its holder can introduce a new key
@@ -198,6 +210,10 @@ class LogFile:
 
     def close(self) -> None:
         """Closes the file, which also releases its lock. Does nothing if it is closed."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

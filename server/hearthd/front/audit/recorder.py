@@ -97,8 +97,8 @@ class Audit:
         self._start_writer()
 
     def _start_writer(self) -> None:
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
+        if self._file is not None and (self._writer is None or self._writer.done()):
+            self._writer = asyncio.get_running_loop().create_task(self._write(self._file), name="audit")
 
     def refused(self, source: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
         """Records an operation that a session or a caller was not allowed to do.
@@ -121,24 +121,23 @@ class Audit:
             **{key: value for key, value in refusal.details.items() if key in ("right", "quota")},
         )  # fmt: skip
 
-    async def _write(self) -> None:
-        assert self._file is not None
+    async def _write(self, file: LogFile) -> None:
         while self._pending:
             entries = list(self._pending)
             self._pending.clear()
-            failed = await asyncio.to_thread(self._file.append, entries)
+            failed = await asyncio.to_thread(file.append, entries)
             if failed:
                 # The daemon continues: a full disk must not end the work of all sessions. The next line that can be
                 # written contains the number of missing entries.
                 self.lost += failed
-                log.error("audit_lost", path=self.path, events=failed, why=self._file.last_error)
-        anchors = self._file.anchors
+                log.error("audit_lost", path=self.path, events=failed, why=file.last_error)
+        anchors = file.anchors
         if anchors and self._anchoring is None:
             if self._anchor_due or not anchors.due_in:
                 self._anchor_due = False
-                await asyncio.to_thread(self._file.anchor)
+                await asyncio.to_thread(file.anchor)
                 if self._pending:
-                    await self._write()
+                    await self._write(file)
             else:
                 self._anchoring = asyncio.get_running_loop().call_later(anchors.due_in, self._anchor)
 
@@ -158,15 +157,15 @@ class Audit:
             await asyncio.to_thread(self._file.anchor)
 
     async def close(self) -> None:
-        """Writes the pending events, sets a last anchor, and closes the file."""
+        """Writes the pending events, sets a last anchor, and closes the file. Later events are not recorded."""
+        file, self._file = self._file, None
         await self.flush()
         if self._anchoring is not None:
             self._anchoring.cancel()
             self._anchoring = None
-        if self._file is not None:
-            await asyncio.to_thread(self._file.anchor)
-            await asyncio.to_thread(self._file.close)
-            self._file = None
+        if file is not None:
+            await asyncio.to_thread(file.anchor)
+            await asyncio.to_thread(file.close)
 
     async def flush(self) -> None:
         """Waits until the events that were recorded so far are written or counted as lost."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,95 @@ def test_moved_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     first, second = verify(old.read_bytes().splitlines()), verify(path.read_bytes().splitlines())
     assert first.lines == 3 and first.continues and second.lines == 1 and second.begins == first.head
     assert not problems(old.read_bytes() + path.read_bytes())
+
+
+def test_event_during_a_rotation_does_not_break_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    real = os.write
+    rotating, written_meanwhile = threading.Event(), threading.Event()
+
+    def slow(handle: int, data: bytes) -> int:
+        if b'"rotated"' in data:
+            rotating.set()
+            written_meanwhile.wait(0.5)  # the other thread does not write before this one is done
+        else:
+            written_meanwhile.set()
+        return real(handle, data)
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        audit.record("a")
+        await audit.flush()
+        path.rename(old)
+        written_meanwhile.clear()
+        monkeypatch.setattr(log_file.os, "write", slow)
+        reopened = asyncio.create_task(audit.reopen())
+        await asyncio.to_thread(rotating.wait, 30)
+        audit.record("b")
+        await reopened
+        await audit.close()
+        assert not audit.lost
+
+    run(scenario())
+    data = old.read_bytes() + path.read_bytes()
+    assert not problems(data)
+    assert [json.loads(line)["event"] for line in data.splitlines()] == ["a", "rotated", "b"]
+
+
+def test_events_without_an_open_file_are_lost_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.log"
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        audit.record("a")
+        await audit.flush()
+        with monkeypatch.context() as context:
+            context.setattr(log_file.fcntl, "flock", _refused)
+            await audit.reopen()
+        audit.record("b")
+        await audit.flush()
+        assert audit.lost == 1
+        await audit.reopen()
+        audit.record("c")
+        await audit.close()
+
+    run(scenario())
+    verdict = verify(path.read_bytes().splitlines())
+    assert not verdict.problems and verdict.entries == 2 and verdict.missing == 1
+
+
+def _refused(handle: int, operation: int) -> None:
+    raise OSError(11, "in use")
+
+
+def test_event_during_the_closing_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.log"
+    real = os.close
+    closing, recorded = threading.Event(), threading.Event()
+
+    def slow(handle: int) -> None:
+        closing.set()
+        recorded.wait(30)
+        real(handle)
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        audit.record("a")
+        await audit.flush()
+        with monkeypatch.context() as context:
+            context.setattr(log_file.os, "close", slow)
+            closed = asyncio.create_task(audit.close())
+            await asyncio.to_thread(closing.wait, 30)
+            audit.record("late")
+            await audit.flush()
+            recorded.set()
+            await closed
+
+    run(scenario())
+    assert [json.loads(line)["event"] for line in path.read_bytes().splitlines()] == ["a"]
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
