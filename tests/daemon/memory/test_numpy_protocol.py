@@ -150,6 +150,47 @@ def test_assignment(gpu: hearth.Device, index: Any, make: Callable[[np.ndarray],
     np.testing.assert_array_equal(y.get(), expected)
 
 
+RECORD = [("a", "i4"), ("b", "f4")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("u8", [2**63 + 1, 1]),
+        ("i8", [2**53 + 1, 0.5]),
+        ("u8", [2**64 - 1, 0.5]),
+        ("u8", (2**63, 1.5)),
+        ("i4", [True, 2.75]),
+        ("f4", [1, None]),
+        ("S3", ["ab", "cdef"]),
+        ("i4", ["5", "6"]),
+        (RECORD, [(1, 2.5), (3, 4)]),
+        (RECORD, [(2**31 - 1, 2.5)]),
+    ],
+    ids=str,
+)
+def test_assigned_lists_are_converted_element_by_element(gpu: hearth.Device, dtype: Any, value: Any) -> None:
+    x, host = gpu.zeros(2, dtype), np.zeros(2, dtype)
+    host[...] = value
+    x[...] = value
+    np.testing.assert_array_equal(x.get(), host)
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 keeps the low bits")
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u8", [-1, 2**63]), ("u1", [300.0, 1]), ("i4", [np.nan, 1]), ("f4", [1 + 1j, 0]), ("i8", [2**63, 0.5])],
+    ids=str,
+)
+def test_lists_that_do_not_fit_are_refused(gpu: hearth.Device, dtype: str, value: Any) -> None:
+    x = gpu.zeros(2, dtype)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        np.zeros(2, dtype)[...] = value
+    with pytest.raises(hearth.DtypeError):
+        x[...] = value
+    assert not x.get().any()
+
+
 def test_broadcast_assignment_sends_each_element_once(gpu: hearth.Device) -> None:
     row = np.arange(300, dtype=np.float32)
     x = gpu.zeros((37, 5, 300), np.float32)
