@@ -191,6 +191,51 @@ def test_lists_that_do_not_fit_are_refused(gpu: hearth.Device, dtype: str, value
     assert not x.get().any()
 
 
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 keeps the low bits")
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("i4", np.int64(2**40)),
+        ("i8", np.uint64(2**63 + 1)),
+        ("u1", 300.7),
+        ("u4", -1.5),
+        ("i4", np.datetime64("2020-01-01")),
+        ("i4", np.nan),
+        ("u1", np.inf),
+        ("f4", 1 + 2j),
+    ],
+    ids=str,
+)
+def test_numbers_that_do_not_fit_are_refused(gpu: hearth.Device, dtype: str, value: Any) -> None:
+    x = gpu.zeros(2, dtype)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        np.zeros(2, dtype)[0] = value
+    uses: list[Callable[[], Any]] = [
+        lambda: x.fill(value),
+        lambda: x[:1].__setitem__(0, value),
+        lambda: x.__setitem__(..., value),
+        lambda: gpu.full(2, value, dtype),
+    ]
+    for use in uses:
+        with pytest.raises(hearth.DtypeError) as caught:
+            use()
+        assert caught.value.fix
+    assert not x.get().any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u1", np.float32(44.5)), ("i4", "5"), ("S3", "abcd"), ("S3", np.datetime64("2020-01-01")), ("f4", None),
+     ("f4", np.array(2)), ("m8[s]", np.timedelta64("NaT")), (RECORD, (1, 2.5)), (RECORD, 7)],
+    ids=str,
+)  # fmt: skip
+def test_a_fill_converts_as_numpy(gpu: hearth.Device, dtype: Any, value: Any) -> None:
+    x, host = gpu.empty(2, dtype), np.empty(2, dtype)
+    x.fill(value)
+    host.fill(value)
+    assert x.get().tobytes() == host.tobytes()
+
+
 def test_broadcast_assignment_sends_each_element_once(gpu: hearth.Device) -> None:
     row = np.arange(300, dtype=np.float32)
     x = gpu.zeros((37, 5, 300), np.float32)
