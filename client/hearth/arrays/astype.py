@@ -110,7 +110,7 @@ def kernel_source(from_dtype: np.dtype[Any], to_dtype: np.dtype[Any]) -> str:
     includes = _INCLUDES if {from_dtype.name, to_dtype.name} & {"float16", "bfloat16"} else ""
     return _SOURCE.substitute(
         includes=includes,
-        from_type=_NAMES[from_dtype.name],
+        from_type="unsigned char" if from_dtype.kind == "b" else _NAMES[from_dtype.name],
         to_type=_NAMES[to_dtype.name],
         convert=_conversion(from_dtype.name, to_dtype.name),
     )
@@ -138,6 +138,8 @@ def _conversion(from_name: str, to_name: str) -> str:
 
 def _plain(value: str, dtype: str) -> str:
     """Returns the C++ expression for `value`, converted to a type with arithmetic operators."""
+    if dtype == "bool":  # bytes other than 0 and 1 are true as well
+        return f"({value} != 0)"
     return _TO_FLOAT.get(dtype, "{}").format(value)
 
 

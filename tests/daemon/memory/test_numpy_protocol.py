@@ -368,6 +368,13 @@ def test_astype(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(gpu.asarray(gpu.asarray([1, 2]), "S3").get(), np.array([b"1", b"2"]))
 
 
+def test_every_byte_but_zero_is_true_in_a_cast(gpu: hearth.Device) -> None:
+    host = np.array([0, 1, 2, 255, 128], np.uint8).view(bool)
+    x = gpu.asarray(host)
+    for dtype in (np.int32, np.uint8, np.float32, np.float16, BFLOAT16, np.complex64):
+        np.testing.assert_array_equal(x.astype(dtype).get(), host.view(np.uint8) != 0)
+
+
 def test_a_cast_is_ordered_as_any_kernel(gpu: hearth.Device) -> None:
     x = gpu.zeros(1 << 16, np.float32)
     with gpu.stream() as stream:
