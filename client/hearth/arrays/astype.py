@@ -76,7 +76,7 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
             fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
-    if isinstance(array._rows, layouts.StrideLayout):
+    if isinstance(array._rows, layouts.StrideLayout) or not _is_aligned(array):
         array = array.copy(on)
     result: A = array._device.empty(array.shape, target, on)
     if array.size:
@@ -114,6 +114,11 @@ def kernel_source(from_dtype: np.dtype[Any], to_dtype: np.dtype[Any]) -> str:
         to_type=_NAMES[to_dtype.name],
         convert=_conversion(from_dtype.name, to_dtype.name),
     )
+
+
+def _is_aligned(array: ArrayLike) -> bool:
+    """Returns True if the addresses of all elements are multiples of their size, as a GPU requires of reads."""
+    return array._offset % array.itemsize == 0 == array._as_rows().pitch % array.itemsize
 
 
 def is_supported(*dtypes: np.dtype[Any] | None) -> bool:
