@@ -280,7 +280,7 @@ class BaseDevice(ABC, Generic[A, S]):
             yield
 
     def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
-        """Makes an array of zeros.
+        """Makes an array whose bytes are all zero: of numbers 0, empty strings, dates of 1970.
 
         Args:
             shape: Elements along each axis: an int or a sequence.
@@ -294,7 +294,11 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: The shape has a negative axis, or is too large.
             DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
-        return self.full(shape, 0, dtype, stream)
+        from hearth.arrays.device_fill import repeat
+
+        array = self.empty(shape, dtype, stream)
+        repeat(array, bytes(array.itemsize), stream)
+        return array
 
     def ones(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array of ones.
@@ -330,8 +334,6 @@ class BaseDevice(ABC, Generic[A, S]):
             DtypeError: The shape is not made of whole numbers, or `fill_value` cannot be an element of that type.
         """
         array = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
-        if isinstance(fill_value, int) and fill_value == 0 and getattr(array._dtype, "names", None) is not None:
-            fill_value = np.zeros((), array.dtype)
         array.fill(fill_value, stream)
         return array
 

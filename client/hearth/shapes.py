@@ -169,19 +169,23 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         DtypeError: `value` cannot be converted.
         ArgumentError: `value` is an array with axes.
     """
+    element = np.zeros((), dtype)
     try:
-        if isinstance(value, int):
-            check_range(value, value, dtype)
-        element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
+        shape = () if isinstance(value, tuple) and dtype.names is not None else np.shape(value)
+        if not shape:
+            if isinstance(value, int):
+                check_range(value, value, dtype)
+            element[()] = value  # NumPy's rule for one element, which refuses numbers out of range
+            shape = element.shape
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DtypeError(
             f"{value!r} cannot be converted to {dtype} ({error}).",
             reason="INVALID_ARGUMENT",
             fix="convert the value first, e.g. np.float32(value).",
         ) from None
-    if element.shape != ():
+    if shape:
         raise ArgumentError(
-            f"fill takes a single value, not an array of shape {element.shape}.",
+            f"fill takes a single value, not an array of shape {shape}.",
             reason="INVALID_ARGUMENT",
             fix="use x.set(np.broadcast_to(a, x.shape)).",
         )

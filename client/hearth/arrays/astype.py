@@ -76,7 +76,7 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
             fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
-    if isinstance(array._rows, layouts.StrideLayout):
+    if isinstance(array._rows, layouts.StrideLayout) or not _is_aligned(array):
         array = array.copy(on)
     result: A = array._device.empty(array.shape, target, on)
     if array.size:
@@ -110,10 +110,15 @@ def kernel_source(from_dtype: np.dtype[Any], to_dtype: np.dtype[Any]) -> str:
     includes = _INCLUDES if {from_dtype.name, to_dtype.name} & {"float16", "bfloat16"} else ""
     return _SOURCE.substitute(
         includes=includes,
-        from_type=_NAMES[from_dtype.name],
+        from_type="unsigned char" if from_dtype.kind == "b" else _NAMES[from_dtype.name],
         to_type=_NAMES[to_dtype.name],
         convert=_conversion(from_dtype.name, to_dtype.name),
     )
+
+
+def _is_aligned(array: ArrayLike) -> bool:
+    """Returns True if the addresses of all elements are multiples of their size, as a GPU requires of reads."""
+    return array._offset % array.itemsize == 0 == array._as_rows().pitch % array.itemsize
 
 
 def is_supported(*dtypes: np.dtype[Any] | None) -> bool:
@@ -138,6 +143,8 @@ def _conversion(from_name: str, to_name: str) -> str:
 
 def _plain(value: str, dtype: str) -> str:
     """Returns the C++ expression for `value`, converted to a type with arithmetic operators."""
+    if dtype == "bool":  # bytes other than 0 and 1 are true as well
+        return f"({value} != 0)"
     return _TO_FLOAT.get(dtype, "{}").format(value)
 
 

@@ -33,7 +33,17 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
         ArgumentError: `value` is more than one value.
         DtypeError: `value` cannot be converted to the array's dtype.
     """
-    pattern = pattern_of(array, value)
+    repeat(array, pattern_of(array, value), stream)
+
+
+def repeat(array: host_copy.HostCopied, pattern: bytes, stream: BaseStream | None) -> None:
+    """Sets every element to the same bytes.
+
+    Args:
+        array: The array.
+        pattern: The bytes of one element.
+        stream: Stream that orders the fill; None: the current one.
+    """
     if array._nbytes == 0:
         return
     repeated = pattern if any(pattern) else b"\0"

@@ -54,13 +54,14 @@ def assign(target: ArrayLike, value: Any) -> None:
 
 def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
-        host = value if isinstance(value, np.ndarray) else np.asarray(value)
-        if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
-            if host.size and host.dtype.kind != "b":
+        if isinstance(value, np.ndarray):
+            return value.astype(dtype, copy=False)
+        if dtype.kind in "iu":
+            host = np.asarray(value)
+            if host.size and host.dtype.kind in "iu":
                 shapes.check_range(int(host.min()), int(host.max()), dtype)
-            return np.asarray(value, dtype)
-        return host.astype(dtype, copy=False)
-    except (TypeError, ValueError, OverflowError) as error:
+        return np.asarray(value, dtype)  # directly: NumPy's default dtype of a list rounds large integers
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DtypeError(
             f"a {type(value).__name__} cannot be assigned to elements of {dtype} ({error}).",
             reason="INVALID_ARGUMENT",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,25 @@ def test_creation(gpu: hearth.Device) -> None:
     assert (like.shape, like.dtype) == ((3, 1), np.int8)
     np.testing.assert_array_equal(gpu.zeros_like(like).get(), np.zeros((3, 1), np.int8))
     np.testing.assert_array_equal(gpu.asarray([[1, 2], [3, 4]], np.float32).get(), np.array([[1, 2], [3, 4]], "f4"))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["S3", "U2", "V4", "M8", "m8[s]", "?", "f2", "bfloat16", [("s", "S3"), ("v", "i4")], ("f4", (2,))],
+    ids=str,
+)
+def test_zeros_of_every_dtype(gpu: hearth.Device, dtype: Any) -> None:
+    x = gpu.zeros((2, 3), dtype)
+    assert x.get().tobytes() == np.zeros((2, 3), x.dtype).tobytes()
+    assert gpu.zeros_like(x).get().tobytes() == bytes(x.nbytes)
+
+
+def test_full_of_structures_converts_as_numpy(gpu: hearth.Device) -> None:
+    dtype = [("s", "S3"), ("v", "i4")]
+    for value in (0, 7, (b"ab", 3)):
+        host = np.empty(2, dtype)
+        host.fill(value)
+        assert gpu.full(2, value, dtype).get().tobytes() == host.tobytes()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12, 16, 24])

@@ -150,6 +150,92 @@ def test_assignment(gpu: hearth.Device, index: Any, make: Callable[[np.ndarray],
     np.testing.assert_array_equal(y.get(), expected)
 
 
+RECORD = [("a", "i4"), ("b", "f4")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("u8", [2**63 + 1, 1]),
+        ("i8", [2**53 + 1, 0.5]),
+        ("u8", [2**64 - 1, 0.5]),
+        ("u8", (2**63, 1.5)),
+        ("i4", [True, 2.75]),
+        ("f4", [1, None]),
+        ("S3", ["ab", "cdef"]),
+        ("i4", ["5", "6"]),
+        (RECORD, [(1, 2.5), (3, 4)]),
+        (RECORD, [(2**31 - 1, 2.5)]),
+    ],
+    ids=str,
+)
+def test_assigned_lists_are_converted_element_by_element(gpu: hearth.Device, dtype: Any, value: Any) -> None:
+    x, host = gpu.zeros(2, dtype), np.zeros(2, dtype)
+    host[...] = value
+    x[...] = value
+    np.testing.assert_array_equal(x.get(), host)
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 keeps the low bits")
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u8", [-1, 2**63]), ("u1", [300.0, 1]), ("i4", [np.nan, 1]), ("f4", [1 + 1j, 0]), ("i8", [2**63, 0.5])],
+    ids=str,
+)
+def test_lists_that_do_not_fit_are_refused(gpu: hearth.Device, dtype: str, value: Any) -> None:
+    x = gpu.zeros(2, dtype)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        np.zeros(2, dtype)[...] = value
+    with pytest.raises(hearth.DtypeError):
+        x[...] = value
+    assert not x.get().any()
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 keeps the low bits")
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("i4", np.int64(2**40)),
+        ("i8", np.uint64(2**63 + 1)),
+        ("u1", 300.7),
+        ("u4", -1.5),
+        ("i4", np.datetime64("2020-01-01")),
+        ("i4", np.nan),
+        ("u1", np.inf),
+        ("f4", 1 + 2j),
+    ],
+    ids=str,
+)
+def test_numbers_that_do_not_fit_are_refused(gpu: hearth.Device, dtype: str, value: Any) -> None:
+    x = gpu.zeros(2, dtype)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        np.zeros(2, dtype)[0] = value
+    uses: list[Callable[[], Any]] = [
+        lambda: x.fill(value),
+        lambda: x[:1].__setitem__(0, value),
+        lambda: x.__setitem__(..., value),
+        lambda: gpu.full(2, value, dtype),
+    ]
+    for use in uses:
+        with pytest.raises(hearth.DtypeError) as caught:
+            use()
+        assert caught.value.fix
+    assert not x.get().any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u1", np.float32(44.5)), ("i4", "5"), ("S3", "abcd"), ("S3", np.datetime64("2020-01-01")), ("f4", None),
+     ("f4", np.array(2)), ("m8[s]", np.timedelta64("NaT")), (RECORD, (1, 2.5)), (RECORD, 7)],
+    ids=str,
+)  # fmt: skip
+def test_a_fill_converts_as_numpy(gpu: hearth.Device, dtype: Any, value: Any) -> None:
+    x, host = gpu.empty(2, dtype), np.empty(2, dtype)
+    x.fill(value)
+    host.fill(value)
+    assert x.get().tobytes() == host.tobytes()
+
+
 def test_broadcast_assignment_sends_each_element_once(gpu: hearth.Device) -> None:
     row = np.arange(300, dtype=np.float32)
     x = gpu.zeros((37, 5, 300), np.float32)
@@ -280,6 +366,13 @@ def test_astype(gpu: hearth.Device) -> None:
         gpu.zeros(3, "M8[s]").astype(np.float64)
     assert "x.get()" in caught.value.fix
     np.testing.assert_array_equal(gpu.asarray(gpu.asarray([1, 2]), "S3").get(), np.array([b"1", b"2"]))
+
+
+def test_every_byte_but_zero_is_true_in_a_cast(gpu: hearth.Device) -> None:
+    host = np.array([0, 1, 2, 255, 128], np.uint8).view(bool)
+    x = gpu.asarray(host)
+    for dtype in (np.int32, np.uint8, np.float32, np.float16, BFLOAT16, np.complex64):
+        np.testing.assert_array_equal(x.astype(dtype).get(), host.view(np.uint8) != 0)
 
 
 def test_a_cast_is_ordered_as_any_kernel(gpu: hearth.Device) -> None:

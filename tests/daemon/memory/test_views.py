@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
-from tests.support.client.internals import memory_of
+from hearth.arrays import astype, strided_copy
+from tests.support.client.internals import memory_of, offset_of
 from tests.support.daemon.aio_ways import connect
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.loops import run
@@ -159,6 +160,30 @@ def test_a_cast_of_any_view(gpu: hearth.Device, since: str) -> None:
         same = view.astype(since)
         np.testing.assert_array_equal(same.get(), expected)
         assert same.flags.c_contiguous and memory_of(same) is not memory_of(x)
+
+
+@pytest.mark.parametrize("since", ["int16", "float64", "complex128"])
+def test_a_cast_reads_only_aligned_elements(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, since: str) -> None:
+    read = []
+
+    def run_kernel(device: hearth.Device, source: str, name: str, count: int, args: tuple[Any, ...], on: Any) -> None:
+        read.append(args[0])
+        strided_copy.run_kernel(device, source, name, count, args, on)
+
+    monkeypatch.setattr(astype, "run_kernel", run_kernel)
+    size = np.dtype(since).itemsize
+    host = noise((5, 3 * size + 1), np.uint8) % 2
+    x = gpu.asarray(host)
+    views = [
+        (x.ravel()[1 : 1 + 4 * size].view(since), host.ravel()[1 : 1 + 4 * size].view(since)),
+        (x[:, : 2 * size].view(since), host[:, : 2 * size].view(since)),  # rows whose distance is odd
+        (x[::-1, 1 : 1 + 2 * size].view(since), host[::-1, 1 : 1 + 2 * size].view(since)),
+        (x.ravel()[: 4 * size].view(since), host.ravel()[: 4 * size].view(since)),
+    ]
+    for view, expected in views:
+        np.testing.assert_array_equal(view.astype(np.complex64).get(), expected.astype(np.complex64))
+    assert len(read) == len(views) and not any(offset_of(array) % size or array.pitch % size for array in read)
+    assert memory_of(read[-1]) is memory_of(x)  # an aligned array is not copied
 
 
 def test_assignment_broadcasts_device_arrays_along_any_axis(gpu: hearth.Device) -> None:
