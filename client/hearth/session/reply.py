@@ -295,10 +295,13 @@ class Reply:
             self._wakeups.put(None)
 
     def abandon(self) -> None:
-        """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`."""
+        """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`.
+
+        A second call does nothing.
+        """
         with self._mutex:
+            error = None if self.abandoned else self.error
             self.abandoned = True
-            error = self.error
         if error is not None and self.on_late_error is not None:
             self.on_late_error(error)
 
@@ -383,19 +386,24 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None
-    for reply in replies:
-        remaining = None if deadline is None else deadline - time.monotonic()
-        if first is not None:
-            reply.wait_quietly(remaining)
-            continue
-        try:
-            reply.wait(remaining)
-        except HearthError as error:
-            first = error
-        except BaseException:
-            for unfinished in replies:
-                unfinished.abandon()
-            raise
+    failed: Reply | None = None
+    try:
+        for reply in replies:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if first is not None:
+                reply.wait_quietly(remaining)
+                continue
+            try:
+                reply.wait(remaining)
+            except HearthError as error:
+                first, failed = error, reply
+    except BaseException:  # KeyboardInterrupt: a later wait reports all errors
+        for reply in replies:
+            if reply is not failed:
+                reply.abandon()
+            elif not reply.abandoned and reply.on_late_error is not None and first is not None:
+                reply.on_late_error(first)  # it may include late errors, unlike `reply.error`
+        raise
     if first is not None:
         raise first
 
