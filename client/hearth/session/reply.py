@@ -198,12 +198,18 @@ class Reply:
                 raise
             if not answered:
                 raise self.given_up(timeout)
-        if self.before_return is not None:
-            self.before_return()
-        if self.raise_failures is not None:
-            self.raise_failures(self.error)
-        if self.error is not None:
-            raise self.error.again()
+        try:
+            if self.before_return is not None:
+                self.before_return()
+            if self.raise_failures is not None:
+                self.raise_failures(self.error)
+            if self.error is not None:
+                raise self.error.again()
+        except HearthError:
+            raise
+        except BaseException:  # of the callback: a warning that is an error, or KeyboardInterrupt
+            self.abandon()
+            raise
         assert self._result is not None
         return self._result
 

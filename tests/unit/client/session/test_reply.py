@@ -48,5 +48,17 @@ def test_ctrl_c_in_a_wait_for_several_replies_loses_no_error() -> None:
     assert late[-1] == "the third failed"
 
 
-def _raise(failure: HearthError) -> None:
-    raise failure
+@pytest.mark.parametrize("callback", ["before_return", "raise_failures"])
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), RuntimeWarning("kernel output")])
+def test_exception_of_a_callback_loses_no_error(callback: str, interruption: BaseException) -> None:
+    late: list[HearthError] = []
+    failure = error("a launch failed")
+    reply = reporting(late.append, failure)
+    setattr(reply, callback, lambda *_: _raise(interruption))
+    with pytest.raises(type(interruption)):
+        reply.wait()
+    assert late == [failure]
+
+
+def _raise(exception: BaseException) -> None:
+    raise exception
