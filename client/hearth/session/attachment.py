@@ -563,8 +563,12 @@ class Attachment:
             self._call_sender()
             return self.channel
 
-    def forked(self) -> None:
-        """Releases the lane in the child process of a fork. Takes no lock."""
+    def forked(self, refusal: HearthError) -> None:
+        """Releases the lane in the child process of a fork, and ends all waits with `refusal`. Takes no lock."""
+        self.alive = False
+        for reply in self.session.forked(refusal):
+            if isinstance(reply, Reply):
+                reply.forked(refusal)
         if self.channel is not None:
             self.channel.forked()
 

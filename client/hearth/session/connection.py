@@ -416,7 +416,7 @@ class Connection(ABC):
         )
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
-            attachment.forked()
+            attachment.forked(self.refusal)
         for part in list(self.parts.values()):
             part.forked()
         if self._space is not None:

@@ -178,6 +178,16 @@ class Reply:
             self.on_answer()
         self._answer_handled = True
 
+    def forked(self, error: HearthError) -> None:
+        """Completes an unanswered reply in the child process of a fork, without callbacks. Takes no lock.
+
+        Args:
+            error: Error that `wait` raises.
+        """
+        if not self.answered:
+            self.error = error
+            self.answered = True
+
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
         """Returns the result of the command, once it has arrived.
 
