@@ -362,7 +362,7 @@ class LaneChannel:
         It may have been woken to receive, so another thread is woken instead.
         """
         if self.role.parked and not self.role.holder:
-            self.role.wake_waiter()
+            self.role.pass_on()
 
     def expect(self) -> None:
         """Wakes the background thread to receive if no thread does, because something depends on the next response."""

@@ -292,10 +292,7 @@ class Reply:
         Args:
             seconds: Longest wait in seconds; None: without a limit.
         """
-        wakeups = self._wakeups
-        if wakeups is None:
-            with self._mutex:
-                wakeups = self._wakeups = self._wakeups or SimpleQueue()
+        wakeups = self._wakeup_queue()
         if self.answered:  # answered before `_wakeups` was visible to the receiving thread
             return
         try:
@@ -307,8 +304,14 @@ class Reply:
 
     def wake(self) -> None:
         """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
-        if self._wakeups is not None:
-            self._wakeups.put(None)
+        self._wakeup_queue().put(None)
+
+    def _wakeup_queue(self) -> SimpleQueue[None]:
+        wakeups = self._wakeups
+        if wakeups is None:
+            with self._mutex:
+                wakeups = self._wakeups = self._wakeups or SimpleQueue()
+        return wakeups
 
     def abandon(self) -> None:
         """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`.
