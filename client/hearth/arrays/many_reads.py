@@ -141,10 +141,16 @@ class ManyReads:
         self._failed.append((index, error))
 
     def abandon(self) -> None:
-        """Abandons the reads whose answers have not been taken; their host arrays stay unchanged."""
+        """Abandons the reads whose answers have not been taken; their host arrays stay unchanged.
+
+        A later wait raises the errors of the other reads, which may be those of earlier work.
+        """
         for _, pending in self._sent:
             pending.reply.abandon()
         self._sent.clear()
+        for _, error in self._failed:
+            self._connection.defer(error)
+        self._failed.clear()
 
     def results(self) -> list[np.ndarray[Any, Any]]:
         """Returns the host arrays, or raises the first error with a note for each array that could not be read."""

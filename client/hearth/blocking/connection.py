@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hearth.blocking.attachment import BlockingAttachment
 from hearth.errors import HearthError
+from hearth.session.attachment import closed
 from hearth.session.connection import Connection
 from hearth.transport.backoff import AttachBackoff
 
@@ -62,8 +63,11 @@ class BlockingConnection(Connection):
                 )
                 try:
                     new_attachment.open(self.transport, self.token, self.ordinal, backoff.attempt_timeout, self.lease)
-                    break
+                    self._use(new_attachment)
+                    return new_attachment
                 except HearthError as error:
-                    time.sleep(backoff.pause(error))
-            self._use(new_attachment)
-            return new_attachment
+                    pause = backoff.pause(error)
+                except BaseException:  # KeyboardInterrupt: the daemon accepts no other stream while this one is open
+                    new_attachment.end(closed())
+                    raise
+                time.sleep(pause)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hearth import base_stream as streams
 from hearth.collectives import overlap
 from hearth.collectives.completion import LastOperation
-from hearth.session.collective_order import WORTH, RankOrder, hold_locks, submit_in_order
+from hearth.session.collective_order import WORTH, RankOrder, submit_in_order
 from hearth_proto.collectives import pair_number
 from hearth_proto.v1 import commands_pb2
 
@@ -48,7 +48,7 @@ class PairNumbers:
         sends = part.kind == commands_pb2.COLLECTIVE_KIND_SEND
         source, destination = (part.rank, part.peer) if sends else (part.peer, part.rank)
         counted = part.rank, source, destination
-        with hold_locks([sequence]):
+        with sequence.lock:
             count = self._counts[counted] + 1
             command.collective.sequence = pair_number(self._group, source > destination, count)
             attachment.submit(command, WORTH)

@@ -308,6 +308,8 @@ class BasePendingDispatch(ABC):
             job.finish(timeout)
         if job.error is not None:
             raise job.error.again()
+        if job.result is None and job.connection.refusal is not None:  # forked: the thread of the transfers is gone
+            raise job.connection.refusal.again()
         return [output.host for output in job.outputs]
 
 

@@ -394,14 +394,18 @@ class Connection(ABC):
         refusal = closed()
         attachment = self._attachment
         self.refusal = self.refusal or refusal
-        if attachment is not None and attachment.alive:
-            attachment.settle(settle)
-            attachment.end(refusal)
-        for part in list(self.parts.values()):
-            part.close()
-        self.kernel_output.deliver()
-        if self._space is not None:
-            self._space.lost = True
+        try:
+            if attachment is not None and attachment.alive:
+                try:
+                    attachment.settle(settle)
+                finally:
+                    attachment.end(refusal)
+        finally:
+            if self._space is not None:
+                self._space.lost = True
+            for part in list(self.parts.values()):
+                part.close()
+            self.kernel_output.deliver()  # last: a callback may raise
 
     def forked(self) -> None:
         """Refuses all use in the child process of a fork. Takes no lock, because another thread may have held it."""
@@ -412,7 +416,7 @@ class Connection(ABC):
         )
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
-            attachment.forked()
+            attachment.forked(self.refusal)
         for part in list(self.parts.values()):
             part.forked()
         if self._space is not None:

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,9 @@ class NodeSession:
             for device in opened.devices
         }
         self.closed = False
+        """True once `close` was called."""
+        self._released = False
+        """True once the session and its channels are closed."""
         self.recorder: Recorder | None = None
         """Recorder of the trace that the environment variable HEARTH_TRACE requests; None: no trace."""
         self._closing = threading.Lock()
@@ -124,22 +127,35 @@ class NodeSession:
             raise self.refusal.again()
 
     def close(self) -> None:
-        """Sends queued commands, closes the session and its channels. A second call does nothing."""
+        """Sends queued commands, closes the session and its channels. A second call does nothing.
+
+        An exception, such as KeyboardInterrupt, ends only the step that raises it; the last exception is raised.
+        """
         if os.getpid() != self.pid:
             return  # a child process of a fork: the session belongs to the parent
         with self._closing:
-            if self.closed:
+            if self._released:
                 return
             self.closed = True
-            if self.recorder is not None:
-                self.recorder.finish()
-            self._keeper.put(None)
-            self.refusal = self.refusal or closed()
-            for connection in self.connections.values():
-                connection.close(_SETTLE_S)
+            with ExitStack() as steps:  # in reverse order
+                steps.callback(self._release)
+                for connection in reversed(self.connections.values()):
+                    steps.callback(connection.close, _SETTLE_S)
+                steps.callback(self._refuse)
+                if self.recorder is not None:
+                    steps.callback(self.recorder.finish)
+
+    def _refuse(self) -> None:
+        self._keeper.put(None)
+        self.refusal = self.refusal or closed()
+
+    def _release(self) -> None:
+        try:
             with suppress(HearthError):  # the daemon has ended, or it closes the session when the lease ends
                 self.transport.call("CloseSession", encode.of_token(self.token), decode.Unread, _CLOSE_S)
+        finally:
             self.transport.close()
+            self._released = True
 
     def abandon(self) -> None:
         """Closes the session from the keeper thread.

@@ -398,6 +398,15 @@ class Session:
             reply.set_error(error)
         return (self.unreported or self.reverts()) and not is_reported
 
+    def forked(self, error: HearthError) -> list[ReplyLike]:
+        """Ends the attachment in the child process of a fork. Returns the replies, whose answers the parent receives.
+
+        Args:
+            error: Error that the attachment's uses raise in this process.
+        """
+        self.error = error
+        return list(self._replies.values())
+
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:
             self._broken("the daemon sent a second Attached message")

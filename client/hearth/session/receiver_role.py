@@ -83,16 +83,17 @@ class ReceiverRole:
         return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
-        """Releases the role if `thread` holds it.
-
-        Wakes a waiting thread, or the background thread if it is needed, to take the role.
+        """Releases the role if `thread` holds it, and wakes another thread to take it.
 
         Args:
             thread: Identifier of the calling thread.
         """
-        if self.holder != thread:
-            return
-        self.holder = 0
+        if self.holder == thread:
+            self.holder = 0
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Wakes a waiting thread, or the background thread if it is needed, to take the role, which no thread holds."""
         if self._sleepers and self.wake_waiter():
             return
         if self.parked:

@@ -178,6 +178,16 @@ class Reply:
             self.on_answer()
         self._answer_handled = True
 
+    def forked(self, error: HearthError) -> None:
+        """Completes an unanswered reply in the child process of a fork, without callbacks. Takes no lock.
+
+        Args:
+            error: Error that `wait` raises.
+        """
+        if not self.answered:
+            self.error = error
+            self.answered = True
+
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
         """Returns the result of the command, once it has arrived.
 
@@ -198,12 +208,18 @@ class Reply:
                 raise
             if not answered:
                 raise self.given_up(timeout)
-        if self.before_return is not None:
-            self.before_return()
-        if self.raise_failures is not None:
-            self.raise_failures(self.error)
-        if self.error is not None:
-            raise self.error.again()
+        try:
+            if self.before_return is not None:
+                self.before_return()
+            if self.raise_failures is not None:
+                self.raise_failures(self.error)
+            if self.error is not None:
+                raise self.error.again()
+        except HearthError:
+            raise
+        except BaseException:  # of the callback: a warning that is an error, or KeyboardInterrupt
+            self.abandon()
+            raise
         assert self._result is not None
         return self._result
 
@@ -276,10 +292,7 @@ class Reply:
         Args:
             seconds: Longest wait in seconds; None: without a limit.
         """
-        wakeups = self._wakeups
-        if wakeups is None:
-            with self._mutex:
-                wakeups = self._wakeups = self._wakeups or SimpleQueue()
+        wakeups = self._wakeup_queue()
         if self.answered:  # answered before `_wakeups` was visible to the receiving thread
             return
         try:
@@ -291,14 +304,23 @@ class Reply:
 
     def wake(self) -> None:
         """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
-        if self._wakeups is not None:
-            self._wakeups.put(None)
+        self._wakeup_queue().put(None)
+
+    def _wakeup_queue(self) -> SimpleQueue[None]:
+        wakeups = self._wakeups
+        if wakeups is None:
+            with self._mutex:
+                wakeups = self._wakeups = self._wakeups or SimpleQueue()
+        return wakeups
 
     def abandon(self) -> None:
-        """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`."""
+        """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`.
+
+        A second call does nothing.
+        """
         with self._mutex:
+            error = None if self.abandoned else self.error
             self.abandoned = True
-            error = self.error
         if error is not None and self.on_late_error is not None:
             self.on_late_error(error)
 
@@ -383,19 +405,24 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None
-    for reply in replies:
-        remaining = None if deadline is None else deadline - time.monotonic()
-        if first is not None:
-            reply.wait_quietly(remaining)
-            continue
-        try:
-            reply.wait(remaining)
-        except HearthError as error:
-            first = error
-        except BaseException:
-            for unfinished in replies:
-                unfinished.abandon()
-            raise
+    failed: Reply | None = None
+    try:
+        for reply in replies:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if first is not None:
+                reply.wait_quietly(remaining)
+                continue
+            try:
+                reply.wait(remaining)
+            except HearthError as error:
+                first, failed = error, reply
+    except BaseException:  # KeyboardInterrupt: a later wait reports all errors
+        for reply in replies:
+            if reply is not failed:
+                reply.abandon()
+            elif not reply.abandoned and reply.on_late_error is not None and first is not None:
+                reply.on_late_error(first)  # it may include late errors, unlike `reply.error`
+        raise
     if first is not None:
         raise first
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
             """
 
         def pass_role(self) -> None:
-            """Wakes another waiting thread to receive. The lock is held.
+            """Wakes another thread to receive. The lock is held.
 
             Called because the thread that stopped sleeping may have been woken to receive.
             """
@@ -131,7 +131,7 @@ class Waiters:
 
     def _remove_sleeper(self, reply: Reply) -> None:
         self.sleepers.remove(reply)
-        if self.channel is not None and self.sleepers:
+        if self.channel is not None:
             self.channel.pass_role()
 
     def expect(self) -> None:

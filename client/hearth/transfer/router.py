@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,8 +116,31 @@ def _upload(
     connection: Connection, attachment: Attachment, region: BufferRegion, data: memoryview, progress: Progress | None
 ) -> None:
     """Uploads over separate streams, while commands continue on the Execute stream."""
-    reply, number = begin_upload(connection, attachment, region, len(data))
-    carry_upload(connection, attachment, reply, number, data, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = _request_write(attachment, region, number, len(data))
+        carry_upload(connection, attachment, reply, number, data, progress)
+
+
+@contextlib.contextmanager
+def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[None]:
+    """Context in which a command that names a transfer is sent and the bytes are transferred.
+
+    KeyboardInterrupt aborts the transfer at the daemon: the command, and all later work, would wait for the bytes.
+    """
+    try:
+        yield
+    except HearthError:
+        raise
+    except BaseException:
+        _abort(connection, number)
+        raise
+
+
+def _abort(connection: Connection, number: int) -> None:
+    from hearth.transfer.grpc_stream import cancel_transfer
+
+    cancel_transfer(connection, number)
 
 
 def begin_upload(connection: Connection, attachment: Attachment, region: BufferRegion, size: int) -> tuple[Reply, int]:
@@ -129,10 +153,14 @@ def begin_upload(connection: Connection, attachment: Attachment, region: BufferR
         size: Number of bytes.
     """
     number = connection.mint()
+    return _request_write(attachment, region, number, size), number
+
+
+def _request_write(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
     command = region.write()
     command.write.transfer = number
     command.write.size = size
-    return attachment.request(command), number
+    return attachment.request(command)
 
 
 def carry_upload(
@@ -159,7 +187,12 @@ def carry_upload(
     from hearth.transfer import striping  # imported only for arrays that may need it
 
     size = len(data)
-    upload = striping.upload(connection, attachment, reply, number, data, progress)
+    try:
+        upload = striping.upload(connection, attachment, reply, number, data, progress)
+    except BaseException:
+        reply.abandon()
+        _abort(connection, number)
+        raise
     reply.on_error = upload.cancel
     if reply.error is not None:
         upload.cancel()
@@ -283,8 +316,10 @@ def _download(
     progress: Progress | None,
 ) -> None:
     """Downloads over separate streams, while commands continue on the Execute stream."""
-    reply, number = begin_download(connection, attachment, region, len(into))
-    carry_download(connection, attachment, reply, number, into, timeout, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = _request_large_read(attachment, region, number, len(into))
+        carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
 def begin_download(
@@ -299,12 +334,16 @@ def begin_download(
         size: Number of bytes.
     """
     number = connection.mint()
+    return _request_large_read(attachment, region, number, size), number
+
+
+def _request_large_read(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
     command = region.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
     if reply.on_late_error is not None:
         reply.on_late_error = partial(_report_late, reply.on_late_error)
-    return reply, number
+    return reply
 
 
 def _report_late(report: Callable[[HearthError], None], error: HearthError) -> None:
@@ -344,7 +383,12 @@ def carry_download(
 
     size = len(into)
     deadline = None if timeout is None else time.monotonic() + timeout
-    download = striping.download(connection, attachment, reply, number, into, timeout)
+    try:
+        download = striping.download(connection, attachment, reply, number, into, timeout)
+    except BaseException:
+        reply.abandon()
+        _abort(connection, number)
+        raise
     reply.on_error = download.cancel
     if reply.error is not None:
         download.cancel()

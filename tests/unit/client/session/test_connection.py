@@ -401,6 +401,38 @@ gpu.synchronize()
     assert daemon.closed_tokens == ["t"]
 
 
+def test_work_of_the_parent_that_is_pending_at_a_fork_is_refused_in_the_child(daemon: FakeDaemon) -> None:
+    """The answers, and the outputs that a thread stores, arrive in the parent only."""
+    daemon.never_answer |= {"dispatch", "sync"}
+    code = f"""
+import os, signal, hearth
+import numpy as np
+node = hearth.connect({daemon.target!r})
+gpu = node.device(0)
+f = gpu.RawKernel("source", "f")
+pending = [gpu.dispatch_async(f, (1,), (1,), outs=[((size,), np.uint8)]) for size in (64, 4 << 20)]
+reply = gpu._connection.attachment().request(hearth.session.attachment.commands_pb2.Command(sync={{}}))
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    refused = 0
+    for wait in (pending[0].result, pending[1].result, reply.wait, reply.wait):
+        try:
+            wait()
+        except hearth.ClosedError as error:
+            refused += "forked" in str(error)
+    os._exit(refused)
+status = os.waitpid(child, 0)[1]
+assert status == 4 << 8, status
+assert not any(dispatch.done() for dispatch in pending) and not reply.answered
+"""
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_lease_is_renewed_while_no_stream_is_open() -> None:
     daemon = FakeDaemon(lease_s=0.15)
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
+from hearth.session import reply as reply_module
 from hearth.session.attachment import Attachment
 from hearth.session.receiver_role import ReceiverRole
 from hearth.session.reply import Reply
@@ -26,6 +27,7 @@ from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.lane_requests import answer, held_request, note, notes, role
 from tests.support.client.waits import wait_for
+from tests.support.compiled import skip_if_compiled
 
 
 @pytest.fixture
@@ -252,6 +254,57 @@ def _times_out_while_another_waits(daemon: LaneDaemon, work: Attachment, timeout
     answer(daemon, -2)
     assert wait_for(lambda: first.done)
     return in_time
+
+
+def test_wake_up_before_the_thread_sleeps_is_not_lost() -> None:
+    reply = Reply()
+    reply.wake()
+    sleeping = threading.Thread(target=reply.sleep, args=(60.0,), daemon=True)
+    sleeping.start()
+    sleeping.join(20)
+    assert not sleeping.is_alive()
+
+
+def test_thread_that_is_woken_to_receive_after_its_timeout_leaves_the_role_to_others(
+    daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop, or a callback, waits for an answer without a thread: the background thread has to receive it."""
+    skip_if_compiled(reply_module)
+    daemon.never_answer.add("memory_usage")
+    first, second, third = (work.request(held_request()) for _ in range(3))
+    assert wait_for(lambda: daemon.count("memory_usage") == 3 and work.session.idle)
+    sleep, timed_out, may_continue = Reply.sleep, threading.Event(), threading.Event()
+
+    def sleep_long(self: Reply, seconds: float | None) -> None:
+        sleep(self, seconds)
+        if self is second:
+            timed_out.set()
+            may_continue.wait(60)
+
+    def hold() -> None:
+        for _ in range(5):
+            gpu.synchronize()  # the background thread notices that another thread receives
+        first.wait(60)
+
+    def give_up() -> None:
+        with pytest.raises(hearth.TimeoutError):
+            second.wait(0.01)
+
+    monkeypatch.setattr(Reply, "sleep", sleep_long)
+    holder, other = threading.Thread(target=hold), threading.Thread(target=give_up)
+    holder.start()
+    assert wait_for(lambda: role(work).holder == holder.ident and role(work).parked_indefinitely)
+    answered = threading.Event()
+    third.listen(answered.set)
+    other.start()
+    assert timed_out.wait(20)
+    answer(daemon, -3)
+    holder.join(20)  # it leaves the role to the other thread, whose time is over
+    may_continue.set()
+    other.join(20)
+    assert not role(work).parked, "the background thread was woken"
+    answer(daemon)
+    assert answered.wait(20)
 
 
 def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
