@@ -265,6 +265,7 @@ def test_wake_up_before_the_thread_sleeps_is_not_lost() -> None:
     assert not sleeping.is_alive()
 
 
+@pytest.mark.parametrize("timing", [{"tick": 0.3, "slow_tick": 0.3}], indirect=True)
 def test_thread_that_is_woken_to_receive_after_its_timeout_leaves_the_role_to_others(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +283,7 @@ def test_thread_that_is_woken_to_receive_after_its_timeout_leaves_the_role_to_ot
             may_continue.wait(60)
 
     def hold() -> None:
-        for _ in range(5):
+        while not role(work).parked:
             gpu.synchronize()  # the background thread notices that another thread receives
         first.wait(60)
 
