@@ -267,12 +267,18 @@ class DispatchRun:
         if self._timed:
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
 
-    def _issue_first(self) -> None:
-        """Issues the first iteration, while the device is idle for it."""
+    def _issue_first(self) -> bool:
+        """Issues the first iteration, or the validated launch, while the device is idle for it.
+
+        Returns False if it has issued nothing.
+        """
         assert self._first_launch is not None
-        if self._validates or not self._remaining:
-            return
         bound = self._first_launch.bound
+        if self._validates:
+            self._validate(bound)
+            return self._validation is not None
+        if not self._remaining:
+            return True
         self._claim_position(bound)
         self._kernel.start()
         try:
@@ -281,6 +287,7 @@ class DispatchRun:
             self._kernel.stop()
         self._remaining -= 1
         self._origin.started = True
+        return True
 
     def _validate(self, bound: BoundLaunch) -> bool:
         """Launches the kernel on copies between red zones, and waits until it is done. Raises what it has found."""

@@ -99,7 +99,9 @@ class LaunchCommands:
             entry = functions.get(header[3])
             stream = streams.get(header[4])
             plan = (
-                entry.plans.get(data[at + KEY_OFFSET : at + HEADER.size + 4 * header[1]]) if entry is not None else None
+                entry.plans.get(data[at + KEY_OFFSET : at + HEADER.size + 4 * header[1]])
+                if entry is not None and entry.launched
+                else None
             )
             if (
                 plan is None

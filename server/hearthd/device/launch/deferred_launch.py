@@ -33,6 +33,7 @@ class LaunchRun:
         self._grid: DynamicGrid | None = None
         self._first_launch: FirstLaunch | None = None
         self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
+        self._validated = False
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -64,7 +65,7 @@ class LaunchRun:
             return False
         bound = first_launch.bound
         if self.validates:
-            return self._validate(bound)
+            return self._validated or self._validate(bound)
         while self._remaining and not stream.track.closed:
             count = min(self._remaining, WINDOW, stream.track.room)
             self._binder.issue(stream, bound, count)
@@ -86,13 +87,21 @@ class LaunchRun:
         else:
             self._origin.reply()
 
-    def _issue_first(self) -> None:
-        """Issues the first iteration, while the device is idle for it."""
+    def _issue_first(self) -> bool:
+        """Issues the first iteration, or the validated launch, while the device is idle for it.
+
+        Returns False if it has issued nothing.
+        """
         assert self._first_launch is not None
-        if not self.validates and self._remaining:
-            self._binder.issue(self._parsed.stream, self._first_launch.bound, 1)
+        bound = self._first_launch.bound
+        if self.validates:
+            self._validated = self._validate(bound)
+            return self._validated
+        if self._remaining:
+            self._binder.issue(self._parsed.stream, bound, 1)
             self._remaining -= 1
             self._origin.started = True
+        return True
 
     def release(self, _refusal: Refusal) -> None:
         """Releases what the launch holds, because it will not run, for example after the end of its session."""

@@ -34,11 +34,11 @@ class FirstLaunch:
         if isinstance(self._outcome, Refusal):
             raise self._outcome
 
-    def ready(self, issue: Callable[[], None]) -> bool:
+    def ready(self, issue: Callable[[], bool]) -> bool:
         """Returns True if the launch may be issued. Raises Refusal like `check`.
 
-        Otherwise `issue` is called once while the device is idle, and the session is scheduled again. It issues the
-        launch, and may raise Refusal.
+        Otherwise `issue` is called while the device is idle, and the session is scheduled again. It issues the launch,
+        or returns False if it has issued nothing, because the launch waits for something else; it may raise Refusal.
         """
         if self._outcome is False:
             self._wait(issue)
@@ -49,16 +49,14 @@ class FirstLaunch:
         """Ends the wait of a launch that will not run, for example after the end of its session."""
         if self._waiting is not None:
             self._device.idle_work.drop(self._waiting)
-        if self._outcome is not True:
-            self._entry.plans.clear()  # the next launch may be the first one again, and must be checked again
 
-    def _wait(self, issue: Callable[[], None]) -> None:
+    def _wait(self, issue: Callable[[], bool]) -> None:
         device, entry = self._device, self._entry
         if not device.server.first_launch_waits(self.bound.plan.function, self.bound.module.prints is not None):
             # Another launch has made the driver's allocations that this launch waited for.
             if self._waiting is not None:
                 device.idle_work.drop(self._waiting)
-            self._outcome = True
+            self._outcome = entry.launched = True
             return
         refused = entry.refused
         if refused is not None and not refused[1]():
@@ -75,11 +73,13 @@ class FirstLaunch:
         self._outcome = refusal
         self._device.kick(self._origin.session)
 
-    def _issue_when_idle(self, issue: Callable[[], None]) -> None:
-        self._device.server.record_first_launch(self.bound.plan.function, self.bound.module.prints is not None)
-        self._outcome = True
+    def _issue_when_idle(self, issue: Callable[[], bool]) -> None:
+        self._waiting = None
         try:
-            issue()
+            if issue():
+                # Not before: a launch that fails may not have made the driver's allocations.
+                self._device.server.record_first_launch(self.bound.plan.function, self.bound.module.prints is not None)
+                self._outcome = self._entry.launched = True
         except Refusal as refusal:
             self._outcome = refusal
         self._device.kick(self._origin.session)

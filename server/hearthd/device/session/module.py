@@ -68,7 +68,7 @@ class ModuleEntry:
 class FunctionEntry:
     """A client's function, resolved at its first use. `plans` contains the launches that have been checked."""
 
-    __slots__ = ("function", "handle", "module", "name", "plans", "refused")
+    __slots__ = ("function", "handle", "launched", "module", "name", "plans", "refused")
 
     def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
         self.handle = handle
@@ -76,6 +76,8 @@ class FunctionEntry:
         self.name = name
         self.function: Function | None = None
         self.plans: dict[bytes, LaunchPlan] = {}
+        self.launched = False
+        """True once a launch of the function need not wait for an idle device."""
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
         """Refusal of the first launch, and a function that returns True if another attempt may succeed; None if not
         refused."""

@@ -30,13 +30,26 @@ class Choosy(Strict):
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
         self.choosy = False
+        self.fails = False
+        self.submitted: set[Any] = set()
         self.made: set[Any] = set()
+        self.blocked: list[str] = []
+        """Kernels whose first launch waited for a running one, which would have blocked the process."""
+
+    def launch(self, function: Any, grid: Any, block: Any, shared: int, stream: Any, *rest: Any) -> None:
+        if self.choosy and function not in self.made:
+            if self.running:
+                self.blocked.append(function.name)
+            if self.fails:
+                raise Refusal(Reason.OUT_OF_MEMORY, "no local memory")
+            self.submitted.add(function)
+        super().launch(function, grid, block, shared, stream, *rest)
 
     def first_launch_waits(self, function: Any, prints: bool) -> bool:
         return self.choosy and function not in self.made
 
     def record_first_launch(self, function: Any, prints: bool) -> None:
-        assert not self.running
+        assert function in self.submitted
         self.made.add(function)
 
 
@@ -52,6 +65,7 @@ def start() -> Iterator[Start]:
     for rig in made:
         rig.server.gate.set()
         rig.close()
+        assert rig.server.blocked == []  # type: ignore[attr-defined]
 
 
 def other(rig: Rig[Strict], *commands: c.Command, seq: int) -> None:
@@ -277,6 +291,59 @@ def test_cancelled_first_launch_leaves_the_next_one_waiting(start: Start, comman
         assert rig.server.running == 1
     rig.server.gate.set()
     assert value(2) == 1
+
+
+def test_bound_launch_that_never_ran_is_the_first_one_afterwards(start: Start) -> None:
+    """A list is prepared, and a launch is refused because of its argument: both have been checked, and not launched."""
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    outside = packed(1, 2, 5)
+    outside.launches = outside.launches[:-8] + (99).to_bytes(8, "little")
+    rig.batch(c.Command(prepare=c.Prepare(prepared=1, launches=packed(1, 2, 5).launches)), outside)
+    assert from_status(rig.call(stream=5, flush=c.Flush()).error).reason is Reason.OUT_OF_BOUNDS
+    rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\0")), packed(1, 2, 5))
+    while not rig.gauges()["loads_waiting"]:
+        assert rig.server.running == 1
+    rig.server.gate.set()
+    assert value(2) == 1
+
+
+def test_first_launch_that_fails_leaves_the_next_one_waiting(start: Start) -> None:
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = rig.server.fails = True  # type: ignore[attr-defined]
+    rig.batch(packed(1, 2, 5))
+    rig.server.gate.set()
+    assert "no local memory" in rig.call(stream=5, sync=c.Sync()).error.message
+    rig.server.gate.clear()
+    rig.server.choosy = False  # type: ignore[attr-defined]
+    other(rig, launch(1, 1), seq=3)
+    while not rig.server.running:
+        rig.gauges()
+    rig.server.choosy, rig.server.fails = True, False  # type: ignore[attr-defined]
+    rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\0")), packed(1, 2, 5))
+    while not rig.gauges()["loads_waiting"]:
+        assert rig.server.running == 1
+    rig.server.gate.set()
+    assert value(2) == 1
+
+
+@pytest.mark.parametrize("kind", ["launch", "dispatch"])
+def test_validated_first_launch_runs_on_the_idle_device(start: Start, kind: str) -> None:
+    """The other session keeps launching, so that the device is idle only while nothing else may be launched."""
+    rig = start(LONG)
+    endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    command = launch(1, 2).launch if kind == "launch" else dispatch(SEVEN)
+    command.mode = c.LAUNCH_MODE_VALIDATE
+    answer = rig.start(stream=5, **{kind: command})
+    while not rig.gauges()["loads_waiting"]:
+        pass
+    for number in range(20):
+        other(rig, launch(1, 1), seq=3 + number)
+    rig.server.gate.set()
+    assert not rig.answer(answer).HasField("error")
 
 
 def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) -> None:
