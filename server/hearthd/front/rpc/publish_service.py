@@ -245,10 +245,18 @@ class PublishService:
         return await link.ask(Kind.IMPORT, {**body, "file": number}, channel.number)
 
     async def _export(self, publication: Publication) -> int:
-        """Returns the memory as an open file, from the process that published it."""
+        """Returns the memory as an open file, from the process that published it.
+
+        Raises NOT_PUBLISHED if that process is lost: the caller has lost nothing, and the publisher may publish again.
+        """
         home: DeviceLink = publication.home
         body = {"op": "export", "memory": publication.number}
-        _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        try:
+            _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        except Refusal:
+            if home.loss is None:
+                raise
+            raise not_published(publication.tenant, publication.device, publication.name) from None
         return file
 
     # ---- end ----
