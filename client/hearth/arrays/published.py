@@ -8,16 +8,27 @@ gone.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import shapes
 from hearth.arrays.base_array import BaseArray
-from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
+from hearth.errors import (
+    ArgumentError,
+    BufferLostError,
+    ConnectError,
+    DtypeError,
+    HearthError,
+    TimeoutError,
+    UnsupportedError,
+)
 from hearth.session.memory import Memory
-from hearth.transport.backoff import Backoff
+from hearth.transport.backoff import MAX_PAUSE_S, Backoff
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -36,9 +47,6 @@ class Publications:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._unanswered: dict[tuple[str, str], int] = {}
-        """Handles, by name and tenant, of attach requests whose answer was lost with the connection. A repeated request
-        uses the same handle."""
 
     def publish(self, name: str, array: Any, tenants: Sequence[str], replace: bool = False) -> None:
         """Publishes an array; see `Device.publish`. Blocks.
@@ -124,20 +132,17 @@ class Publications:
         requested_shape = None if shape is None else shapes.shape_of(shape)
         requested = (requested_shape, None if dtype is None else shapes.dtype_of(dtype))
         attachment = connection.attachment()
-        key = name, tenant or ""
-        handle = self._unanswered.pop(key, 0) or connection.mint()
+        handle = connection.mint()
+        request = device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or "")
         try:
-            answer = self._call(
-                "AttachBuffer",
-                device_pb2.AttachBufferRequest(target=self._target(), buffer=handle, name=name, tenant=tenant or ""),
-                device_pb2.AttachBufferResponse,
-            )
-        except HearthError as error:
-            if error.broken or isinstance(error, ConnectError):
-                self._unanswered[key] = handle
+            answer = self._call("AttachBuffer", request, device_pb2.AttachBufferResponse)
+        except BaseException as error:
+            if not isinstance(error, HearthError) or _may_have_run(error):
+                self._give_back(request)
             raise
         space = attachment.space
         if space is None or answer.generation != space.generation:
+            self._give_back(request)
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {name!r} was attached.",
                 reason="BUFFER_LOST",
@@ -151,6 +156,35 @@ class Publications:
             memory.free()
             raise
         return device._array_type(device, memory, 0, *described)
+
+    def _give_back(self, request: device_pb2.AttachBufferRequest) -> None:
+        """Frees, in another thread, a buffer that may have been attached without an answer to this request."""
+        work = partial(self._free_attached, request)
+        with contextlib.suppress(RuntimeError):  # no thread can be started while the interpreter ends
+            threading.Thread(target=work, name="hearth-attach", daemon=True).start()
+
+    def _free_attached(self, request: device_pb2.AttachBufferRequest) -> None:
+        """Repeats the request, which tells whether the buffer is attached, and frees the buffer.
+
+        Repeats both until they are answered, the connection is closed, or the daemon was unreachable for the time of
+        the session's lease.
+        """
+        free = device_pb2.FreeRequest(target=request.target, command=commands_pb2.Free(buffers=[request.buffer]))
+        backoff = Backoff(self._connection.lease)
+        while True:
+            try:
+                self._call("AttachBuffer", request, device_pb2.AttachBufferResponse)
+                self._call("Free", free, commands_pb2.Done)
+                return
+            except HearthError as error:
+                if not (_may_have_run(error) or error.retryable):
+                    return  # nothing is attached
+                if isinstance(error, TimeoutError):
+                    backoff = Backoff(self._connection.lease)
+                pause = backoff.pause(MAX_PAUSE_S)
+                if pause is None:
+                    return
+                time.sleep(pause)
 
     def listed(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach; see `Device.published`. Blocks."""
@@ -175,6 +209,11 @@ class Publications:
         if connection.refusal is not None:
             raise connection.refusal.again()
         return connection.transport.call_device(method, request, response_type, connection.timeout)
+
+
+def _may_have_run(error: HearthError) -> bool:
+    """True if the daemon did not answer the request, which may have been executed or be executed later."""
+    return error.broken or isinstance(error, ConnectError | TimeoutError)
 
 
 def until_published(wait: float, attach: Callable[[], A]) -> A:

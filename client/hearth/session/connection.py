@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 
 
 LEASE_S = 30.0
+_RELEASED = ("DEVICE_NOT_FOUND", "SESSION_BARRED")
+"""Reasons with which the daemon refuses the device to the session after it has freed what the session had on it."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Part")
@@ -180,7 +182,7 @@ class Connection(ABC):
     def _use(self, attachment: Attachment) -> None:
         generation = attachment.session.generation
         space = self._space
-        if space is None or space.lost or space.generation != generation:
+        if space is None or space.lost or space.released or space.generation != generation:
             if space is not None:
                 space.lost = True
             self._space = space = Space(generation)
@@ -195,6 +197,8 @@ class Connection(ABC):
     def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
         if attachment.session.device_lost and attachment.space is not None:
             attachment.space.lost = True
+        if error.reason in _RELEASED and self._space is not None:
+            self._space.released = True
         if report and attachment.space is not None and not isinstance(error, ClosedError):
             self._deferred.add(error)
 

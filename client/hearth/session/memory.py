@@ -80,12 +80,15 @@ def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command
 class Space:
     """Device memory of one generation of a device process. Arrays compare its identity to detect a loss."""
 
-    __slots__ = ("__weakref__", "deferred_frees", "generation", "lost")
+    __slots__ = ("__weakref__", "deferred_frees", "generation", "lost", "released")
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.deferred_frees = DeferredFrees()
         self.lost = False
+        self.released = False
+        """True once the daemon has freed the session's memory in this generation. The space is lost if the session gets
+        the device again; until then, uses raise the daemon's reason."""
 
 
 class Memory:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -120,21 +123,102 @@ def test_repeated_attach_counts_once(daemon: DaemonProcess, raw: Raw, isolation:
         assert attached(gpu) == [("v", 0), ("w", 1)] and raw.read(handle, len(DATA)) == DATA
 
 
-def test_client_repeats_the_same_request(daemon: DaemonProcess, gpu: hearth.Device, monkeypatch: Any) -> None:
+def test_repeated_attach_succeeds_after_the_name_has_ended(daemon: DaemonProcess, raw: Raw, gpu: hearth.Device) -> None:
+    first, second = gpu.asarray(bytearray(DATA)), gpu.asarray(bytearray(b"something"))
+    gpu.publish("w", first)
+    handle = raw.mint()
+    request = device_pb2.AttachBufferRequest(target=raw.target(), buffer=handle, name="w")
+    answer = raw.device.AttachBuffer(request, timeout=TIMEOUT)
+    gpu.publish("w", second, replace=True)
+    assert raw.device.AttachBuffer(request, timeout=TIMEOUT) == answer and raw.read(handle, len(DATA)) == DATA
+    gpu.unpublish("w")
+    assert raw.device.AttachBuffer(request, timeout=TIMEOUT) == answer
+    assert daemon.gauge("buffers_attached") == 1
+    gpu.publish("w", second)
+    raw.call("Free", c.Free(buffers=[handle]))
+    raw.device.AttachBuffer(request, timeout=TIMEOUT)  # a new attachment, whether or not the end of the first is known
+    assert raw.read(handle, len(DATA)) == b"something"
+    raw.call("Free", c.Free(buffers=[handle]))
+    gpu.unpublish("w")
+    assert refused(raw.device.AttachBuffer, request, timeout=TIMEOUT).reason is Reason.NOT_PUBLISHED
+
+
+def test_repeated_attach_waits_for_the_first(daemon: DaemonProcess, raw: Raw, gpu: hearth.Device) -> None:
+    with daemon.connect(isolation="dedicated") as node:
+        home = node.device(0)
+        home.publish("w", home.asarray(bytearray(DATA)))
+        (pid,) = {each["pid"] for each in daemon.status()["devices"][0]["processes"]} - {daemon.device_pid()}
+        handle = raw.mint()
+        request = device_pb2.AttachBufferRequest(target=raw.target(), buffer=handle, name="w")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            first = raw.device.AttachBuffer.future(request, timeout=TIMEOUT)
+            wait_until(lambda: attached(gpu) == [("w", 1)], "the attachment")
+            gpu.unpublish("w")
+            second = raw.device.AttachBuffer.future(request, timeout=TIMEOUT)
+            with suppress(grpc.FutureTimeoutError):  # a refusal would come at once
+                second.exception(timeout=0.5)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert second.result() == first.result() and raw.read(handle, len(DATA)) == DATA
+
+
+def lose_next_answer(gpu: hearth.Device, error: BaseException, before: Callable[[], object] = bool) -> None:
+    """Makes the device's next call raise `error` after it was answered and `before` has run."""
+    transport, patch = connection_of(gpu).transport, pytest.MonkeyPatch()
+    call = transport.call_device
+
+    def lost(*arguments: Any) -> Any:
+        call(*arguments)
+        before()
+        patch.undo()
+        raise error
+
+    patch.setattr(transport, "call_device", lost)
+
+
+LOST = [errors.broken("the daemon is gone"), errors.TimeoutError("not in time"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("unpublished", [False, True])
+def test_attachment_without_an_answer_is_given_back(
+    daemon: DaemonProcess, gpu: hearth.Device, error: BaseException, unpublished: bool
+) -> None:
+    skip_if_compiled(framed)
+    array = gpu.asarray(bytearray(DATA))
+    gpu.publish("w", array)
+    with daemon.connect() as node:
+        other = node.device(0)
+        lose_next_answer(other, error, partial(gpu.unpublish, "w") if unpublished else bool)
+        with pytest.raises(type(error)):
+            other.attach("w")
+        wait_until(lambda: daemon.gauge("buffers_attached") == 0, "the end of the attachment")
+        if not unpublished:
+            wait_until(lambda: attached(gpu) == [("w", 0)], "the end of the attachment")
+            gpu.unpublish("w")
+        wait_until(partial(writable, gpu, array), "the end of the publication")
+        other.synchronize()  # no late error
+
+
+def writable(gpu: hearth.Device, array: hearth.DeviceArray) -> bool:
+    array.fill(1)
+    try:
+        gpu.synchronize()
+    except hearth.HearthError as error:
+        assert error.reason == "READ_ONLY"
+        return False
+    return True
+
+
+def test_client_attaches_again_after_a_lost_answer(daemon: DaemonProcess, gpu: hearth.Device) -> None:
     skip_if_compiled(framed)
     gpu.publish("w", gpu.asarray(bytearray(DATA)))
     with daemon.connect() as node:
         other = node.device(0)
-        transport = connection_of(other).transport
-        call = transport.call_device
-
-        def lost(*arguments: Any) -> Any:
-            call(*arguments)
-            monkeypatch.undo()
-            raise errors.broken("the daemon is gone")
-
-        monkeypatch.setattr(transport, "call_device", lost)
+        lose_next_answer(other, errors.broken("the daemon is gone"))
         array = hearth.retrying(idempotent=True)(other.attach)("w")
+        wait_until(lambda: daemon.gauge("buffers_attached") == 1, "the end of the other attachment")
         assert attached(gpu) == [("w", 1)] and array.get().tobytes() == DATA
         del array
         other.synchronize()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,28 @@ else:
 print("ready", flush=True)
 time.sleep(60)
 """
+
+
+def test_publishers_process_is_lost_during_an_attach(start_daemon: StartDaemon) -> None:
+    """Attaching continues to wait for the name, and the session that attaches has lost nothing."""
+    daemon = start_daemon()
+    with (
+        daemon.connect() as second,
+        daemon.connect(isolation="dedicated") as node,
+        futures.ThreadPoolExecutor() as pool,
+    ):
+        gpu = second.device(0)
+        own = gpu.full(4, 7, np.int32)
+        published(node.device(0))
+        (home,) = {each["pid"] for each in daemon.status()["devices"][0]["processes"]} - {daemon.device_pid()}
+        os.kill(home, signal.SIGSTOP)
+        attaching = pool.submit(gpu.attach, "weights", wait=60)
+        wait_until(lambda: [each.attached for each in gpu.published()] == [1], "the attachment")
+        os.kill(home, signal.SIGKILL)
+        wait_until(lambda: not gpu.published(), "the end of the name")
+        own.publish("weights")
+        same(attaching.result(), np.full(4, 7, np.int32))
+        assert gpu.generation == 1
 
 
 @pytest.mark.parametrize("what", ["publish", "attach"])

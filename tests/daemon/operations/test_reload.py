@@ -189,8 +189,13 @@ def test_device_removed_from_a_tenant(running: Reloaded) -> None:
             arrays[1].get()
         assert caught.value.reason == "DEVICE_NOT_FOUND"
         assert (arrays[0].get() == 1).all()
-    with connect(running, ALICE) as node:
-        assert len(node.devices) == 1
+        with connect(running, ALICE) as second:
+            assert len(second.devices) == 1
+        running.change(tenants=everybody(devices=[0, 1]))
+        for array in arrays[1:] * 2:
+            with pytest.raises(hearth.BufferLostError):  # its memory was freed
+                array.get()
+        assert (node.device(1).full(10, 2, np.int32).get() == 2).all()
 
 
 # ---- other settings ----

@@ -227,6 +227,9 @@ class Publishing:
             # The client asks again, because the first answer was lost with its connection.
             self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(existing.place), "again": True})
             return
+        if "attachment" not in body:  # the front only asks
+            self._answer(Kind.IMPORTED, frame.id, {})
+            return
         session.buffers.check_new(handle)
         if shared is None:
             if "file" not in body:

@@ -84,12 +84,15 @@ class PublishService:
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
         """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner.
 
-        If the same session sends the same Publish request again meanwhile, the second call waits for the first.
+        If the same session sends the same Publish or AttachBuffer request again meanwhile, the second call waits for
+        the first.
         """
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
         with_channel = partial(self._with_channel, request.target, work, operation=name, needed=rights.CALLS[name])
-        request_key = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
+        request_key = None
+        if name in ("Publish", "AttachBuffer"):
+            request_key = (name, session.id, request.SerializeToString(deterministic=True))
         return await self._shielded.run(with_channel, request_key)
 
     # ---- methods ----
@@ -168,27 +171,33 @@ class PublishService:
         return device_pb2.UnpublishResponse()
 
     async def _attach(self, request: Any, session: Session, channel: Channel) -> Any:
+        """Attaches a buffer.
+
+        If the buffer is attached under this handle, and only the answer was lost, answers again, even if the name has
+        ended since.
+        """
         check_name(request.name, "a published buffer")
-        caller = session.tenant.name
-        publication = self.registry.find(caller, request.tenant or caller, request.target.device, request.name)
-        attachment = self.registry.attach(publication, session.id, channel.link)
+        caller, link = session.tenant.name, _link(channel)
+        owner, device = request.tenant or caller, request.target.device
+        earlier = self.registry.attached(session.id, link, request.buffer)
+        if earlier is not None and earlier.key == (owner, device, request.name):
+            answer = await link.ask(Kind.IMPORT, _import_body(earlier, request.buffer), channel.number)
+            if answer.get("again"):
+                return _attached(earlier, answer, link)
+        publication = self.registry.find(caller, owner, device, request.name)
+        attachment = self.registry.attach(publication, session.id, link, request.buffer)
         try:
             answer = await self._import(publication, attachment, channel, request.buffer)
         except BaseException:
-            self._detach(attachment.number, _link(channel))
+            self._detach(attachment.number, link)
             raise
         # With `again` the buffer is attached already: the first answer was lost with its connection, and the first
         # attachment counts.
         if answer.get("again"):
-            self._detach(attachment.number, _link(channel))
+            self._detach(attachment.number, link)
         else:
-            self._audit("attach", session, publication, foreign=channel.link is not publication.home)
-        return device_pb2.AttachBufferResponse(
-            size=publication.size,
-            description=publication.description,
-            protected=answer.get("protected", False),
-            generation=channel.link.generation,
-        )
+            self._audit("attach", session, publication, foreign=link is not publication.home)
+        return _attached(publication, answer, link)
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
         publications = self.registry.attachable_by(session.tenant.name, request.target.device)
@@ -219,12 +228,7 @@ class PublishService:
     ) -> dict[str, Any]:
         """Makes the memory available under the session's handle, and returns the answer of its process."""
         link = _link(channel)
-        body = {
-            "memory": publication.number,
-            "attachment": attachment.number,
-            "buffer": buffer,
-            "size": publication.size,
-        }
+        body = {**_import_body(publication, buffer), "attachment": attachment.number}
         answer = await link.ask(Kind.IMPORT, body, channel.number)
         if not answer.get("missing"):
             return answer
@@ -241,10 +245,18 @@ class PublishService:
         return await link.ask(Kind.IMPORT, {**body, "file": number}, channel.number)
 
     async def _export(self, publication: Publication) -> int:
-        """Returns the memory as an open file, from the process that published it."""
+        """Returns the memory as an open file, from the process that published it.
+
+        Raises NOT_PUBLISHED if that process is lost: the caller has lost nothing, and the publisher may publish again.
+        """
         home: DeviceLink = publication.home
         body = {"op": "export", "memory": publication.number}
-        _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        try:
+            _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        except Refusal:
+            if home.loss is None:
+                raise
+            raise not_published(publication.tenant, publication.device, publication.name) from None
         return file
 
     # ---- end ----
@@ -304,6 +316,20 @@ class PublishService:
 
 def _link(channel: Channel) -> DeviceLink:
     return cast(DeviceLink, channel.link)
+
+
+def _import_body(publication: Publication, buffer: int) -> dict[str, Any]:
+    """Returns an IMPORT request that asks whether the buffer is attached; with `attachment`, it attaches the buffer."""
+    return {"memory": publication.number, "buffer": buffer, "size": publication.size}
+
+
+def _attached(publication: Publication, answer: dict[str, Any], link: DeviceLink) -> device_pb2.AttachBufferResponse:
+    return device_pb2.AttachBufferResponse(
+        size=publication.size,
+        description=publication.description,
+        protected=answer.get("protected", False),
+        generation=link.generation,
+    )
 
 
 def _send_operation(link: DeviceLink, operation: str, publication: Publication) -> None:

@@ -39,6 +39,8 @@ class BufferAttachment:
     number: int
     session: str
     process: Process
+    buffer: int
+    """The session's handle of the attached buffer in `process`."""
 
 
 @dataclass(eq=False)
@@ -120,6 +122,8 @@ class PublicationRegistry:
         self._names: dict[tuple[str, int, str], Publication] = {}
         self._publications: dict[int, Publication] = {}
         self._attachments: dict[int, Publication] = {}
+        self._attached: dict[tuple[str, Process, int], int] = {}
+        """Numbers of the latest attachments, by session, process and handle."""
         self._numbers = itertools.count(1)
 
     def __iter__(self) -> Iterator[Publication]:
@@ -255,15 +259,24 @@ class PublicationRegistry:
                 del self._names[publication.key]
         self._remove_if_unused(publication)
 
-    def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
+    def attach(self, publication: Publication, session: str, process: Process, buffer: int = 0) -> BufferAttachment:
         """Adds an attachment.
 
         It counts at once, before the process has mapped the memory, so that the memory cannot be freed in between.
         """
-        attachment = BufferAttachment(next(self._numbers), session, process)
+        attachment = BufferAttachment(next(self._numbers), session, process, buffer)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
+        self._attached[session, process, buffer] = attachment.number
         return attachment
+
+    def attached(self, session: str, process: Process, buffer: int) -> Publication | None:
+        """Returns the publication that the session has attached under the handle, also if its name has ended.
+
+        The session may have freed the buffer: the attachment counts until the process reports its end.
+        """
+        number = self._attached.get((session, process, buffer))
+        return None if number is None else self._attachments[number]
 
     def detach(self, number: int, process: Process) -> Publication | None:
         """Removes an attachment that has ended or was never made.
@@ -273,7 +286,11 @@ class PublicationRegistry:
         publication = self._attachments.get(number)
         if publication is None or publication.attachments[number].process is not process:
             return None
-        del self._attachments[number], publication.attachments[number]
+        attachment = publication.attachments.pop(number)
+        del self._attachments[number]
+        key = attachment.session, process, attachment.buffer
+        if self._attached.get(key) == number:
+            del self._attached[key]
         self._remove_if_unused(publication)
         return publication
 

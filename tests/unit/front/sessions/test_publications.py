@@ -190,6 +190,21 @@ def test_name_ends_and_attachments_stay() -> None:
     assert list(registry) == [again]
 
 
+def test_attachment_is_found_by_its_handle() -> None:
+    registry = PublicationRegistry()
+    home, other = Process(), Process()
+    publication, newer = published(registry, home=home), published(registry, "newer", home=home)
+    first = registry.attach(publication, "s", home, 5)
+    registry.end(publication)
+    assert registry.attached("s", home, 5) is publication
+    assert not any(registry.attached(*key) for key in (("t", home, 5), ("s", other, 5), ("s", home, 6)))
+    second = registry.attach(newer, "s", home, 5)  # reused before the process has reported the end of the first
+    registry.detach(first.number, home)
+    assert registry.attached("s", home, 5) is newer
+    registry.detach(second.number, home)
+    assert registry.attached("s", home, 5) is None
+
+
 def test_process_cannot_end_publications_of_another() -> None:
     registry = PublicationRegistry()
     home, other = Process(), Process()
