@@ -187,7 +187,7 @@ class BaseModule(CupyNames, Generic[F, G]):
 
 
 def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
-    """Converts a host array to the bytes of a variable without a dtype.
+    """Converts a host array to the bytes of a variable without a dtype, in native byte order.
 
     Args:
         variable: The variable.
@@ -199,8 +199,8 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
     Raises:
         ArgumentError: The array has another size.
     """
-    host = np.ascontiguousarray(a)
-    shapes.dtype_of(host.dtype)
+    host = np.asarray(a)
+    host = np.ascontiguousarray(host, shapes.dtype_of(host.dtype))
     if host.nbytes != variable.nbytes:
         raise ArgumentError(
             f"a variable of {variable.nbytes} bytes cannot be set from an array of {host.nbytes} bytes "
