@@ -118,7 +118,7 @@ def job_of(
     dispatch.function = function._bind(attachment).handle
     dispatch.grid.x, dispatch.grid.y, dispatch.grid.z = arguments.dimensions("grid", grid)
     dispatch.block.x, dispatch.block.y, dispatch.block.z = arguments.dimensions("block", block)
-    dispatch.shared_mem = options.shared_mem
+    dispatch.shared_mem = int(options.shared_mem)
     dispatch.iterations = options.iterations
     dispatch.timeout_ns = timeouts.nanoseconds(options.timeout)
     dispatch.timed = options.timed
