@@ -123,6 +123,7 @@ def job_of(
     dispatch.timeout_ns = timeouts.nanoseconds(options.timeout)
     dispatch.timed = options.timed
     _set_launch_options(dispatch, function, connection, options)
+    function._check_pointers(args)
     function._check_fit(options.cooperative, grid, block, options.shared_mem, options.cluster)
     if options.attributes is not None:
         from hearth.kernels import launch_attributes
