@@ -222,7 +222,7 @@ class BaseArray(DeviceOperand):
         """
         from hearth.arrays import views
 
-        axes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        axes = shapes.axes_of(shape[0]) if len(shape) == 1 else shape
         return views.reshaped(self, tuple(axes), order, copy)
 
     def ravel(self, order: str = "C") -> Self:

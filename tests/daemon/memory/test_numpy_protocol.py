@@ -411,6 +411,17 @@ def test_arrays_like_another_object(gpu: hearth.Device) -> None:
         gpu.zeros_like([[1, 2], [3]])
 
 
+def test_shapes_and_orders_of_axes_are_taken_from_arrays(gpu: hearth.Device) -> None:
+    x = gpu.zeros(np.array([2, 3]), np.int32)
+    assert x.shape == (2, 3) and gpu.empty(np.array([4], np.uint8)).shape == gpu.ones(np.array(4)).shape == (4,)
+    assert x.reshape(np.array([3, -1])).shape == (3, 2) and x.transpose(np.array([1, 0])).shape == (3, 2)
+    for wrong in (np.array([2.0, 3.0]), np.array([[2, 3]])):
+        with pytest.raises(hearth.DtypeError, match="not integers"):
+            gpu.zeros(wrong)
+        with pytest.raises(TypeError):
+            x.reshape(wrong)
+
+
 # ---- dtypes of packages, and others ----
 
 PACKAGE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
