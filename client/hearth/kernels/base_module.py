@@ -91,12 +91,13 @@ class BaseModule(CupyNames, Generic[F, G]):
             for text, (kind, _) in zip(codes, inputs, strict=True)
             if isinstance(text, str) and kind == encode.CUDA_CPP
         )
-        if isinstance(options, str):
-            raise DtypeError(
-                "options is a str; it must be a sequence of str.",
-                reason="INVALID_ARGUMENT",
-                fix=f"pass options=({options!r},).",
-            )
+        for name, value in (("options", options), ("name_expressions", name_expressions)):
+            if isinstance(value, str):
+                raise DtypeError(
+                    f"{name} is a str; it must be a sequence of str.",
+                    reason="INVALID_ARGUMENT",
+                    fix=f"pass {name}=({value!r},).",
+                )
         self._load = _serialized(inputs, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
         size = len(self._load)

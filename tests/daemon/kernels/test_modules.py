@@ -138,6 +138,10 @@ def test_name_expressions(gpu: hearth.Device) -> None:
     assert ints.get().tolist() == [0, 0, -2, -2]
     with pytest.raises(hearth.CompileError):
         gpu.RawModule(code=code, name_expressions=["clear<no_such_type>"]).compile()
+    for keywords in ({"name_expressions": "clear<int>"}, {"options": "-DX"}):
+        with pytest.raises(hearth.DtypeError, match="is a str") as refused:
+            gpu.RawModule(code=code, **keywords)  # type: ignore[arg-type]
+        assert next(iter(keywords)) in refused.value.fix
 
 
 def test_globals(gpu: hearth.Device) -> None:
