@@ -385,7 +385,7 @@ class BaseDevice(ABC, Generic[A, S]):
         """Makes an array with the shape of `a` and arbitrary contents.
 
         Args:
-            a: An array of the host or of a device.
+            a: An array of the host or of a device, or an object that `np.asarray` accepts.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the allocation; None: the current one.
 
@@ -395,13 +395,14 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
+        shape, own = _form_of(a)
+        return self.empty(shape, own if dtype is None else dtype, stream)
 
     def zeros_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of zeros with the shape of `a`.
 
         Args:
-            a: An array of the host or of a device.
+            a: An array of the host or of a device, or an object that `np.asarray` accepts.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
 
@@ -411,13 +412,14 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
+        shape, own = _form_of(a)
+        return self.zeros(shape, own if dtype is None else dtype, stream)
 
     def ones_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of ones with the shape of `a`.
 
         Args:
-            a: An array of the host or of a device.
+            a: An array of the host or of a device, or an object that `np.asarray` accepts.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
 
@@ -427,13 +429,14 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
+        shape, own = _form_of(a)
+        return self.ones(shape, own if dtype is None else dtype, stream)
 
     def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of one value with the shape of `a`.
 
         Args:
-            a: An array of the host or of a device.
+            a: An array of the host or of a device, or an object that `np.asarray` accepts.
             fill_value: The value of every element.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
@@ -445,7 +448,8 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: `fill_value` is more than one value.
             DtypeError: `fill_value` cannot be an element of that type.
         """
-        return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
+        shape, own = _form_of(a)
+        return self.full(shape, fill_value, own if dtype is None else dtype, stream)
 
     # ---- methods that subclasses implement ----
 
@@ -586,5 +590,10 @@ class BaseDevice(ABC, Generic[A, S]):
         return f"device {self.ordinal}: {self.properties.name}"
 
 
-def _type_of(a: Any) -> Any:
-    return a._dtype if isinstance(a, BaseArray) else a.dtype
+def _form_of(a: Any) -> tuple[shapes.Shape, Any]:
+    """Returns the shape and the dtype of an array, or those that NumPy gives to another object."""
+    if isinstance(a, BaseArray):
+        return a._shape, a._dtype
+    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+        a = host_copy.array_of(a, None)
+    return a.shape, a.dtype

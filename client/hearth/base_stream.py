@@ -112,20 +112,45 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
         The handle; 0 is the default stream.
 
     Raises:
-        ArgumentError: The stream belongs to another device or session.
+        ArgumentError: The stream belongs to another device or session, or is no stream.
         LaunchError: `work` is True, and the stream accepts only launches, which are being prepared.
     """
     if stream is None:
         stream = current(connection)
         if stream is None:
             return 0
-    elif stream._connection is not connection:
+    try:
+        if stream._connection is connection:
+            return stream._work_on(attachment) if work else stream._handle_on(attachment)
+    except AttributeError:
+        check_stream(stream)
+        raise
+    check_stream(stream)
+    raise ArgumentError(
+        f"{stream!r} belongs to another device or session.",
+        reason="INVALID_ARGUMENT",
+        fix=f"create one with node.device({connection.ordinal}).stream().",
+    )
+
+
+def check_stream(value: object) -> None:
+    """Raises `ArgumentError` for a value that is not a stream."""
+    if not isinstance(value, BaseStream):
         raise ArgumentError(
-            f"{stream!r} belongs to another device or session.",
+            f"the stream is {value!r} ({type(value).__name__}), which is not a stream of Hearth.",
             reason="INVALID_ARGUMENT",
-            fix=f"create one with node.device({connection.ordinal}).stream().",
+            fix="pass gpu.stream(), or None for the current stream; other arguments behind the stream have a keyword.",
         )
-    return stream._work_on(attachment) if work else stream._handle_on(attachment)
+
+
+def check_event(value: object) -> None:
+    """Raises `ArgumentError` for a value that is not an event."""
+    if not isinstance(value, BaseEvent):
+        raise ArgumentError(
+            f"the event is {value!r} ({type(value).__name__}), which is not an event of Hearth.",
+            reason="INVALID_ARGUMENT",
+            fix="pass gpu.event(), or the event that stream.record() returns.",
+        )
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
@@ -172,6 +197,7 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
     """
     if stream is None:
         return 0
+    check_stream(stream)
     if stream._recorder is not None:
         raise LaunchError(
             "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
@@ -310,6 +336,7 @@ class BaseStream(CupyNames):
         self.launch_host_func(callback, self, 0, arg)
 
     def _record(self, event: BaseEvent) -> None:
+        check_event(event)
         attachment = self._connection.attachment()
         if self._capture is not None:
             check_composition(self._connection, "captures no events")
@@ -335,6 +362,7 @@ class BaseStream(CupyNames):
             LaunchError: The event was recorded in another capture or in one that has ended; or this stream is being
                 captured, and the event was recorded outside the capture.
         """
+        check_event(event)
         attachment = self._connection.attachment()
         if event._capture is not None:
             event._recorded_on(attachment, self._connection)
@@ -422,7 +450,10 @@ class BaseEvent(CupyNames):
             ArgumentError: The stream belongs to another device, or the event was attached: only the session that
                 published it records it.
         """
-        (stream or current(self._connection) or BaseStream(self._connection, default=True))._record(self)
+        if stream is None:
+            stream = current(self._connection) or BaseStream(self._connection, default=True)
+        check_stream(stream)
+        stream._record(self)
 
     def _record_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
@@ -492,6 +523,7 @@ class BaseEvent(CupyNames):
             )
 
     def _request_elapsed(self, start: BaseEvent) -> PendingResult[float]:
+        check_event(start)
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)

@@ -20,11 +20,11 @@ _ML_DTYPE = r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}"
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
-    """Converts an int or a sequence of ints to a shape.
+    """Converts an int, a sequence of ints or a NumPy array of integers with one axis to a shape.
 
     Raises `ArgumentError` for a negative axis, `DtypeError` for an axis that is not a whole number.
     """
-    axes: Sequence[Any] = value if isinstance(value, Sequence) else (value,)
+    axes = axes_of(value)
     try:
         shape = tuple(operator.index(axis) for axis in axes)
     except TypeError:
@@ -38,6 +38,15 @@ def shape_of(value: Shape) -> tuple[int, ...]:
             f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how the shape is computed."
         )
     return shape
+
+
+def axes_of(value: Any) -> Sequence[Any]:
+    """Returns the entries of a sequence or of a NumPy array with one axis; any other object is the only entry."""
+    if isinstance(value, Sequence):
+        return value
+    if np.is_imported() and isinstance(value, np.ndarray) and value.ndim == 1:
+        return tuple(value)
+    return (value,)
 
 
 def type_of(value: Any) -> Dtype:
@@ -257,8 +266,8 @@ def permutation(axes: int, arguments: Sequence[Any]) -> tuple[int, ...]:
         ArgumentError: `arguments` does not name each axis once.
         IndexError: There is no such axis.
     """
-    if len(arguments) == 1 and (arguments[0] is None or isinstance(arguments[0], Sequence)):
-        arguments = arguments[0] or ()
+    if len(arguments) == 1:
+        arguments = () if arguments[0] is None else axes_of(arguments[0])
     if not arguments:
         return tuple(reversed(range(axes)))
     order = tuple(_axis(at, axes) for at in arguments)

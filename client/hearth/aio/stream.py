@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
 from hearth.aio.awaited import until_published
-from hearth.base_stream import BaseEvent, BaseStream
+from hearth.base_stream import BaseEvent, BaseStream, check_event
 from hearth.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Stream(BaseStream):
             ArgumentError: The event belongs to another device, or was attached.
             LaunchError: The event is published; see `Event.publish`.
         """
-        event = event or Event(self._connection)
+        event = Event(self._connection) if event is None else event
         self._record(event)
         return event
 
@@ -246,4 +246,5 @@ async def get_elapsed_time(start_event: Event, end_event: Event) -> float:
         ArgumentError: One of the events was never recorded, or they belong to different devices.
         InvalidHandleError: An event was lost with its connection or device process.
     """
+    check_event(end_event)
     return await end_event.elapsed(start_event)

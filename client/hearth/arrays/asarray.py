@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="ArrayLike")
 
-_FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
+_FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, BufferError)
 """Exceptions that libraries raise for an object that cannot be converted to an array."""
 _LEGACY_DEFAULT = 1
 _TO_HOST = "pass it from host memory: a.get() for CuPy, a.cpu() for PyTorch, np.asarray(a) for JAX."

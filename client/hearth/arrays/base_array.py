@@ -222,7 +222,7 @@ class BaseArray(DeviceOperand):
         """
         from hearth.arrays import views
 
-        axes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        axes = shapes.axes_of(shape[0]) if len(shape) == 1 else shape
         return views.reshaped(self, tuple(axes), order, copy)
 
     def ravel(self, order: str = "C") -> Self:
@@ -351,7 +351,7 @@ class BaseArray(DeviceOperand):
 
         Raises:
             ArgumentError: The shapes differ.
-            DtypeError: The dtypes differ.
+            DtypeError: The dtypes differ, or `a` cannot be converted to an array.
         """
         copies = self._copies
         if copies is not None and progress is None and not telemetry.is_enabled():
@@ -368,7 +368,7 @@ class BaseArray(DeviceOperand):
                 host_copy.write_bytes(self, buffer.data, stream, progress, blocking)
                 return
         dtype = self.dtype
-        host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
+        host = a if isinstance(a, np.ndarray) else host_copy.array_of(a, dtype)
         host_copy.check_source(self, host)
         host_copy.write(self, host, stream, progress, blocking)
 

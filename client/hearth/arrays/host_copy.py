@@ -14,7 +14,7 @@ from hearth import lazy_numpy as np
 from hearth import progress as progresses
 from hearth import telemetry
 from hearth.arrays.allocation import allocate
-from hearth.errors import ArgumentError, DtypeError
+from hearth.errors import ArgumentError, DtypeError, HearthError
 from hearth.transfer import plan, router
 from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto.layouts import StrideLayout
@@ -410,7 +410,7 @@ def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     """Converts an object to a host array in C order.
 
     Args:
-        obj: A NumPy array or scalar, or a Python number.
+        obj: An object that `np.asarray` accepts.
         dtype: Type of the elements; None: that of `obj`.
 
     Returns:
@@ -421,7 +421,9 @@ def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     """
     try:
         return np.asarray(obj, dtype, order="C")
-    except (TypeError, ValueError, OverflowError) as error:
+    except HearthError:  # of a device array, whose conversion reads it
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
         raise DtypeError(
             f"this {type(obj).__name__} cannot be converted to an array ({error}).",
             reason="INVALID_ARGUMENT",

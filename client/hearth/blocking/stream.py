@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
 from hearth.arrays.published import until_published
-from hearth.base_stream import BaseEvent, BaseStream
+from hearth.base_stream import BaseEvent, BaseStream, check_event
 
 if TYPE_CHECKING:
     from hearth.blocking.graph import Graph
@@ -67,7 +67,7 @@ class Stream(BaseStream):
         Raises:
             ArgumentError: The event belongs to another device, or was attached.
         """
-        event = event or Event(self._connection)
+        event = Event(self._connection) if event is None else event
         self._record(event)
         return event
 
@@ -228,4 +228,5 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
         ArgumentError: One of the events was never recorded, or they belong to different devices.
         InvalidHandleError: An event was lost with its connection or device process.
     """
+    check_event(end_event)
     return end_event.elapsed(start_event)

@@ -7,8 +7,8 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError
-from hearth.session.memory import DeviceOperand
 
 if TYPE_CHECKING:
     from hearth.session.connection import Connection
@@ -28,7 +28,7 @@ def condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
     Raises:
         ArgumentError: The array is no condition.
     """
-    is_operand = isinstance(array, DeviceOperand)
+    is_operand = isinstance(array, BaseArray)
     if (
         not is_operand
         or array._connection is not connection

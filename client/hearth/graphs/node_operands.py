@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth.arrays import device_copy, device_fill, strided, strided_copy
+from hearth.arrays.base_array import BaseArray
 from hearth.codec import encode
 from hearth.errors import ArgumentError, LaunchError
-from hearth.session.memory import DeviceOperand
 from hearth_proto.layouts import StrideLayout
 from hearth_proto.v1 import commands_pb2
 
@@ -31,12 +31,13 @@ def command(kind: str, args: Sequence[Any], connection: Connection) -> commands_
         A `Command` with the copy or the fill.
 
     Raises:
-        LaunchError: `args` has not two elements, or is not of arrays.
+        LaunchError: `args` is no tuple or list of two elements, or is not of arrays.
         ArgumentError: The arrays do not fit, or the work would need more than one copy or fill.
         DtypeError: The value cannot be converted to the array's dtype.
     """
-    arrays = args if kind == "copy" else args[:1]
-    if len(args) != 2 or not all(isinstance(array, DeviceOperand) for array in arrays):
+    is_pair = isinstance(args, tuple | list) and len(args) == 2
+    arrays = () if not is_pair else args if kind == "copy" else args[:1]
+    if not is_pair or not all(isinstance(array, BaseArray) for array in arrays):
         raise LaunchError(
             f"the arguments of a {kind} in a graph are {_FORMS[kind]}, with device arrays.",
             reason="INVALID_ARGUMENT",

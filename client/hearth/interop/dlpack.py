@@ -92,6 +92,9 @@ _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = c_int, (c_void_p, c_char_p)
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = c_void_p, (c_void_p, c_char_p)
+_raise_pending = ctypes.pythonapi.PyErr_Occurred
+"""Raises the error that C code has set, as every function of `ctypes.pythonapi` does; otherwise has no effect."""
+_raise_pending.restype, _raise_pending.argtypes = c_void_p, ()
 
 _numbers = itertools.count(1)
 _owners: dict[int, tuple[Any, ...]] = {}
@@ -111,11 +114,16 @@ def _delete(managed: Any) -> None:
 def _destroy(capsule: int) -> None:
     """Destructor of a capsule.
 
-    A consumer that has taken the tensor has renamed the capsule, and calls the deleter itself.
+    A consumer that has taken the tensor has renamed the capsule, and calls the deleter itself. One that refuses the
+    tensor has usually set its error before the capsule ends. No function of Python can be called while that is set, and
+    a callback of ctypes cannot leave it set: the error is reported by `sys.unraisablehook`.
     """
-    for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
-        if _is_valid(capsule, name):
-            _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
+    try:
+        _raise_pending()
+    finally:
+        for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
+            if _is_valid(capsule, name):
+                _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
 
 
 _deleter, _versioned_deleter = _Deleter(_delete), _VersionedDeleter(_delete)

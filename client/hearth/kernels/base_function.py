@@ -316,7 +316,11 @@ class BaseFunction(CupyNames):
                 self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
 
     def _check_pointers(self, args: Sequence[Any]) -> None:
-        """Warns about arrays whose dtype is not what the source declares, at the first launch of each form."""
+        """Warns about arrays whose dtype is not what the source declares.
+
+        Called by each dispatch, and by the first launch of each form: a form has the types of the arguments, but not
+        the dtypes of arrays.
+        """
         if self._pointers is None:
             self._pointers = PointerTypes(self._module._source, self.name)
         self._pointers.check(args)

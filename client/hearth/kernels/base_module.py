@@ -91,12 +91,13 @@ class BaseModule(CupyNames, Generic[F, G]):
             for text, (kind, _) in zip(codes, inputs, strict=True)
             if isinstance(text, str) and kind == encode.CUDA_CPP
         )
-        if isinstance(options, str):
-            raise DtypeError(
-                "options is a str; it must be a sequence of str.",
-                reason="INVALID_ARGUMENT",
-                fix=f"pass options=({options!r},).",
-            )
+        for name, value in (("options", options), ("name_expressions", name_expressions)):
+            if isinstance(value, str):
+                raise DtypeError(
+                    f"{name} is a str; it must be a sequence of str.",
+                    reason="INVALID_ARGUMENT",
+                    fix=f"pass {name}=({value!r},).",
+                )
         self._load = _serialized(inputs, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
         size = len(self._load)
@@ -187,7 +188,7 @@ class BaseModule(CupyNames, Generic[F, G]):
 
 
 def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
-    """Converts a host array to the bytes of a variable without a dtype.
+    """Converts a host array to the bytes of a variable without a dtype, in native byte order.
 
     Args:
         variable: The variable.
@@ -199,8 +200,8 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
     Raises:
         ArgumentError: The array has another size.
     """
-    host = np.ascontiguousarray(a)
-    shapes.dtype_of(host.dtype)
+    host = np.asarray(a)
+    host = np.ascontiguousarray(host, shapes.dtype_of(host.dtype))
     if host.nbytes != variable.nbytes:
         raise ArgumentError(
             f"a variable of {variable.nbytes} bytes cannot be set from an array of {host.nbytes} bytes "

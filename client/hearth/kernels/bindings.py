@@ -24,6 +24,7 @@ from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError, LaunchTypeError
 from hearth.kernels import arguments, pointers, unpassable
 from hearth.kernels.base_pending_dispatch import Output
+from hearth.kernels.pointer_types import HostOperand
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
 from hearth_proto.launches import TENSOR_MAP_BYTES
@@ -43,7 +44,7 @@ _MARGIN = 512
 _MARGIN_OF_BINDING = 64
 
 
-class In:
+class In(HostOperand):
     """An input of a dispatch.
 
     Args:
@@ -59,11 +60,16 @@ class In:
     def __init__(self, array: Any) -> None:
         self.array = _host(array)
 
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.array.dtype
+        return dtype
+
     def __repr__(self) -> str:
         return f"In({self.array.dtype} {self.array.shape})"
 
 
-class Out:
+class Out(HostOperand):
     """An output of a dispatch; elements that the kernel does not write are zero.
 
     Args:
@@ -83,11 +89,15 @@ class Out:
         self.dtype = shapes.dtype_of(dtype)
         self.range = _rows(range, self.shape)
 
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self.dtype
+
     def __repr__(self) -> str:
         return f"Out({self.dtype} {self.shape})"
 
 
-class InOut:
+class InOut(HostOperand):
     """An array that the kernel changes: a copy is uploaded, and downloaded as an output.
 
     Args:
@@ -105,6 +115,11 @@ class InOut:
     def __init__(self, array: Any, *, range: slice | None = None) -> None:
         self.array = _host(array)
         self.range = _rows(range, self.array.shape)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.array.dtype
+        return dtype
 
     def __repr__(self) -> str:
         return f"InOut({self.array.dtype} {self.array.shape})"

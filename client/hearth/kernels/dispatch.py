@@ -118,11 +118,12 @@ def job_of(
     dispatch.function = function._bind(attachment).handle
     dispatch.grid.x, dispatch.grid.y, dispatch.grid.z = arguments.dimensions("grid", grid)
     dispatch.block.x, dispatch.block.y, dispatch.block.z = arguments.dimensions("block", block)
-    dispatch.shared_mem = options.shared_mem
+    dispatch.shared_mem = int(options.shared_mem)
     dispatch.iterations = options.iterations
     dispatch.timeout_ns = timeouts.nanoseconds(options.timeout)
     dispatch.timed = options.timed
     _set_launch_options(dispatch, function, connection, options)
+    function._check_pointers(args)
     function._check_fit(options.cooperative, grid, block, options.shared_mem, options.cluster)
     if options.attributes is not None:
         from hearth.kernels import launch_attributes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,7 +108,15 @@ def flags_of(mode: str, cooperative: bool | str) -> int:
 
 
 def check_shared_mem(shared_mem: int) -> None:
-    """Raises `LaunchError` if `shared_mem` is not a valid number of bytes."""
+    """Raises `LaunchError` if `shared_mem` is not a valid number of bytes: `LaunchTypeError` if it is no integer."""
+    try:
+        operator.index(shared_mem)
+    except TypeError:
+        raise LaunchTypeError(
+            f"shared_mem is {shared_mem!r} ({type(shared_mem).__name__}); it must be an integer.",
+            reason="LAUNCH_INVALID",
+            fix="use int(...) or //.",
+        ) from None
     if not 0 <= shared_mem <= SHARED_MAX:
         raise LaunchError(
             f"shared_mem is {shared_mem} bytes; it must be from 0 to {SHARED_MAX}.",

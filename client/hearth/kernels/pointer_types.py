@@ -11,10 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hearth.arrays.base_array import BaseArray
 from hearth.calling_line import CallingLine
+from hearth.session.memory import DeviceOperand
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _NAMES = {
     "float32": ("float",),
@@ -58,6 +62,17 @@ def _without_noise(source: str) -> str:
     return _NOISE.sub(" ", source)
 
 
+class HostOperand:
+    """Argument of a dispatch for which the daemon allocates memory, and which the kernel takes as a pointer."""
+
+    __slots__ = ()
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        raise NotImplementedError
+
+
 class PointerTypes:
     """The pointer types of one kernel, and the warnings given."""
 
@@ -72,12 +87,12 @@ class PointerTypes:
         Signed and unsigned integers of one size count as the same.
 
         Args:
-            args: Arguments of a launch.
+            args: Arguments of a launch or a dispatch.
         """
         for index, (expected, argument) in enumerate(zip(self._declared, args, strict=False)):
-            if expected is None or not isinstance(argument, BaseArray):
+            dtype = None if expected is None else _pointed_at(argument)
+            if expected is None or dtype is None:
                 continue
-            dtype = argument._dtype.name  # does not import NumPy
             if dtype not in _COMPARED or dtype.removeprefix("u") == expected or (index, dtype) in self._warned:
                 continue
             self._warned.add((index, dtype))
@@ -86,6 +101,15 @@ class PointerTypes:
                 f"{_NAMES[expected][0]}. Fix: pass an array of {expected}, or change the declaration; to reinterpret "
                 f"the memory on purpose, pass x.view({expected!r})."
             )
+
+
+def _pointed_at(argument: Any) -> str | None:
+    """Returns the name of the dtype of the array that an argument points to; None for other arguments."""
+    while isinstance(argument, DeviceOperand) and not isinstance(argument, BaseArray):
+        argument = getattr(argument, "array", None)  # that of read_only(x) and of pointer(x)
+    if isinstance(argument, BaseArray | HostOperand):
+        return argument._dtype.name  # does not import NumPy
+    return None
 
 
 def _parameters(text: str, begin: int) -> tuple[str, ...]:

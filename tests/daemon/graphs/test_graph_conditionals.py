@@ -377,8 +377,9 @@ def test_an_array_that_only_a_body_fills_is_not_made_valid_by_it(gpu: hearth.Dev
 
 def test_wrong_conditions_and_places_are_refused(gpu: hearth.Device, kernels: Kernels) -> None:
     k = kernels
+    marked = (hearth.read_only(k.condition), hearth.pointer(k.condition))
     with gpu.graph() as graph:
-        for wrong in (gpu.zeros(2, np.int32), gpu.zeros((), np.float32), gpu.zeros((), np.int64), 1, None):
+        for wrong in (gpu.zeros(2, np.int32), gpu.zeros((), np.float32), gpu.zeros((), np.int64), 1, None, *marked):
             with pytest.raises(hearth.ArgumentError, match="is not the condition") as caught, graph.if_(wrong):
                 pass
             assert "uint32" in caught.value.fix

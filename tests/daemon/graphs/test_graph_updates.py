@@ -187,6 +187,17 @@ def test_operands_that_do_not_fit_are_refused(gpu: hearth.Device) -> None:
     ):
         with pytest.raises(hearth.HearthError, match=what):
             node.set_args(args)
+    for node, operands in (
+        (copy, (y, hearth.read_only(x))),
+        (copy, (hearth.pointer(y), x)),
+        (fill, (hearth.pointer(x), 1)),
+        (fill, None),
+        (copy, x[:2]),
+        (copy, {1: x, 2: y}),
+    ):
+        with pytest.raises(hearth.LaunchError, match="with device arrays") as caught:
+            node.set_args(operands)  # type: ignore[arg-type]
+        assert caught.value.fix
     fill.index, copy.index = 1, 2
     fill.set_args((x, 1))
     with pytest.raises(hearth.ArgumentError, match=r"node 1 of graph \d+ cannot be updated by a fill: that node is"):

@@ -138,6 +138,10 @@ def test_name_expressions(gpu: hearth.Device) -> None:
     assert ints.get().tolist() == [0, 0, -2, -2]
     with pytest.raises(hearth.CompileError):
         gpu.RawModule(code=code, name_expressions=["clear<no_such_type>"]).compile()
+    for keywords in ({"name_expressions": "clear<int>"}, {"options": "-DX"}):
+        with pytest.raises(hearth.DtypeError, match="is a str") as refused:
+            gpu.RawModule(code=code, **keywords)  # type: ignore[arg-type]
+        assert next(iter(keywords)) in refused.value.fix
 
 
 def test_globals(gpu: hearth.Device) -> None:
@@ -157,6 +161,8 @@ def test_globals(gpu: hearth.Device) -> None:
     assert out.get().tolist() == [0, 1, 2, 3] and counter.get().tolist() == [104]
     coefficients[1:3].fill(-1)
     assert coefficients.get().tolist() == [0, -1, -1, 3]
+    module.get_global("coefficients").set(np.array([1, 2, 3, 4], ">f4"))  # bytes are in the device's order
+    assert coefficients.get().tolist() == [1, 2, 3, 4]
     for wrong in ({"dtype": "V3"}, {"dtype": np.float32, "shape": (5,)}):
         with pytest.raises(hearth.ArgumentError, match="16 bytes"):
             module.get_global("coefficients", **wrong)

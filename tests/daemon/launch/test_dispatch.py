@@ -73,7 +73,8 @@ def test_host_arrays_of_any_make(gpu: hearth.Device, kernel: Kernel) -> None:
         n = given.size
         (out,) = gpu.dispatch(kernel("identity"), 1, 64, [given, Out(given.shape, np.int32), np.int32(n)])
         np.testing.assert_array_equal(out, given)
-    (out,) = gpu.dispatch(kernel("identity"), 1, 64, ins=[[1, 2]], outs=[((4,), np.int32)], scalars=[np.int32(4)])
+    with pytest.warns(RuntimeWarning, match="argument 0 is an array of int64"):
+        (out,) = gpu.dispatch(kernel("identity"), 1, 64, ins=[[1, 2]], outs=[((4,), np.int32)], scalars=[np.int32(4)])
     np.testing.assert_array_equal(out, [1, 0, 2, 0])  # a list of Python ints has dtype int64
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,3 +295,33 @@ def test_an_event_records_itself(gpu: hearth.Device) -> None:
     event.record(stream=gpu.default_stream)
     event.synchronize()
     assert event.done and x.get().tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("kind", ["int", "str", "device", "array", "event", "host"])
+def test_other_objects_than_streams_and_events_are_refused(gpu: hearth.Device, kind: str) -> None:
+    x, y, stream = gpu.zeros(4, np.int32), gpu.zeros((2, 2), np.int32), gpu.stream()
+    event = stream.record()
+    host = np.zeros(3)
+    bad: Any = {"int": 5, "str": "F", "device": gpu, "array": x, "event": event, "host": host}[kind]
+    add_one = common(gpu, "add_one")
+    uses: list[Callable[[], Any]] = [
+        lambda: add_one(1, 1, (x, np.int32(1)), stream=bad),
+        lambda: x.copy(bad),
+        lambda: y.T.copy(bad),
+        lambda: gpu.zeros(3, np.float32, bad),
+        lambda: x.set(np.zeros(4, np.int32), bad),
+        lambda: x.get(stream=bad),
+        lambda: gpu.flush(bad),
+        lambda: gpu.event().record(bad),
+    ]
+    if bad is not event:
+        uses += [
+            lambda: stream.record(bad),
+            lambda: stream.wait_event(bad),
+            lambda: event.elapsed(bad),
+            lambda: hearth.get_elapsed_time(bad, bad),
+        ]
+    for use in uses:
+        with pytest.raises(hearth.ArgumentError, match=r"which is not (a stream|an event) of Hearth") as caught:
+            use()
+        assert caught.value.fix

@@ -385,6 +385,43 @@ def test_a_cast_is_ordered_as_any_kernel(gpu: hearth.Device) -> None:
     assert (y.get() == 3).all() and (x.get() == 4).all()
 
 
+# ---- conversions of host objects ----
+
+
+@pytest.mark.parametrize("value", [[2**70, 1], "abc", [[1, 2], [3]], [1 + 1j, 0], object, None], ids=str)
+def test_objects_that_are_no_arrays_are_refused(gpu: hearth.Device, value: Any) -> None:
+    x = gpu.ones(2, np.int64)
+    uses: list[Callable[[], Any]] = [lambda: x.set(value), lambda: gpu.asarray(value, np.int64)]
+    for use in uses:
+        with pytest.raises(hearth.DtypeError) as caught:
+            use()
+        assert caught.value.fix
+    assert (x.get() == 1).all()
+
+
+def test_arrays_like_another_object(gpu: hearth.Device) -> None:
+    for value in ([1, 2], [[1.5, 2], [3, 4]], 3, (True, False), memoryview(b"abc")):
+        for name in ("zeros_like", "ones_like"):
+            made, expected = getattr(gpu, name)(value).get(), getattr(np, name)(value)
+            np.testing.assert_array_equal(made, expected)
+            assert made.dtype == expected.dtype
+        assert gpu.full_like(value, 7, np.int8).get().tolist() == np.full_like(value, 7, np.int8).tolist()
+        assert gpu.empty_like(value).shape == np.empty_like(value).shape
+    with pytest.raises(hearth.DtypeError, match="cannot be converted"):
+        gpu.zeros_like([[1, 2], [3]])
+
+
+def test_shapes_and_orders_of_axes_are_taken_from_arrays(gpu: hearth.Device) -> None:
+    x = gpu.zeros(np.array([2, 3]), np.int32)
+    assert x.shape == (2, 3) and gpu.empty(np.array([4], np.uint8)).shape == gpu.ones(np.array(4)).shape == (4,)
+    assert x.reshape(np.array([3, -1])).shape == (3, 2) and x.transpose(np.array([1, 0])).shape == (3, 2)
+    for wrong in (np.array([2.0, 3.0]), np.array([[2, 3]])):
+        with pytest.raises(hearth.DtypeError, match="not integers"):
+            gpu.zeros(wrong)
+        with pytest.raises(TypeError):
+            x.reshape(wrong)
+
+
 # ---- dtypes of packages, and others ----
 
 PACKAGE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,6 +42,20 @@ def test_taken_by_numpy(dtype: str, shape: list[int], cut: int) -> None:
     taken = np.from_dlpack(Owner(array))
     assert (taken.dtype, taken.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(taken, array)
+
+
+def test_a_refused_capsule_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy, which has no bfloat16, drops the capsule while its error is set."""
+    reported: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(str(report.exc_value)))
+    owner = Owner(np.zeros(4, ml_dtypes.bfloat16))
+    kept, before = weakref.ref(owner), dlpack.exported()
+    with pytest.raises((SystemError, RuntimeError, BufferError)):
+        np.from_dlpack(owner)
+    del owner
+    gc.collect()
+    assert dlpack.exported() == before and kept() is None
+    assert any("dtype" in each for each in reported)
 
 
 def test_capsule_keeps_its_owner_alive() -> None:

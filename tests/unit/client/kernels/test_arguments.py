@@ -207,6 +207,24 @@ def test_alignment_is_a_power_of_two() -> None:
         hearth.Struct(b"", align=3)
 
 
+def test_the_data_of_a_struct_is_the_bytes_of_a_buffer() -> None:
+    values = np.array([(1, 2.5), (3, 4.5)], [("a", "i4"), ("b", "f8")])
+    for data, expected in (
+        (np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32).tobytes()),
+        (values, values.tobytes()),
+        (values[1], values[1].tobytes()),
+        (bytearray(b"abc"), b"abc"),
+        (ctypes.c_int64(7), np.int64(7).tobytes()),
+    ):
+        value = hearth.Struct(data, align=1)  # type: ignore[arg-type]
+        assert value.data == value.tobytes() == expected
+        assert arguments.signature((value,)).block_size == len(expected)
+    for refused in (5, "abc", [1, 2, 3, 4], None, np.array("2020-01-01", "M8[D]")):
+        with pytest.raises(hearth.LaunchTypeError, match="has no bytes") as caught:
+            hearth.Struct(refused)  # type: ignore[arg-type]
+        assert caught.value.fix
+
+
 @pytest.mark.parametrize("count", [0, 1, record_packer.MAX_UNROLLED, record_packer.MAX_UNROLLED + 1, 600])
 def test_any_number_of_arguments(count: int) -> None:
     args = tuple([Array(9, 8), 3, np.complex64(1j), b"ab"][index % 4] for index in range(count))

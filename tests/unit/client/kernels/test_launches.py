@@ -77,6 +77,8 @@ def test_cached_signatures_do_not_mix(gpu: hearth.Device, daemon: FakeDaemon, f:
         (lambda f, x: f(1, 1, (x, 2**64)), "argument 1"),
         (lambda f, x: f(1, 1, x), r"args is a DeviceArray.*\(x,\)"),
         (lambda f, x: f(1, 1, (), shared_mem=-1), "shared_mem is -1"),
+        (lambda f, x: f(1, 1, (), shared_mem=100 / 3), r"shared_mem is 33\.3.* \(float\)"),
+        (lambda f, x: f(1, 1, (), shared_mem="a"), r"shared_mem is 'a' \(str\)"),
         (lambda f, x: f(1, 1, (), timeout=0), "timeout"),
         (lambda f, x: f(1, 1, (), mode="fast"), "mode"),
         (lambda f, x: f(1, 1, (), cluster=(2, 0)), r"cluster\.y is 0"),

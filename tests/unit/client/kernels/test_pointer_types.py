@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +69,38 @@ def test_equal_reinterpreted_and_unknown_types_do_not_warn(gpu: hearth.Device) -
         saxpy(1, 8, (x, gpu.zeros(8, np.float64).view(np.float32), np.float32(2), np.uint64(8)))
         saxpy(1, 8, (gpu.zeros(32, np.uint8), gpu.zeros(4, np.complex64), np.float32(2), np.uint64(8)))
         counts(1, 8, (gpu.zeros(8, np.uint32), x, x))
+
+
+@pytest.mark.parametrize("mark", ["read_only", "pointer", "both"])
+def test_marked_arrays_are_compared(gpu: hearth.Device, mark: str) -> None:
+    saxpy = gpu.RawModule(code=SAXPY).get_function("saxpy")
+    x, y = gpu.zeros(8, np.float64), gpu.zeros(8, np.float32)
+    marked = {"read_only": hearth.read_only(x), "pointer": hearth.pointer(x, 8),
+              "both": hearth.pointer(hearth.read_only(x))}[mark]  # fmt: skip
+    with pytest.warns(RuntimeWarning, match=re.escape("argument 0 is an array of float64")) as caught:
+        saxpy(1, 8, (marked, hearth.pointer(y), np.float32(2), np.uint64(8)))
+    assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize("kind", ["In", "InOut", "Out", "array", "ins"])
+def test_arrays_of_a_dispatch_are_compared(gpu: hearth.Device, kind: str) -> None:
+    saxpy = gpu.RawModule(code=SAXPY).get_function("saxpy")
+    host, y = np.zeros(8), np.zeros(8, np.float32)
+    scalars = [np.float32(2), np.uint64(8)]
+    first = {"In": hearth.In(host), "InOut": hearth.InOut(host), "Out": hearth.Out(8, np.float64), "array": host}
+    words: dict[str, Any] = {"ins": [host], "outs": [hearth.InOut(y)], "scalars": scalars}
+    if kind != "ins":
+        words = {"args": [first[kind], hearth.InOut(y), *scalars]}
+    with pytest.warns(RuntimeWarning, match=re.escape("argument 0 is an array of float64")) as caught:
+        for _ in range(2):
+            gpu.dispatch_async(saxpy, 1, 8, **words)
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_numbers_and_matching_arrays_of_a_dispatch_do_not_warn(gpu: hearth.Device) -> None:
+    saxpy = gpu.RawModule(code=SAXPY).get_function("saxpy")
+    y = hearth.InOut(np.zeros(8, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for first in (np.uint64(0), np.float64(1), hearth.In(np.zeros(8, np.float32)), hearth.Out(32, np.uint8)):
+            gpu.dispatch_async(saxpy, 1, 8, args=[first, y, np.float32(2), np.uint64(8)])
