@@ -126,15 +126,11 @@ class Attachment:
         space.deferred_frees.on_add = self._handle_freed
 
     def _handle_freed(self) -> None:
-        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not block on the lock.
-        if self._lock.acquire(blocking=False):
-            try:
-                if self.channel is not None:
-                    self.channel.wake_sender()
-                if self._sender_waits:
-                    self._call_sender()
-            finally:
-                self._lock.release()
+        # Called by the garbage collector, perhaps in a thread that holds the lock, and during a Ctrl-C: takes no lock.
+        channel = self.channel
+        calls = self._calls if channel is None else channel.calls
+        if calls.empty():  # otherwise the sender is about to continue, and finds the handle
+            calls.put(None)
 
     def end(self, error: HearthError) -> None:
         """Ends the attachment: fails everything outstanding with `error` and drops the stream.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -106,18 +105,22 @@ class CollectiveSequence:
             self._counts.pop(name, None)
 
 
-@contextmanager
-def hold_locks(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
-    """Holds the locks of `sequences`. All sessions acquire them in the same order, so that no deadlock is possible."""
-    locks: list[threading.Lock] = []
-    try:
-        for sequence in sorted(sequences, key=lambda sequence: sequence.lock_position):
-            sequence.lock.acquire()
-            locks.append(sequence.lock)
-        yield
-    finally:
-        for lock in reversed(locks):
-            lock.release()
+def call_with_locks(sequences: Iterable[CollectiveSequence], work: Callable[[], None]) -> None:
+    """Calls `work` while this thread holds the locks of `sequences`.
+
+    All sessions acquire them in the same order, so that no deadlock is possible. A Ctrl-C leaves none of them held,
+    because each is acquired by a `with` statement.
+
+    Args:
+        sequences: Numberings of the devices, in any order.
+        work: Function without arguments.
+    """
+    remaining = sorted(sequences, key=lambda sequence: sequence.lock_position)
+    if not remaining:
+        work()
+        return
+    with remaining[0].lock:
+        call_with_locks(remaining[1:], work)
 
 
 def submit_in_order(
@@ -133,10 +136,13 @@ def submit_in_order(
         commands: Each device's numbering, attachment and command, whose `collective.sequence` is set here.
         order: Ranks that take part in the operation.
     """
-    with hold_locks(sequence for sequence, _, _ in commands):
+
+    def submit() -> None:
         number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)
         for sequence, _, command in commands:
             sequence.record(order.name, number)
             command.collective.sequence = number
         for _, attachment, command in commands:
             attachment.submit(command, WORTH * len(command.collective.operations))
+
+    call_with_locks((sequence for sequence, _, _ in commands), submit)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
@@ -69,7 +70,8 @@ class LaneChannel:
         self._waiters = owner.waiters
         self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick, timing)
         """Selects the thread that receives."""
-        self._work_left = threading.Condition(lock)  # the sender waits for commands that other threads left
+        self.calls: SimpleQueue[None] = SimpleQueue()
+        """Queue that wakes the sender, which waits for commands that other threads left. Used without the lock, too."""
         self._sender_waits = False
         self._expects_request = False
         """True if the last lone command was followed soon by a request of a waiting thread. The next lone command is
@@ -120,7 +122,7 @@ class LaneChannel:
         self.over = True
         self.lane.close()
         self.role.end()
-        self._work_left.notify_all()
+        self.calls.put(None)
 
     def push_work(self) -> None:
         """Called after one-way work was queued: sends it, or leaves it to be sent later."""
@@ -223,8 +225,8 @@ class LaneChannel:
 
     def wake_sender(self) -> None:
         """Wakes the sending thread."""
-        self._sender_waits = False
-        self._work_left.notify()
+        self.calls.put(None)
+        self._sender_waits = False  # last: after a Ctrl-C in between, the sender is woken a second time
 
     def abort(self, error: HearthError) -> None:
         """Ends the lane with `error`; the attachment continues over another stream.
@@ -449,6 +451,7 @@ class LaneChannel:
         idle = False
         while True:
             with self._lock:
+                self._sender_waits = False
                 if self.over:
                     return
                 self._flush()
@@ -458,12 +461,15 @@ class LaneChannel:
                 self.send_queued(idle)
                 self._owner.changed()
                 blocked = self.lane.blocked
-                if not (blocked or self.over):
-                    self._sender_waits = True
-                    idle = not self._work_left.wait(self._timing.idle)
-                    self._sender_waits = False
+                self._sender_waits = not blocked
             if blocked:
                 self.lane.writable()
+                continue
+            try:
+                self.calls.get(timeout=self._timing.idle)
+                idle = False
+            except Empty:
+                idle = True
 
     def _flush(self) -> None:
         try:

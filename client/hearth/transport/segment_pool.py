@@ -204,12 +204,13 @@ class SegmentPool:
         return Block(segment, 0, block_size, self._forks)
 
     def _sweep(self) -> None:
-        """Takes back blocks that were returned while another thread held the lock."""
-        while self._returned and self._lock.acquire(blocking=False):
-            try:
+        """Takes back blocks that were returned, unless a thread, perhaps this one, holds the lock.
+
+        A Ctrl-C leaves the lock held after a call of `acquire`, but not after the beginning of a `with` statement.
+        """
+        while self._returned and not self._lock.locked():
+            with self._lock:
                 dropped = self._settle()
-            finally:
-                self._lock.release()
             del dropped  # segments are closed here, without the lock
 
     def _settle(self) -> list[Block]:

@@ -330,11 +330,9 @@ class SegmentConnection:
         Called by the collector, perhaps in a thread that holds the lock.
         """
         self._collected.append(ident)
-        if self._lock.acquire(blocking=False):
-            try:
+        if not self._lock.locked():
+            with self._lock:  # not `acquire`, after which a Ctrl-C would leave the lock held
                 self._release_collected()
-            finally:
-                self._lock.release()
 
     def _release_collected(self) -> None:
         """Notifies the device process of segments that no command will name again. Never blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -46,3 +47,28 @@ def interrupting(call: Callable[[], object], step: int) -> bool:
     finally:
         sys.settrace(old)
     return False
+
+
+class InterruptedLock:
+    """A lock for the tests of one thread: a Ctrl-C follows each call of `acquire`, and none follows the beginning of a
+    `with` statement."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self._lock.acquire(blocking, timeout)
+        raise KeyboardInterrupt
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        assert self._lock.acquire(timeout=20), "the lock was left held"
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hearth.collectives.commands import present
 from hearth.collectives.part import RankPart, by_rank
-from hearth.session.collective_order import CollectiveSequence, RankOrder, hold_locks, in_order, sorted_order
+from hearth.session.collective_order import CollectiveSequence, RankOrder, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.interrupts import interrupting
 
 ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)
 
@@ -143,14 +144,16 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
             queues[rank].pop(0)
 
 
-def test_devices_are_given_back_when_the_block_raises() -> None:
-    sequence = [CollectiveSequence(), CollectiveSequence()]
-    try:
-        with hold_locks(reversed(sequence)):
-            assert all(each.lock.locked() for each in sequence)
-            raise KeyError
-    except KeyError:
-        assert not any(each.lock.locked() for each in sequence)
+def test_ctrl_c_while_an_operation_is_submitted_leaves_no_lock_held() -> None:
+    devices = {rank: Device() for rank in range(3)}
+    order, step, is_interrupted = RankOrder((0, 1, 2), (0, 1, 2)), 0, True
+    while is_interrupted:
+        step += 1
+        is_interrupted = interrupting(
+            lambda: present(devices, order, by_rank([], [0, 1, 2]), 0, dict.fromkeys(range(3))), step
+        )
+        assert not any(device.sequence.lock.locked() for device in devices.values())
+    assert step > 20
 
 
 def test_a_group_that_was_left_is_forgotten() -> None:

@@ -146,7 +146,7 @@ def test_deferred_free_wakes_the_sender(work: Attachment) -> None:
     assert wait_for(lambda: work.inspect().sender_waits)
     with work.waiters.lock:
         deferred_frees.add("buffer", 8)  # like the garbage collector in a thread that holds the lock
-    deferred_frees.add("buffer", 9)
+        deferred_frees.add("buffer", 9)
     assert wait_for(lambda: len(sender.sent) == 2)
     freed = [list(command.free.buffers) for request in sender.sent for command in request.batch.commands]
     assert freed == [[7], [8, 9]]

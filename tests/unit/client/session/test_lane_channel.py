@@ -113,6 +113,18 @@ def test_single_work_is_sent_at_once_and_much_work_is_batched(daemon: LaneDaemon
     assert len(daemon.batches) - before < 500
 
 
+def test_array_dropped_while_the_lock_is_held_is_freed_soon(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    """The garbage collector runs anywhere, also in a thread that holds the attachment's lock."""
+    connection_of(gpu).timing = Timing(idle=60.0)  # after this time, the sending thread takes queued work
+    x = gpu.empty(16)
+    gpu.synchronize()
+    work = attachment(gpu)
+    assert wait_for(lambda: work.channel and work.channel.inspect().sender_waits)
+    with work.waiters.lock:
+        del x
+    assert wait_for(lambda: daemon.count("free") == 1)
+
+
 def test_collectives_are_sent_in_several_concurrent_batches(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """Collectives: each batch is in flight until all ranks have reached it, and later batches are not held back for
     that."""

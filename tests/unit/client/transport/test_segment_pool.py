@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from hearth.transport import memory_segments, segment_pool
 from hearth.transport.memory_segments import AddressTable, KnownSegments, Segment, address_of
 from hearth.transport.segment_pool import MAX_SLAB_BLOCK, MIN_BYTES, SLAB, Block, FreeBlocks, SegmentPool, size_class
+from tests.support.client.interrupts import InterruptedLock
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
 
@@ -166,6 +168,15 @@ def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
     pool.trim()
     assert pool.cached == 0
     assert descriptors() == before
+
+
+def test_ctrl_c_while_an_array_is_collected_leaves_the_pool_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_pool, "threading", SimpleNamespace(Lock=InterruptedLock))
+    pool = SegmentPool()
+    for _ in range(3):
+        array = array_of(pool, MIN_BYTES)
+        del array
+    assert pool.cached == MIN_BYTES
 
 
 def test_invalidated_memory_is_never_reused() -> None:

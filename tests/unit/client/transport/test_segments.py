@@ -1,0 +1,48 @@
+"""The client's end of a connection over which segments are shared with a device process."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from hearth.transport import memory_segments, segments
+from hearth.transport.memory_segments import Segment
+from hearth_proto import frames
+from hearth_proto.frames import FrameReader, Kind
+from tests.support.client.interrupts import InterruptedLock
+
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+
+
+def test_ctrl_c_while_a_segment_is_collected_leaves_the_connection_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "threading", SimpleNamespace(Lock=InterruptedLock))
+    client, device = socket.socketpair()
+    released: list[int] = []
+
+    def serve() -> None:
+        reader = FrameReader()
+        while data := device.recv(1 << 16):
+            for frame in reader.feed(data):
+                if frame.kind == Kind.RELEASE:
+                    released.append(frame.id)
+                else:
+                    device.sendall(frames.encode(Kind.SEGMENT, id=frame.id))
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    connection = segments.SegmentConnection(client, 1 << 30, itertools.count(1).__next__)
+    try:
+        for number in (1, 2, 3):
+            segment = Segment(4096)
+            assert connection.register(segment) == number
+            del segment
+        assert not connection.registered_bytes
+    finally:
+        connection.release()
+        serving.join(20)
+        device.close()
+    assert released == [1, 2, 3]
