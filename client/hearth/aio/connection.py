@@ -111,8 +111,8 @@ class LoopAttachment(Attachment):
         self._failed, self._trying = None, True
         self.execute = execute
         execute.open()
+        self.waiters.wait_until(lambda: session.attached or bool(session.error or self._failed), timeout)
         with self._lock:
-            self._await(lambda: session.attached or bool(session.error or self._failed), timeout)
             self._trying = False
             self.alive = self.alive or (session.attached and session.error is None)
         error = session.error or self._failed
@@ -133,7 +133,7 @@ class LoopAttachment(Attachment):
         if self._trying and not isinstance(error, ClosedError):
             with self._lock:
                 self._failed = error
-                self._change.notify_all()
+                self.waiters.changed()
             return
         super().end(error)
 

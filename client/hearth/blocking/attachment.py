@@ -33,8 +33,8 @@ class BlockingAttachment(Attachment):
         self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
         self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
         execute.open()
+        self.waiters.wait_until(lambda: self.session.attached or self.session.error is not None, timeout)
         with self._lock:
-            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
             error = self.session.error
             self.alive = self.session.attached and error is None
         if self.alive:

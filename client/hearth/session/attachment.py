@@ -92,8 +92,6 @@ class Attachment:
         self._watchdog: Watchdog | None = None
         self._lock = threading.Lock()
         self.waiters = Waiters(self._lock)
-        self._change = threading.Condition(self._lock)
-        """Notified when the queue has room or is idle, and at an attach."""
         self._calls: SimpleQueue[None] = SimpleQueue()
         """Queue that wakes the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
@@ -145,7 +143,7 @@ class Attachment:
             self.over.set()
             self._leave_lane()
             self._call_sender()
-            self._change.notify_all()
+            self.waiters.changed()
         if self.execute is not None:
             self.execute.cancel()
         if was_alive:
@@ -163,13 +161,14 @@ class Attachment:
         with self._lock:
             self.queue_frees()
             self._wake_sender()
-            while not session.idle and session.error is None and (remaining := deadline - time.monotonic()) > 0:
-                if session.attached:
-                    self._await(lambda: session.idle or session.error is not None or not session.attached, remaining)
-                else:
-                    self._await(lambda: session.attached or session.error is not None, min(remaining, _AWAY_S))
-                    if not session.attached:
-                        return
+        wait_until = self.waiters.wait_until
+        while not session.idle and session.error is None and (remaining := deadline - time.monotonic()) > 0:
+            if session.attached:
+                wait_until(lambda: session.idle or session.error is not None or not session.attached, remaining)
+            else:
+                wait_until(lambda: session.attached or session.error is not None, min(remaining, _AWAY_S))
+                if not session.attached:
+                    return
 
     def report_received(self, transfer: int, size: int) -> None:
         """Records for the receipts that the first `size` bytes of a download have arrived.
@@ -194,13 +193,11 @@ class Attachment:
             HearthError: The attachment has ended, or the launch does not fit into a batch.
         """
         queue, session = self.queue, self.session
+        if queue.queued >= queue.max_commands or queue.queued_bytes >= queue.max_bytes:  # `queue.full`, spelled out
+            self._await_room()
         with self._lock:
-            if (
-                queue.queued >= queue.max_commands  # `queue.full`, spelled out
-                or queue.queued_bytes >= queue.max_bytes
-                or session.error is not None
-            ):
-                self._await_room()
+            if session.error is not None:
+                raise session.error.again()
             queue.launch(record)
             channel = self.channel
             if channel is not None:
@@ -225,6 +222,8 @@ class Attachment:
             n: Number of repetitions to add.
             command: Returns the serialized command for a given number of repetitions.
         """
+        if self.queue.full:
+            self._await_room()
         with self._lock:
             self._make_ready()
             self.queue.count_up(key, n, command)
@@ -266,12 +265,11 @@ class Attachment:
             reply.on_late_error = self._on_late_error
         command = batch.with_request(request, command)
         try:
+            queue, session = self.queue, self.session
+            if queue.queued >= queue.max_commands or queue.queued_bytes >= queue.max_bytes:  # `queue.full`, spelled out
+                self._await_room()
             with self._lock:
-                queue, session = self.queue, self.session
-                if (  # `queue.full` is spelled out
-                    session.error is not None or self._freed
-                    or queue.queued >= queue.max_commands or queue.queued_bytes >= queue.max_bytes
-                ):  # fmt: skip
+                if session.error is not None or self._freed:
                     self._make_ready()
                 channel = self.channel
                 if channel is not None:
@@ -287,12 +285,12 @@ class Attachment:
             raise
 
     def _make_ready(self) -> None:
-        """Waits for room in the queue, and first queues the frees of released handles.
+        """Queues the frees of released handles, so that their memory is available to new allocations.
 
-        So the memory of those handles is available to new allocations.
+        Called with the lock held. Raises the error of an attachment that has ended.
         """
-        if self.queue.full or self.session.error is not None:
-            self._await_room()
+        if self.session.error is not None:
+            raise self.session.error.again()
         if self._freed:
             self.queue_frees()
 
@@ -335,6 +333,8 @@ class Attachment:
 
     def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool, worth: int = 1) -> None:
         session = self.session
+        if self.queue.full:
+            self._await_room()
         with self._lock:
             self._make_ready()
             was_empty = not self.queue.queued
@@ -343,41 +343,32 @@ class Attachment:
                 self.channel.push_awaited()
                 return
             self._wake_sender(reply is not None)
+            now, next_seq = time.monotonic(), session.next_seq
             if was_empty:
-                self._waiting_since = time.monotonic()
-            elif time.monotonic() - self._waiting_since > self._yield_interval and reply is None and session.sendable:
-                self._yield_to_sender()
+                self._waiting_since = now
+                return
+            if now - self._waiting_since <= self._yield_interval or reply is not None or not session.sendable:
+                return
+        self._yield_to_sender(next_seq)
 
-    def _yield_to_sender(self) -> None:
-        """Waits briefly until the sending thread has run.
+    def _yield_to_sender(self, next_seq: int) -> None:
+        """Waits briefly until the sending thread takes batch `next_seq` from the queue.
 
         A thread that submits without a pause keeps the interpreter lock for 5 ms at a time (`sys.getswitchinterval`),
         and sending needs it several times.
         """
-        self.waiters.watch()
+        session = self.session
+        seconds = self._yield_interval if self.channel is None else self._timing.lane_yield
         try:
-            self._change.wait(self._yield_interval if self.channel is None else self._timing.lane_yield)
+            self.waiters.wait_until(lambda: session.next_seq != next_seq or session.error is not None, seconds)
         finally:
-            self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
 
     def _await_room(self) -> None:
-        self._await(lambda: not self.queue.full or self.session.error is not None, None)
+        """Waits until the queue has room. Raises the error of an attachment that has ended. Called without the lock."""
+        self.waiters.wait_until(lambda: not self.queue.full or self.session.error is not None, None)
         if self.session.error is not None:
             raise self.session.error.again()
-
-    def _await(self, ready: Callable[[], bool], timeout: float | None) -> None:
-        """Waits, with the lock held, until `ready` returns True, at most `timeout` seconds (None: without a limit)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self.waiters.watch()
-        try:
-            while not ready():
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    return
-                self._change.wait(remaining)
-        finally:
-            self.waiters.watchers -= 1
 
     def _wake_sender(self, awaited: bool = True) -> None:
         if self.channel is not None:
@@ -395,7 +386,7 @@ class Attachment:
     def changed(self) -> None:
         """Notifies waiting threads that something arrived over the lane. Called with the lock held."""
         if self.waiters.watchers:
-            self._change.notify_all()
+            self.waiters.changed()
 
     # ---- called by the sending and the receiving thread ----
 
@@ -507,7 +498,7 @@ class Attachment:
         with self._lock:
             self._leave_lane()
             self.session.suspend(error)
-            self._change.notify_all()
+            self.waiters.changed()
 
     # ---- lanes ----
 

@@ -244,7 +244,7 @@ class LaneChannel:
     def _needed(self) -> bool:
         """True if something depends on the next response though no thread waits for an answer."""
         waiters = self._waiters
-        return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
+        return self._queue.queued > 0 or bool(waiters.watchers) or waiters.listeners > 0
 
     def _tick(self, timed_out: bool) -> None:
         """Sends commands that were held back for a request, if the request did not follow within a tick."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from hearth.session.reply import Reply
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
 class Waiters:
     """Threads and event loops that wait for answers of one attachment.
 
-    All members except `wait_for`, `expect` and `listen` are used with the attachment's `lock` held.
+    All members except `wait_for`, `wait_until`, `expect` and `listen` are used with the attachment's `lock` held.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -64,18 +67,46 @@ class Waiters:
         """The lane over which answers arrive; None: there is no lane."""
         self.sleepers: list[Reply] = []
         """Replies for which sleeping threads wait."""
-        self.watchers = 0
-        """Number of threads that wait for any change of the attachment."""
+        self.watchers: list[SimpleQueue[None]] = []
+        """Queues that wake the threads which wait for a change of the attachment."""
         self.listeners = 0
         """Number of answers that event loops expect and for which no thread waits."""
         self.lock = lock
         """The attachment's lock."""
 
-    def watch(self) -> None:
-        """Counts one more thread that waits for any change of the attachment."""
-        self.watchers += 1
-        if self.channel is not None:
-            self.channel.expect()
+    def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> None:
+        """Waits up to `timeout` seconds until `ready` returns True after a change of the attachment.
+
+        The thread sleeps without the lock, which a Ctrl-C in the wait of a `Condition` might leave to another thread.
+
+        Args:
+            ready: Called with the lock held; must not block.
+            timeout: Longest wait in seconds; None: without a limit.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        changes: SimpleQueue[None] = SimpleQueue()
+        try:
+            self.watchers.append(changes)
+            while True:
+                with self.lock:
+                    if ready():
+                        return
+                    if self.channel is not None:
+                        self.channel.expect()
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    return
+                with suppress(Empty):
+                    changes.get(timeout=remaining)
+        finally:
+            if changes in self.watchers:
+                self.watchers.remove(changes)
+
+    def changed(self) -> None:
+        """Wakes the threads that wait for a change of the attachment."""
+        for changes in list(self.watchers):
+            if changes.empty():  # otherwise the thread is about to continue
+                changes.put(None)
 
     def wait_for(self, reply: Reply, timeout: float | None) -> bool:
         """Waits up to `timeout` seconds for the answer, and returns True if it has arrived.

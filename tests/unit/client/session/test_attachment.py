@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -151,3 +152,27 @@ def test_deferred_free_wakes_the_sender(work: Attachment) -> None:
     freed = [list(command.free.buffers) for request in sender.sent for command in request.batch.commands]
     assert freed == [[7], [8, 9]]
     end(work, sender)
+
+
+def test_ctrl_c_while_the_queue_is_full_leaves_the_lock_to_the_thread_that_holds_it(work: Attachment) -> None:
+    """The waiting thread needs no lock to end its wait."""
+    work.queue.max_commands = 1
+    work.submit(note())
+    main_thread, is_interrupted, held = threading.main_thread().ident, threading.Event(), list[bool]()
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        assert wait_for(lambda: work.waiters.watchers)
+        with work.waiters.lock:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            held.append(is_interrupted.wait(20))
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        work.submit(note())
+    is_interrupted.set()
+    interrupting.join(30)
+    assert held == [True] and not work.waiters.watchers
+    attach(work)
+    end(work)
