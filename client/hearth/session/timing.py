@@ -31,8 +31,8 @@ class Timing:
         """Maximum time for which work is held back for a lane, while the daemon finishes the commands that it received
         before."""
         self.idle = idle
-        """Time after which a sending thread checks for work by itself: the maximum delay of a buffer's free if
-        `Attachment._handle_freed` did not get the lock, and so did not wake the sender."""
+        """Time after which a sending thread checks for work by itself: the maximum delay of a buffer's free if a Ctrl-C
+        interrupted `Attachment._handle_freed` before it had woken the sender."""
         self.yield_interval = yield_interval
         """Time for which sendable commands may stay in the queue before the submitting thread yields to other
         threads."""
