@@ -85,3 +85,32 @@ GATHERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, s
 """Kinds that run in place if the source is this rank's part of the destination."""
 SCATTERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (2, 1))
 """Kinds that run in place if the destination is this rank's part of the source."""
+
+_PAIR = 62
+_GROUP_BITS, _COUNT_BITS = 21, 40
+
+
+def pair_number(group: int, reverse: bool, count: int) -> int:
+    """Returns the sequence number of a send or receive outside of a batch, as `hearth` numbers them.
+
+    Such numbers are apart from those of the operations of all ranks, from those of other groups of the same devices,
+    and from those of the opposite direction, so that a send matches its receive whatever else the two ranks have
+    presented in between. To the daemon they are numbers like any other; it shows them as `operation_name` does.
+
+    Args:
+        group: Number of the group in its process, of which the lowest 21 bits are used.
+        reverse: True for the direction from the higher to the lower rank.
+        count: Number of the send among those of the group in this direction, from 1.
+    """
+    group_and_direction = (group % (1 << _GROUP_BITS)) << 1 | reverse
+    return 1 << _PAIR | group_and_direction << _COUNT_BITS | count
+
+
+def short_number(sequence: int) -> int:
+    """Returns a sequence number as it is shown: for a send or receive outside of a batch, its count."""
+    return sequence & ((1 << _COUNT_BITS) - 1) if sequence >> _PAIR == 1 else sequence
+
+
+def operation_name(sequence: int) -> str:
+    """Returns the name of an operation in messages: `operation 3`, or `send and receive 3` for a `pair_number`."""
+    return f"{'send and receive' if sequence >> _PAIR == 1 else 'operation'} {short_number(sequence)}"

@@ -17,7 +17,7 @@ from hearth.arrays.device_copy import wire_elements
 from hearth.base_device import BaseDevice
 from hearth.codec import timeouts
 from hearth.collectives.batch import Batch, check_none_open, open_batch
-from hearth.collectives.commands import present
+from hearth.collectives.commands import PairNumbers, present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.formations import Formations, abandon
 from hearth.collectives.group_members import check_devices, rank_of
@@ -69,6 +69,7 @@ class BaseGroup(Generic[D, A]):
         self._premultiplies = all(session.limits.premultiplies for session in self._sessions)
         ordinals = [device.ordinal for device in self.devices]
         self._ordinals = ordinals
+        self._pair_numbers = PairNumbers()
         self._formations = Formations(self._sessions, ordinals, self._timeout)
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
         if len(set(self._sessions)) == 1:
@@ -399,9 +400,11 @@ class BaseGroup(Generic[D, A]):
     def send(self, array: A, to: int, timeout: float | None = None) -> None:
         """Sends an array from its device to another rank, which must receive an array of the same size and dtype.
 
-        Outside of a batch, the calls of two ranks are matched in their order: the first call of one rank with the first
-        call of the other, and so on; each send must meet a receive. The two calls may be made in either order and from
-        different threads. If both ranks send first, or all ranks send around a ring, the calls must be in one `batch`.
+        Outside of a batch, the sends from one rank to another are matched with its receives in their order: the first
+        send with the first receive, and so on; each send must meet a receive of the same `Group` object. The two calls
+        may be made in either order, from different threads, and with other operations in between. If both ranks send
+        first on one stream, or all ranks send around a ring, the calls must be in one `batch`. A send that failed
+        because it met no receive is matched with the next receive, which fails, too; sends of a new group are not.
 
         Args:
             array: A contiguous array on a device of the group.
@@ -564,9 +567,8 @@ class BaseGroup(Generic[D, A]):
                 fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
         order = self._pair(part.rank, part.peer)
-        present(
-            self._connections, order, {part.rank: [part]}, timeout_ns, last_operations=self._formations.last_operations
-        )
+        last_operations = self._formations.last_operations
+        present(self._connections, order, {part.rank: [part]}, timeout_ns, None, last_operations, self._pair_numbers)
 
     def _present_batch(
         self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]

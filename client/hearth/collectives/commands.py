@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from hearth import base_stream as streams
 from hearth.collectives import overlap
 from hearth.collectives.completion import LastOperation
-from hearth.session.collective_order import RankOrder, submit_in_order
+from hearth.session.collective_order import WORTH, RankOrder, hold_locks, submit_in_order
+from hearth_proto.collectives import pair_number
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -19,6 +22,39 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
 
 
+_groups = itertools.count()
+
+
+class PairNumbers:
+    """Numbers of one group's sends and receives outside of batches: the sends of a direction match in their order."""
+
+    def __init__(self) -> None:
+        self._group = next(_groups)
+        self._counts: Counter[tuple[int, int, int]] = Counter()
+        """Number of submitted operations, by the rank that submitted them, the source and the destination."""
+
+    def submit(
+        self, sequence: CollectiveSequence, attachment: Attachment, command: commands_pb2.Command, part: RankPart
+    ) -> None:
+        """Submits one rank's send or receive. A call that raises uses no number.
+
+        Args:
+            sequence: Numbering of the rank's device, whose lock is held meanwhile.
+            attachment: The rank's attachment.
+            command: The command, whose `collective.sequence` is set here.
+            part: The send or receive.
+        """
+        assert part.peer is not None
+        sends = part.kind == commands_pb2.COLLECTIVE_KIND_SEND
+        source, destination = (part.rank, part.peer) if sends else (part.peer, part.rank)
+        counted = part.rank, source, destination
+        with hold_locks([sequence]):
+            count = self._counts[counted] + 1
+            command.collective.sequence = pair_number(self._group, source > destination, count)
+            attachment.submit(command, WORTH)
+            self._counts[counted] = count
+
+
 def present(
     connections: Mapping[int, Connection],
     order: RankOrder,
@@ -26,6 +62,7 @@ def present(
     timeout_ns: int,
     on: Mapping[int, BaseStream | None] | None = None,
     last_operations: MutableMapping[tuple[bytes, int], LastOperation] | None = None,
+    pair_numbers: PairNumbers | None = None,
 ) -> None:
     """Submits one operation: the parts of each rank in `parts`. If an error is raised, no part is submitted.
 
@@ -36,6 +73,8 @@ def present(
         timeout_ns: Nanoseconds until all ranks have arrived and finished; 0: the daemon's default.
         on: Stream of each rank; None: the current ones.
         last_operations: Receives the operation as the last one of its ranks, by group over daemons and rank.
+        pair_numbers: Numbers the operation, which is one rank's send or receive; None: all ranks are in `parts`, and
+            the operation has the next number of their common ones.
 
     Raises:
         ArgumentError: Arrays of a rank overlap.
@@ -63,6 +102,10 @@ def present(
         for part in rank_parts:
             part.write(collective.operations.add(), order)
         commands.append((connection.sequence, attachment, command))
-    submit_in_order(commands, order)
+    if pair_numbers is None:
+        submit_in_order(commands, order)
+    else:
+        for submission, (part,) in zip(commands, parts.values(), strict=True):
+            pair_numbers.submit(*submission, part)
     if last_operations is not None:
         last_operations.update(submitted)

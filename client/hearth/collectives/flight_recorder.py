@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hearth_proto.collectives import short_number
+
 if TYPE_CHECKING:
     from hearth_proto.v1 import node_pb2
 
@@ -22,7 +24,8 @@ class FlightRecord:
     state: str
     """``"presented"`` (some ranks have not arrived), ``"launched"``, ``"done"`` or ``"failed"``."""
     sequence: int
-    """Sequence number among the operations of the same `ranks`."""
+    """Sequence number among the operations of the same `ranks`. The sends and receives of two ranks outside of batches
+    are counted apart, for each group and direction."""
     ranks: tuple[int, ...]
     """Ranks of the group that take part: all, or the two of a send and its receive."""
     presented: tuple[int, ...]
@@ -58,7 +61,7 @@ def records(groups: Iterable[tuple[node_pb2.GroupInfo, Mapping[int, int]]]) -> l
         FlightRecord(
             operation.what,
             operation.state,
-            operation.sequence,
+            short_number(operation.sequence),
             tuple(ranks.values()),
             tuple(ranks[rank] for rank in operation.presented if rank in ranks),
             operation.presented_unix_ns,

@@ -126,8 +126,8 @@ def submit_in_order(
     """Submits each device's part of one operation of the ranks of `order`, all under the same number.
 
     All devices take their number before anything is submitted, so that a device whose submission fails has used its
-    number as well. The number is one more than the largest count among the devices: a send that no rank received leaves
-    its rank ahead of the others, and their next common operation has to match nonetheless.
+    number as well. The number is one more than the largest count among the devices, so that the next operation matches
+    even after a call that was interrupted while the devices took their number.
 
     Args:
         commands: Each device's numbering, attachment and command, whose `collective.sequence` is set here.

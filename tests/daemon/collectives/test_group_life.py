@@ -239,6 +239,54 @@ def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
     waiting.synchronize()
 
 
+def test_a_send_meets_its_receive_whatever_the_devices_do_in_between(group: hearth.Group) -> None:
+    source, target = group.devices[:2]
+    small = group.subgroup([0, 1])
+    elsewhere = target.zeros(4, np.float32)
+
+    def copied() -> None:
+        elsewhere.copy_from(source.full(4, 9, np.float32))
+        assert (elsewhere.get() == 9).all()
+
+    with source.stream() as sending, target.stream() as receiving:
+        pass
+    for sends, between in ((small, lambda: works(small)), (group, copied), (group, lambda: works(group))):
+        there, back = (device.zeros(4, np.float32) for device in (target, source))
+        with sending:
+            sends.send(source.full(4, 7, np.float32), to=1)
+            sends.recv(back, source=1)
+        between()
+        with receiving:
+            sends.recv(there, source=0)
+            sends.send(there, to=0)
+        assert (there.get() == 7).all() and (back.get() == 7).all()
+
+
+def test_sends_of_two_groups_of_the_same_devices_are_apart(pair: list[hearth.Device]) -> None:
+    groups = [hearth.Group(pair), hearth.Group(pair)]
+    source, target = pair
+    for value, group in enumerate(groups):
+        with source.stream():
+            group.send(source.full(4, value, np.float32), to=1)
+    targets = [target.zeros(4, np.float32) for _ in groups]
+    for value in (1, 0):
+        with target.stream():
+            groups[value].recv(targets[value], source=0)
+    assert [array.get().tolist() for array in targets] == [[0] * 4, [1] * 4]
+
+
+def test_both_ranks_may_send_first_on_separate_streams(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    received = [device.zeros(4, np.float32) for device in pair]
+    for rank in (0, 1):
+        with pair[rank].stream():
+            group.send(pair[rank].full(4, rank, np.float32), to=1 - rank)
+    for rank in (0, 1):
+        with pair[rank].stream():
+            group.recv(received[rank], source=1 - rank)
+    assert [array.get().tolist() for array in received] == [[1] * 4, [0] * 4]
+
+
 def test_unreceived_send_does_not_block_for_ever(pair: list[hearth.Device]) -> None:
     group = hearth.Group(pair)
     xs = [gpu.full(4, rank + 1, np.float32) for rank, gpu in enumerate(pair)]
@@ -246,6 +294,7 @@ def test_unreceived_send_does_not_block_for_ever(pair: list[hearth.Device]) -> N
     with pytest.raises(hearth.CommunicatorError, match="devices 1"):
         pair[0].synchronize()
     group.all_reduce(xs)
-    group.send(xs[0], to=1)
-    got = group.recv(pair[1].zeros(4, np.float32), source=0)
+    again = hearth.Group(pair)  # the sends of another group do not meet the receive that is missing in the first one
+    again.send(xs[0], to=1)
+    got = again.recv(pair[1].zeros(4, np.float32), source=0)
     assert [array.get().tolist() for array in (*xs, got)] == [[3.0] * 4] * 3

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from hearth_proto.collectives import PEERED
+from hearth_proto.collectives import PEERED, operation_name
 from hearth_proto.reasons import Refusal
 from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.parts import CollectivePart
@@ -35,7 +35,7 @@ class OperationKey(NamedTuple):
     sequence: int
 
     def __str__(self) -> str:
-        return f"operation {self.sequence} of group {self.group or list(self.devices)}"
+        return f"{operation_name(self.sequence)} of group {self.group or list(self.devices)}"
 
     def address(self) -> dict[str, Any]:
         """Returns the key as fields of a frame."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from hearth_proto.collectives import operation_name
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives.match import Match, MatchKey, RankLocation, group_name, location_name
 from hearthd.front.collectives.signature import Mismatch
@@ -66,7 +67,7 @@ def presented_twice(key: MatchKey, rank: int) -> Refusal:
     """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{_upper_first(key.rank_name(rank))} presented operation {key.sequence} of "
+        f"{_upper_first(key.rank_name(rank))} presented {operation_name(key.sequence)} of "
         f"{group_name(key.group, key.members)} twice.",
         fix="Number the group's operations from 1, and present each number once on every rank.",
         details={"odd_rank": key.rank_numbers([rank]), "field": "sequence", "sequence": key.sequence},
@@ -181,9 +182,8 @@ def not_joined(key: MatchKey, missing: Iterable[int]) -> Refusal:
     missing = list(missing)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"The communicator of {group_name(key.group, key.members)} was not created in time for operation "
-        f"{key.sequence}: "
-        f"{key.rank_names(missing)} did not join.",
+        f"The communicator of {group_name(key.group, key.members)} was not created in time for "
+        f"{operation_name(key.sequence)}: {key.rank_names(missing)} did not join.",
         fix="Try again; a longer timeout leaves more time for the first operation of a group.",
         details={"missing": key.rank_numbers(missing), "sequence": key.sequence},
     )
@@ -193,8 +193,8 @@ def lost_before(key: MatchKey, lost: RankLocation | int, cause: str) -> Refusal:
     """Returns the refusal of an operation that lost a process or a node before all ranks had presented it."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{_upper_first(location_name(lost))} of {group_name(key.group, key.members)} was lost before operation "
-        f"{key.sequence} could start: {cause}.",
+        f"{_upper_first(location_name(lost))} of {group_name(key.group, key.members)} was lost before "
+        f"{operation_name(key.sequence)} could start: {cause}.",
         fix="Leave the group and rebuild it from the nodes that are available."
         if isinstance(lost, int)
         else "Continue without it, or present the next operation when it serves again.",
@@ -208,7 +208,7 @@ def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) ->
     `sequence`: its number, if all recipients may know it.
     """
     missing = list(missing)
-    operation = f"Operation {sequence}" if sequence is not None else "An operation"
+    operation = operation_name(sequence).capitalize() if sequence is not None else "An operation"
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
         f"{operation} of {group_name(key.group, key.members)} was launched but not finished in time by "

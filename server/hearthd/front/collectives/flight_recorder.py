@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hearth_proto.collectives import PEERED, ROOTED
+from hearth_proto.collectives import PEERED, ROOTED, short_number
 
 if TYPE_CHECKING:
     from hearthd.front.collectives.match import MatchKey
@@ -198,7 +198,7 @@ def _line(entry: RecordedOperation) -> str:
     description = (
         entry.description if len(entry.description) <= _LINE // 2 else entry.description[: _LINE // 2 - 3] + "..."
     )
-    words = [f"{entry.sequence} {description or 'nothing'}: {entry.state}, presented by ranks {ranks}"]
+    words = [f"{short_number(entry.sequence)} {description or 'nothing'}: {entry.state}, presented by ranks {ranks}"]
     if entry.launched:
         words.append(f"launched after {_format_ms(entry.launched - first)}")
     if entry.finished:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hearth_proto.collectives import ITEM_SIZES, MAX_COPY
+from hearth_proto.collectives import ITEM_SIZES, MAX_COPY, operation_name
 
 GROUP = "group:"
 
@@ -72,7 +72,7 @@ class MatchKey(NamedTuple):
     @property
     def title(self) -> str:
         """The name of the operation for messages: `Operation 3 of group [0, 1]`."""
-        return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
+        return f"{operation_name(self.sequence).capitalize()} of {group_name(self.group, self.members)}"
 
     def rank_name(self, rank: int) -> str:
         """Returns the name of a rank: `device 3`, or `rank 1` for a group over daemons."""

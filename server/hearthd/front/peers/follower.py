@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from hearth_proto.collectives import operation_name
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.peers.frames import Body, PeerFrameError
@@ -255,8 +256,8 @@ class Follower(GroupMembership):
             return
         refusal = Refusal(
             Reason.COLLECTIVE_TIMEOUT,
-            f"Operation {key[2]} of group {self.id[:8]} was not answered in time by the daemon of node 0, which "
-            "coordinates the group.",
+            f"{operation_name(key[2]).capitalize()} of group {self.id[:8]} was not answered in time by the daemon "
+            "of node 0, which coordinates the group.",
             fix=f"Find out what delays that daemon. {REBUILD}",
             details={"group": self.id, "sequence": key[2]},
         )

@@ -6,12 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.collectives.commands import present
+from hearth.collectives.commands import PairNumbers, present
 from hearth.collectives.part import RankPart, by_rank
 from hearth.session.collective_order import CollectiveSequence, RankOrder, hold_locks, in_order, sorted_order
+from hearth_proto.collectives import operation_name, pair_number, short_number
 from hearth_proto.v1 import commands_pb2 as c
 
 ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)
@@ -79,29 +81,67 @@ def test_each_device_counts_its_own_operations_of_each_name(program: list[list[i
             assert devices[rank].submitted[-1] == (order.name, expected[rank][order.name])
 
 
-@given(st.lists(st.booleans(), max_size=40))
-def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> None:
-    """The sends and the receives may be called in any order."""
-    devices: Any = {rank: Device() for rank in range(2)}
-    order = sorted_order([0, 1])
-    for first in sends:
-        rank = 0 if first else 1
-        present(devices, order, by_rank([], [rank]), 0, {rank: None})
-    for rank, many in ((0, sends.count(True)), (1, sends.count(False))):
-        assert [sequence for _, sequence in devices[rank].submitted] == list(range(1, many + 1))
+def submit_one(devices: Any, numbers: PairNumbers, rank: int, kind: c.CollectiveKind) -> int:
+    """Submits a send or receive of one of two ranks, and returns its number."""
+    part = RankPart(rank, kind, peer=1 - rank)
+    present(devices, sorted_order([0, 1]), {rank: [part]}, 0, {rank: None}, None, numbers)
+    name, number = devices[rank].submitted[-1]
+    assert name == (0, 1)
+    return int(number)
 
 
-@given(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), max_size=40))
-def test_common_operations_match_after_any_operations_of_subsets(program: list[tuple[int, ...]]) -> None:
+SEND, RECV = c.COLLECTIVE_KIND_SEND, c.COLLECTIVE_KIND_RECV
+
+
+@given(st.lists(st.sampled_from([(0, SEND), (0, RECV), (1, SEND), (1, RECV), None]), max_size=40))
+def test_sends_match_receives_in_the_order_of_their_direction(program: list[Any]) -> None:
+    """The ranks may call them in any order, with common operations (None) and those of another group in between."""
     devices: Any = {rank: Device() for rank in range(2)}
-    order = sorted_order([0, 1])
-    for ranks in program:
-        present(devices, order, by_rank([], ranks), 0, dict.fromkeys(ranks))
-        if ranks == (0, 1):
+    group, other = PairNumbers(), PairNumbers()
+    numbers: dict[Any, list[int]] = {(rank, kind): [] for rank in (0, 1) for kind in (SEND, RECV)}
+    for step in program:
+        if step is None:
+            submit_one(devices, other, 0, SEND)
+            present(devices, sorted_order([0, 1]), by_rank([], [0, 1]), 0, {0: None, 1: None})
             assert devices[0].submitted[-1] == devices[1].submitted[-1]
+        else:
+            numbers[step].append(submit_one(devices, group, *step))
+    for rank in (0, 1):
+        sent, received = numbers[rank, SEND], numbers[1 - rank, RECV]
+        assert all(one == two for one, two in zip(sent, received, strict=False))
+        assert [short_number(number) for number in sent] == list(range(1, len(sent) + 1))
     for device in devices.values():
-        numbers = [sequence for _, sequence in device.submitted]
-        assert numbers == sorted(set(numbers)), "none twice, and each above those before it"
+        submitted = [number for _, number in device.submitted]
+        assert len(submitted) == len(set(submitted)) and max(submitted, default=0) < 1 << 63
+
+
+def test_failed_send_uses_no_number() -> None:
+    devices: Any = {rank: Device() for rank in range(2)}
+    group = PairNumbers()
+
+    def fail(_command: c.Command, _worth: int) -> None:
+        raise OSError("gone")
+
+    kept, devices[0].submit = devices[0].submit, fail
+    with pytest.raises(OSError, match="gone"):
+        submit_one(devices, group, 0, SEND)
+    devices[0].submit = kept
+    assert submit_one(devices, group, 0, SEND) == submit_one(devices, group, 1, RECV)
+
+
+def test_numbers_of_sends_are_shown_by_their_count() -> None:
+    assert operation_name(pair_number(5, True, 3)) == "send and receive 3" and operation_name(3) == "operation 3"
+    assert short_number(2**64 - 1) == 2**64 - 1  # another client's number
+    assert pair_number((1 << 21) + 1, False, 1) == pair_number(1, False, 1) < pair_number(1, True, 1)
+
+
+def test_common_number_follows_the_largest_count() -> None:
+    """An interrupted call may leave one device ahead of the other."""
+    devices: Any = {rank: Device() for rank in range(2)}
+    order = sorted_order([0, 1])
+    devices[0].sequence.record(order.name, 1)
+    present(devices, order, by_rank([], [0, 1]), 0, {0: None, 1: None})
+    assert devices[0].submitted == devices[1].submitted == [((0, 1), 2)]
 
 
 def test_failed_submission_still_counts_in_the_order() -> None:
