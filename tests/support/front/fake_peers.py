@@ -43,6 +43,12 @@ class FakeLink:
         self.changed = asyncio.Event()
         self.is_responsive = True
         self.abandoned = ""
+        self.loss: Refusal | None = None
+        self.answers_pings = asyncio.Event()
+        """Set while the process handles its frames; cleared by tests of a process with a backlog."""
+        self.answers_pings.set()
+        self.pinged = asyncio.Event()
+        """Set by the first ping."""
         self.on_open: Callable[..., None] = lambda link, channel, session: None
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
@@ -54,6 +60,12 @@ class FakeLink:
             self.send_soon({"op": "id", "comm": body["comm"], "unique_id": unique_id})
         elif self.is_responsive and body["op"] == "join":
             self.send_soon({"op": "joined", "comm": body["comm"]})
+
+    async def ping(self) -> None:
+        self.pinged.set()
+        await self.answers_pings.wait()
+        if self.loss is not None:
+            raise self.loss
 
     def send_soon(self, body: dict[str, Any]) -> None:
         asyncio.get_running_loop().call_soon(self.send_to_front, body)

@@ -7,6 +7,7 @@ Sessions see their own groups only. The router passes on the messages of local d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +100,10 @@ class PeerGroups:
     # ---- calls ----
 
     async def create(self, session: Session, members: Members, time_limit: float) -> tuple[bytes, bytes]:
-        """Creates a group that other daemons may join within `time_limit` seconds. Returns its id and its secret."""
+        """Creates a group that other daemons may join within `time_limit` seconds. Returns its id and its secret.
+
+        Returns after the session's device processes know the group.
+        """
         assert self.port is not None
         await self.port.open()
         if session.closing:
@@ -111,6 +115,7 @@ class PeerGroups:
         self._add(leader)
         leader.limit_joining(time_limit)
         log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
+        await self._confirm(leader)
         return group, secret
 
     async def join(
@@ -122,7 +127,9 @@ class PeerGroups:
         ticket: node_pb2.GroupTicket,
         time_limit: float,
     ) -> None:
-        """Connects to the coordinator, and returns after the coordinator has admitted this daemon.
+        """Connects to the coordinator.
+
+        Returns after the coordinator has admitted this daemon, and the session's device processes know the group.
 
         Raises the coordinator's refusal; `PERMISSION_DENIED` if this daemon may not connect to the addresses; or
         `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with the addresses that were tried.
@@ -153,6 +160,7 @@ class PeerGroups:
         self._add(follower)
         follower.start()
         log.info("group_joined", group=follower.id, session=session.id, node=node, coordinator=peer.peer)
+        await self._confirm(follower)
 
     def leave(self, session: Session, group: bytes) -> None:
         """Ends a group, on all its daemons. Raises `INVALID_HANDLE` if the session has no such group."""
@@ -263,6 +271,25 @@ class PeerGroups:
             if channel is not None and channel.alive:
                 membership.announce(_link(channel), channel.number)
 
+    async def _confirm(self, membership: GroupMembership) -> None:
+        """Returns when the session's processes have handled the announcement of the group.
+
+        An operation that arrives over a lane, which is not the link, would otherwise overtake the announcement.
+        Processes that are lost meanwhile are ignored. If the caller is cancelled, the group is left.
+        """
+        session = membership.session
+        channels = [session.channels.get(ordinal) for ordinal in membership.ranks]
+        links = [_link(channel) for channel in channels if channel is not None and channel.alive]
+        try:
+            await asyncio.gather(*map(_answered, links))
+        except asyncio.CancelledError:
+            if self._memberships.get(session.id, {}).get(membership.id) is membership:
+                membership.announce_leave()
+                self._remove(membership, "its call was cancelled")
+            raise
+        if session.closing:
+            raise errors.session_expired()
+
     def _remove(self, membership: GroupMembership, cause: str) -> None:
         memberships = self._memberships[membership.session.id]
         del memberships[membership.id]
@@ -274,6 +301,12 @@ class PeerGroups:
 
     def _on_leader_end(self, leader: Leader) -> None:
         self._leaders.pop(leader.id, None)
+
+
+async def _answered(link: DeviceLink) -> None:
+    """Returns when the process has handled all frames that were sent to it, or is lost."""
+    with contextlib.suppress(Refusal):
+        await link.ping()
 
 
 def _link(channel: Any) -> DeviceLink:

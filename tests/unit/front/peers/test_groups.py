@@ -49,6 +49,43 @@ def test_operations_run_in_order_on_one_communicator(loop: str) -> None:
     run(work(), loop)
 
 
+@pytest.mark.parametrize("how", ["answered", "lost", "cancelled", "closed"])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_group_is_formed_when_the_processes_know_it(slow: int, how: str) -> None:
+    """A first operation over a lane would overtake the announcement on the link."""
+
+    async def work() -> None:
+        first, second = FakeFront("a"), FakeFront("b")
+        async with fronts(first, second):
+            both = Pair(first, second)
+            link, session, front = both.ranks[slow], both.sessions[slow], (first, second)[slow]
+            link.answers_pings.clear()
+            forming = asyncio.ensure_future(both.form())
+            await link.pinged.wait()
+            await asyncio.sleep(0)
+            assert link.ops("group") and not forming.done()
+            if how == "cancelled":
+                forming.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await forming
+                assert front.groups.of(session) == [] and link.ops("ungroup")
+                return
+            if how == "lost":
+                link.loss = Refusal(Reason.DEVICE_LOST, "the process is lost")
+            if how == "closed":
+                session.closing = True
+                front.groups.on_session_closed(session.id)
+            link.answers_pings.set()
+            if how == "closed":
+                with pytest.raises(Refusal, match="session"):
+                    await forming
+            else:
+                await forming
+                await both.run(1)
+
+    run(work())
+
+
 def test_the_largest_numbers_that_a_command_can_hold() -> None:
     async def work() -> None:
         async with pair() as both:
