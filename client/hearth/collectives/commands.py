@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hearth import base_stream as streams
 from hearth.collectives import overlap
-from hearth.collectives.completion import LastOperation
+from hearth.collectives.completion import LastOperation, LastOperations
 from hearth.session.collective_order import WORTH, RankOrder, hold_locks, submit_in_order
 from hearth_proto.collectives import pair_number
 from hearth_proto.v1 import commands_pb2
@@ -61,7 +61,7 @@ def present(
     parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
     on: Mapping[int, BaseStream | None] | None = None,
-    last_operations: MutableMapping[tuple[bytes, int], LastOperation] | None = None,
+    last_operations: LastOperations | None = None,
     pair_numbers: PairNumbers | None = None,
 ) -> None:
     """Submits one operation: the parts of each rank in `parts`. If an error is raised, no part is submitted.
@@ -72,7 +72,7 @@ def present(
         parts: Parts of each rank.
         timeout_ns: Nanoseconds until all ranks have arrived and finished; 0: the daemon's default.
         on: Stream of each rank; None: the current ones.
-        last_operations: Receives the operation as the last one of its ranks, by group over daemons and rank.
+        last_operations: Receives an operation of a group over daemons as the last one of its ranks.
         pair_numbers: Numbers the operation, which is one rank's send or receive; None: all ranks are in `parts`, and
             the operation has the next number of their common ones.
 
@@ -82,7 +82,7 @@ def present(
     """
     commands: list[tuple[CollectiveSequence, Attachment, commands_pb2.Command]] = []
     over_daemons = order.name if isinstance(order.name, bytes) else None
-    submitted: dict[tuple[bytes, int], LastOperation] = {}
+    submitted: list[tuple[bytes, int, LastOperation]] = []
     for rank, rank_parts in parts.items():
         connection = connections[rank]
         attachment = connection.attachment()
@@ -95,7 +95,7 @@ def present(
         collective = command.collective
         if over_daemons is not None:
             collective.group = over_daemons
-            submitted[over_daemons, rank] = LastOperation(connection, attachment, stream, command.stream)
+            submitted.append((over_daemons, rank, LastOperation(connection, attachment, stream, command.stream)))
         else:
             collective.devices.extend(order.name)
         collective.timeout_ns = timeout_ns
@@ -108,4 +108,5 @@ def present(
         for submission, (part,) in zip(commands, parts.values(), strict=True):
             pair_numbers.submit(*submission, part)
     if last_operations is not None:
-        last_operations.update(submitted)
+        for each in submitted:
+            last_operations.record(*each)

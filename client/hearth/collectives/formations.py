@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth import telemetry
-from hearth.collectives.completion import LastOperation, wait_until_done
+from hearth.collectives.completion import LastOperation, LastOperations, wait_until_done
 from hearth.collectives.rendezvous import LEAVE_S, FormedGroup, form
 from hearth.session.collective_order import RankOrder, sorted_order
 
@@ -29,8 +29,8 @@ class Formations:
         `sessions` and `ordinals` describe the device of each rank; `timeout`: seconds for forming one group.
         """
         self.formed: list[FormedGroup] = []
-        self.last_operations: dict[tuple[bytes, int], LastOperation] = {}
-        """The last operation of each rank in each of these groups, by the group's id and the rank."""
+        self.last_operations = LastOperations()
+        """The last operations of the ranks in each of these groups."""
         self._sessions = sessions
         self._ordinals = ordinals
         self._timeout = timeout
@@ -119,7 +119,7 @@ class Formations:
         Returns:
             The thread that leaves the group.
         """
-        operations = [operation for (id, _), operation in list(self.last_operations.items()) if id == formed.id]
+        operations = self.last_operations.take(formed.id)
         thread = threading.Thread(
             target=partial(_leave_when_done, formed, operations), name="hearth-group", daemon=True
         )

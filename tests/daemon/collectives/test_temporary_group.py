@@ -53,6 +53,46 @@ def test_operation_of_a_temporary_group_is_completed(connected: list[hearth.Node
     wait_until(lambda: known(connected) == 0)
 
 
+def test_operations_on_several_streams_are_completed(connected: list[hearth.Node]) -> None:
+    """The last operation is done before an earlier one on other streams has begun."""
+    devices = [node.device(0) for node in connected]
+    held, later = ([device.full(100, rank + 1, np.int32) for rank, device in enumerate(devices)] for _ in range(2))
+    received = devices[1].zeros(100, np.int32)
+    with hearth.Group(devices) as other, hearth.Group(devices) as group:
+        with devices[0].stream(), devices[1].stream():
+            other.recv(received, source=0)
+            received.fill(5)  # waits in the process until the receive has been launched, and so does what is behind it
+            group.all_reduce(held)
+        group.all_reduce(later)
+        assert [array.get().tolist() for array in later] == [[3] * 100] * 2
+        group.close()
+        assert known(connected) == 4
+        other.send(devices[0].ones(100, np.int32), to=1)
+        assert [array.get().tolist() for array in held] == [[3] * 100] * 2
+    wait_until(lambda: known(connected) == 0)
+
+
+def test_operation_of_streams_that_are_captured_meanwhile_is_completed(connected: list[hearth.Node]) -> None:
+    devices = [node.device(0) for node in connected]
+    arrays = [device.full(100, rank + 1, np.int32) for rank, device in enumerate(devices)]
+    target = devices[0].zeros(4, np.int32)
+    with gated(devices[0]) as gate, hearth.Group(devices) as group:
+        streams = [device.stream() for device in devices]
+        with streams[0], streams[1]:
+            gate.hold()
+            group.all_reduce(arrays)
+            for stream in streams:
+                stream.begin_capture()
+            target.fill(3)
+            group.close()
+            graphs = [stream.end_capture() for stream in streams]
+        assert known(connected) == 2
+        gate.open()
+        assert [array.get().tolist() for array in arrays] == [[3] * 100] * 2
+        assert [node.kind for node in graphs[0].nodes] == ["fill"]
+    wait_until(lambda: known(connected) == 0)
+
+
 def test_operation_of_a_temporary_group_of_the_asyncio_client(daemons: list[DaemonProcess]) -> None:
     async def run() -> None:
         async with await hearth.aio.connect(daemons[0].unix) as a, await hearth.aio.connect(daemons[1].unix) as b:
