@@ -228,14 +228,18 @@ class Follower(GroupMembership):
         operation = self._pop_pending(key)
         if operation is None:
             self._ignore(op, process)
+            if op == "go":  # given up here: the process reports that it misses the operation, for which the others wait
+                self._send_answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
             return
         if op == "go":
             self._record.record_launch(fields["comm"], process, fields["rank"], key[2], fields["index"])
         else:
             self._record.record_failure(key[2], message)
-        link, channel, _ = operation
+        self._send_answer(op, operation.link, operation.channel, key[2], fields)
+
+    def _send_answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:
         send_collective(
-            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **fields}
+            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": sequence, **fields}
         )
 
     def _pop_pending(self, key: tuple[int, int, int]) -> PendingOperation | None:
@@ -246,10 +250,10 @@ class Follower(GroupMembership):
         return operation
 
     def _on_timeout(self, key: tuple[int, int, int]) -> None:
-        """Fails an operation that the coordinator did not answer in time.
+        """Fails an operation that the coordinator did not answer in time, and withdraws from it.
 
         The coordinator enforces the timeouts of all ranks, so that this happens only if the coordinator itself does not
-        respond.
+        respond. When it does, it must not have the other ranks wait for this one.
         """
         operation = self._pop_pending(key)
         if operation is None:
@@ -263,9 +267,11 @@ class Follower(GroupMembership):
         )
         self._record.record_failure(key[2], refusal.message)
         self.fail(operation.link, operation.channel, key[2], refusal)
+        body = {"sequence": key[2], "status": to_text(refusal)}
+        self._send_rank_message(operation.link, parse_withdraw(self.id, body))
 
     def _ignore(self, op: str, process: ProcessKey) -> None:
-        """Drops a message that is stale or does not concern this follower.
+        """Logs a message that is stale or does not concern this follower.
 
         The number of logged messages is limited, so that a coordinator cannot fill the log.
         """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hearth_proto.v1 import node_pb2
 from hearthd.front.addresses import parse_address
 from hearthd.front.peers import port, tickets
-from hearthd.front.peers.follower import MAX_COMMUNICATORS
+from hearthd.front.peers.follower import ANSWER_MARGIN_S, MAX_COMMUNICATORS
 from hearthd.front.peers.leader import MAX_PRESENTED
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.tickets import GroupMember
@@ -291,8 +291,8 @@ class Coordinator:
 
 
 @contextlib.asynccontextmanager
-async def coordinator() -> AsyncIterator[Coordinator]:
-    front = FakeFront("b")
+async def coordinator(answer_margin: float = ANSWER_MARGIN_S) -> AsyncIterator[Coordinator]:
+    front = FakeFront("b", answer_margin=answer_margin)
     async with fronts(front):
         peer = Coordinator(front)
         await peer.joined()
@@ -338,9 +338,25 @@ def test_a_coordinator_reaches_its_group_only() -> None:
                 "op": "go", "channel": chief.session.channels[0].number, "group": chief.group.hex(), "devices": [],
                 "sequence": 1, "comm": received["comm"], "rank": 1, "ranks": 2, "index": 1,
             }  # fmt: skip
-            chief.send_message({"op": "go", "sequence": 1, "comm": "c-1", "index": 2})
-            await chief.wait_until_handled()
-            assert device.received == [], "once is enough"
+
+    run(work())
+
+
+def test_launch_of_an_operation_that_was_given_up_reaches_the_process() -> None:
+    """The process reports that it misses the operation. The other ranks would wait for it otherwise."""
+
+    async def work() -> None:
+        async with coordinator(answer_margin=0.0) as chief:
+            device = chief.front.links[0]
+            chief.send_message(JOIN)
+            comm = (await device.wait_for("join"))["comm"]
+            device.present(chief.session, chief.group, 1, timeout=0.01)
+            await device.wait_for("fail", sequence=1)
+            chief.send_message({"op": "go", "sequence": 1, "comm": "c-1", "index": 3})
+            went = await device.wait_for("go")
+            assert (went["sequence"], went["comm"], went["index"]) == (1, comm, 3)
+            while chief.received[-1]["body"]["op"] != "withdraw":  # noqa: ASYNC110 - there is no notification
+                await asyncio.sleep(0.001)
 
     run(work())
 

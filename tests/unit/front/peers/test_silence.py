@@ -32,6 +32,29 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     run(work())
 
 
+def test_the_others_do_not_wait_for_a_rank_that_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with pair(answer_margin=0.05) as both:
+            await both.run(1)
+            delayed: list[Any] = []
+            withdrawn = asyncio.Event()
+            withdraw = CollectiveRouter.withdraw
+            with monkeypatch.context() as busy:
+                busy.setattr(CollectiveRouter, "present", lambda *arguments, **_: delayed.append(arguments))
+                busy.setattr(CollectiveRouter, "withdraw", lambda *arguments: (withdraw(*arguments), withdrawn.set()))
+                both.present(2, timeout=0.05)
+                await both.ranks[1].wait_for("fail", sequence=2)
+                await withdrawn.wait()
+            (own,) = [arguments for arguments in delayed if arguments[3].node == 0]
+            own[-1]["timeout"] = 60.0
+            CollectiveRouter.present(*own)
+            refusal = refusal_in(await both.ranks[0].wait_for("fail", sequence=2))
+            assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == "1"
+            await both.run(3)
+
+    run(work())
+
+
 def test_an_answer_in_time_is_the_only_one() -> None:
     async def work() -> None:
         async with pair(answer_margin=0.05) as both:
