@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from hearth.aio.array import DeviceArray
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
 from hearth.collectives.base_group import BaseGroup
-from hearth.collectives.group_members import remaining
+from hearth.collectives.group_members import named_ranks, remaining
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     async def rebuild(self, without: Iterable[Member] | Member = ()) -> Group:
         """Makes a new group without lost members, in the same order, and closes this one.
 
-        To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
-        unreachable.
+        To be called after a `CommunicatorError`. The nodes in `without` are not waited for, so they may be unreachable.
 
         Args:
             without: Members to leave out: ranks, devices or whole nodes.
@@ -119,8 +118,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        group = await Group(remaining(self, self.devices, without), timeout=self._timeout)
-        await self.close()
+        lost = named_ranks(self.devices, without)
+        group = await Group(remaining(self, self.devices, lost), timeout=self._timeout)
+        await self._close_now(lost)
         return group
 
     async def flight_recorder(self) -> list[FlightRecord]:
@@ -132,8 +132,11 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
 
         If the await is cancelled, the close continues in the background.
         """
+        await self._close_now()
+
+    async def _close_now(self, lost: Collection[int] = ()) -> None:
         self._home.check()
-        closing = self._home.calls.run(self._close)
+        closing = self._home.calls.run(partial(self._close, lost))
         await self._home.wait_done(closing)
         closing.result()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.device import Device
 from hearth.collectives.base_group import BaseGroup
-from hearth.collectives.group_members import remaining
+from hearth.collectives.group_members import named_ranks, remaining
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -75,8 +75,7 @@ class Group(BaseGroup[Device, DeviceArray]):
 
         Blocks until the new group is formed, if it is over several sessions.
 
-        To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
-        unreachable.
+        To be called after a `CommunicatorError`. The nodes in `without` are not waited for, so they may be unreachable.
 
         Args:
             without: Members to leave out: ranks, devices or whole nodes.
@@ -87,8 +86,9 @@ class Group(BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        group = Group(remaining(self, self.devices, without), timeout=self._timeout)
-        self.close()
+        lost = named_ranks(self.devices, without)
+        group = Group(remaining(self, self.devices, lost), timeout=self._timeout)
+        self._close(lost)
         return group
 
     def flight_recorder(self) -> list[FlightRecord]:

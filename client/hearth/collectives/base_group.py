@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hearth import base_stream as streams
@@ -510,13 +510,14 @@ class BaseGroup(Generic[D, A]):
                     groups.append((info, dict(enumerate(ranks))))
         return records(groups)
 
-    def _close(self) -> None:
+    def _close(self, lost: Collection[int] = ()) -> None:
+        """Closes the group. Does not wait for the ranks in `lost`, which may be unreachable."""
         if self._closed:
             return
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        for id in self._formations.leave():
+        for id in self._formations.leave(lost):
             for connection in self._connections.values():
                 connection.sequence.forget(id)
 

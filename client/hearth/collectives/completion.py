@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError
@@ -119,14 +119,16 @@ class LastOperations:
                     if self._operations.get(key) is other:
                         del self._operations[key]
 
-    def take(self, group: bytes) -> list[LastOperation]:
+    def take(self, group: bytes, without: Collection[int] = ()) -> list[LastOperation]:
         """Removes the operations of a group that ends, and returns them.
 
         Args:
             group: The group's id.
+            without: Ranks whose operations are not returned.
         """
         with self._lock:
-            return [self._operations.pop(key) for key in list(self._operations) if key[0] == group]
+            taken = [(key, self._operations.pop(key)) for key in list(self._operations) if key[0] == group]
+        return [operation for key, operation in taken if key[1] not in without]
 
 
 def wait_until_done(operations: Iterable[LastOperation], seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -97,39 +97,43 @@ class Formations:
             return None
         return next((order.members for order in self._orders.values() if order.name == id), None)
 
-    def leave(self) -> list[bytes]:
+    def leave(self, lost: Collection[int] = ()) -> list[bytes]:
         """Leaves all groups, also one that another thread is forming. Returns the ids of the groups.
 
         A group whose operations are under way is left when they are done. Blocks for `LEAVE_S` seconds at most; then
         the rest happens in the background.
+
+        Args:
+            lost: Ranks that may be unreachable, whose operations and daemons are not waited for.
         """
         self._closed = True
         groups = list(self.formed)
         deadline = time.monotonic() + LEAVE_S
-        for thread in [self.start_leaving(group) for group in groups]:
+        for thread in [self.start_leaving(group, lost) for group in groups]:
             thread.join(max(0.0, deadline - time.monotonic()))
         return [group.id for group in groups]
 
-    def start_leaving(self, formed: FormedGroup) -> threading.Thread:
+    def start_leaving(self, formed: FormedGroup, lost: Collection[int] = ()) -> threading.Thread:
         """Leaves a group in the background, after its operations are done. Does not block.
 
         Args:
             formed: One of the groups.
+            lost: Ranks that may be unreachable.
 
         Returns:
             The thread that leaves the group.
         """
-        operations = self.last_operations.take(formed.id)
-        thread = threading.Thread(
-            target=partial(_leave_when_done, formed, operations), name="hearth-group", daemon=True
-        )
+        operations = self.last_operations.take(formed.id, lost)
+        kept = {session for rank, session in enumerate(self._sessions) if rank not in lost}
+        work = partial(_leave_when_done, formed, operations, set(formed.sessions) - kept)
+        thread = threading.Thread(target=work, name="hearth-group", daemon=True)
         thread.start()
         return thread
 
 
-def _leave_when_done(formed: FormedGroup, operations: Sequence[LastOperation]) -> None:
+def _leave_when_done(formed: FormedGroup, operations: Sequence[LastOperation], lost: Collection[NodeSession]) -> None:
     wait_until_done(operations, _COMPLETION_S)
-    formed.leave()
+    formed.leave(lost)
 
 
 def _pair(rank: int, peer: int) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ def check_devices(devices: Sequence[D]) -> list[D]:
     return devices
 
 
-def _named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set[int]:
+def named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set[int]:
     """Determines the ranks that the caller names.
 
     Args:
@@ -94,7 +94,7 @@ def remaining(group: object, devices: Sequence[D], without: Iterable[Member] | M
     Raises:
         ArgumentError: No device remains, or a named member is not in the group.
     """
-    excluded = _named_ranks(devices, without)
+    excluded = named_ranks(devices, without)
     devices_left = [device for rank, device in enumerate(devices) if rank not in excluded]
     if not devices_left:
         raise ArgumentError(

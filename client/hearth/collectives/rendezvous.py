@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -43,18 +43,22 @@ class FormedGroup:
         """True once the group has been left."""
         return self._left.is_set()
 
-    def leave(self) -> None:
+    def leave(self, lost: Collection[NodeSession] = ()) -> None:
         """Leaves the group at all daemons that answer.
 
         Blocks for `LEAVE_S` seconds at most. A second call does nothing.
+
+        Args:
+            lost: Sessions whose daemons may be unreachable, and are not waited for.
         """
         if self.has_left:
             return
         self._left.set()
-        threads = [_thread(partial(_leave, session, self.id)) for session in self.sessions]
+        threads = {session: _thread(partial(_leave, session, self.id)) for session in self.sessions}
         deadline = time.monotonic() + LEAVE_S
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for session, thread in threads.items():
+            if session not in lost:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: float = SLACK_S) -> FormedGroup:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.collectives import formations, rendezvous
 from hearth.collectives.rendezvous import form
 from hearth_proto import reasons
 from hearth_proto.collectives import short_number
@@ -138,7 +139,42 @@ def test_rebuild_with_an_absent_daemon_fails(daemons: list[GroupDaemon], nodes: 
     assert group.id not in {each.hex() for each in daemons[0].groups | daemons[2].groups}
     alone = fresh.rebuild(without=[nodes[2].device(0)])
     assert alone.id == "" and "[0]" in repr(alone)
-    assert not daemons[0].groups and not daemons[2].groups
+    assert not daemons[0].groups
+    wait_until(lambda: not daemons[2].groups)
+
+
+class Silence(threading.Event):
+    """Holds a daemon's answers until it is set; `expired` is True if one was waited for too long."""
+
+    expired = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        answered = super().wait(20)
+        self.expired |= not answered
+        return answered
+
+
+def test_rebuild_does_not_wait_for_a_silent_node(
+    daemons: list[GroupDaemon], nodes: list[hearth.Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (formations, rendezvous):
+        monkeypatch.setattr(module, "LEAVE_S", 60.0)
+    silence, do = Silence(), daemons[1].do
+
+    def silent(kind: str, command: c.Command, result: c.Result) -> None:
+        if kind == "query_event":  # its answer says that the operation is done
+            silence.wait()
+        do(kind, command, result)
+
+    monkeypatch.setattr(daemons[1], "do", silent)
+    daemons[1].gates["LeaveGroup"] = silence
+    group = hearth.Group([node.device(0) for node in nodes])
+    group.all_reduce([device.ones(4) for device in group.devices])
+    fresh = group.rebuild(without=nodes[1])
+    assert not silence.expired
+    assert all(daemon.groups == {bytes.fromhex(fresh.id)} for daemon in (daemons[0], daemons[2]))
+    silence.set()
+    wait_until(lambda: not daemons[1].groups)
 
 
 def test_rebuilt_group_restarts_its_sequence(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:

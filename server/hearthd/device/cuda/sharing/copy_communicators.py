@@ -77,15 +77,20 @@ class CopyCommunicator:
         self._windows = tuple(windows)
         self._locked_bytes = SIZE if not windows else SIZE - RANKS * WINDOW_BYTES
         runtime.hostRegister(segment.address, self._locked_bytes, _PORTABLE_MAPPED)
-        counters: Any = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))[0]
+        try:
+            counters: Any = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))[0]
+            self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+            """Recorded behind the last operation."""
+        except BaseException:
+            with suppress(*CudaError):
+                runtime.hostUnregister(segment.address)
+            raise
         self._counters = int(counters)
         peer = 1 - rank
         addresses = [window.address for window in windows] or list(map(segment.window_address, range(RANKS)))
         self._own_window, self._peer_window = addresses[rank], addresses[peer]
         self._sent = self._received = 0
         """Pieces that have been enqueued."""
-        self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-        """Recorded behind the last operation."""
         self._failure = ""
         self._lock = threading.Lock()
         self._aborted = False
@@ -225,10 +230,12 @@ class CopyCommunicators:
             raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
         except (OSError, ValueError) as error:
             raise _not_joined(f"its shared memory could not be opened: {error}") from error
+        windows: list[_Window] = []
         try:
             windows = self._windows(segment, rank)
             joined = CopyCommunicator(self._device, rank, segment, windows)
         except BaseException as error:
+            _close(*windows)
             segment.close()
             if isinstance(error, CudaError):
                 raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
