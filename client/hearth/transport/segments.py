@@ -193,24 +193,31 @@ class SegmentConnection:
         ident = segment.number
         if ident in self._numbers and not self.closed:
             return self._numbers[ident]
-        with self._lock:
-            self._release_collected()
-            if self.closed:
-                raise ConnectionLost("the connection was closed")
-            if ident in self._numbers:
-                return self._numbers[ident]
-            if ident in self._refused:
-                return 0
-            try:
-                sent = self._sent.get(ident)  # an earlier wait for its answer may have been interrupted
-                if sent is None:
-                    if self.registered_bytes + segment.size > self.max_bytes:
-                        return 0
-                    sent = self._send(segment, signals)
-                return sent.number if self._wait_accepted(sent) else 0
-            except (OSError, FrameError, ValueError) as error:
-                self.close()
-                raise ConnectionLost(str(error)) from None
+        try:
+            with self._lock:
+                return self._register(segment, signals)
+        finally:
+            self._sweep()
+
+    def _register(self, segment: Segment, signals: bool) -> int:
+        ident = segment.number
+        self._release_collected()
+        if self.closed:
+            raise ConnectionLost("the connection was closed")
+        if ident in self._numbers:
+            return self._numbers[ident]
+        if ident in self._refused:
+            return 0
+        try:
+            sent = self._sent.get(ident)  # an earlier wait for its answer may have been interrupted
+            if sent is None:
+                if self.registered_bytes + segment.size > self.max_bytes:
+                    return 0
+                sent = self._send(segment, signals)
+            return sent.number if self._wait_accepted(sent) else 0
+        except (OSError, FrameError, ValueError) as error:
+            self.close()
+            raise ConnectionLost(str(error)) from None
 
     def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
         """Asks the device process to copy the bytes of `transfer` from the segment or to it, and waits for its answer.
@@ -229,23 +236,29 @@ class SegmentConnection:
         Raises:
             ConnectionLost: The outcome is unknown.
         """
-        with self._lock:
-            self._release_collected()
-            number = self.number(segment)
-            if not number:
-                return False
-            try:
-                frame = frames.encode(kind, PLACE.pack(number, offset, size), id=transfer)
-                self._placements[transfer] = None
-                self._put(frame, [], time.monotonic() + REGISTER_S)
-                deadline = time.monotonic() + REGISTER_S
-                while (accepted := self._placements[transfer]) is None:
-                    self._process_answers(deadline)
-                del self._placements[transfer]
-                return accepted
-            except (OSError, FrameError, ValueError) as error:
-                self.close()
-                raise ConnectionLost(str(error)) from None
+        try:
+            with self._lock:
+                return self._place(kind, transfer, segment, offset, size)
+        finally:
+            self._sweep()
+
+    def _place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
+        self._release_collected()
+        number = self.number(segment)
+        if not number:
+            return False
+        try:
+            frame = frames.encode(kind, PLACE.pack(number, offset, size), id=transfer)
+            self._placements[transfer] = None
+            self._put(frame, [], time.monotonic() + REGISTER_S)
+            deadline = time.monotonic() + REGISTER_S
+            while (accepted := self._placements[transfer]) is None:
+                self._process_answers(deadline)
+            del self._placements[transfer]
+            return accepted
+        except (OSError, FrameError, ValueError) as error:
+            self.close()
+            raise ConnectionLost(str(error)) from None
 
     def _send(self, segment: Segment, signals: bool) -> _Sent:
         ident = segment.number
@@ -330,9 +343,18 @@ class SegmentConnection:
         Called by the collector, perhaps in a thread that holds the lock.
         """
         self._collected.append(ident)
-        if not self._lock.locked():
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Releases the segments that were collected, unless a thread, perhaps this one, holds the lock.
+
+        That thread calls this method afterwards.
+        """
+        while self._collected and not self._lock.locked():
             with self._lock:  # not `acquire`, after which a Ctrl-C would leave the lock held
                 self._release_collected()
+                if self._collected:
+                    return  # the connection has ended, or has no room
 
     def _release_collected(self) -> None:
         """Notifies the device process of segments that no command will name again. Never blocks."""
