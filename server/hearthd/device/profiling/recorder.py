@@ -71,7 +71,11 @@ class Trace:
         self._traced = activity.start() if activity is not None else 0
         """Key of the trace of kernels; not used without `activity`."""
         submitted_ns = time.perf_counter_ns()
-        self._reference: Event | None = device.server.record(clock_stream, timing=True)
+        try:
+            self._reference: Event | None = device.server.record(clock_stream, timing=True)
+        except BaseException:
+            self._stop_activity()
+            raise
         device.tracks.watch(self._reference, partial(self._anchor, submitted_ns))
 
     def record(self, origin: Origin) -> Record:

@@ -398,3 +398,20 @@ def test_a_trace_that_is_not_reported_discards_its_kernels() -> None:
     assert "stop" not in activity.calls, "a kernel is under way"
     rig.settle()
     assert activity.calls[-2:] == ["stop", "discard 7"]
+
+
+def test_a_trace_that_the_driver_refuses_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity()
+    rig = Rig(activity=activity)
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise Refusal(Reason.OUT_OF_MEMORY, "no event")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.server, "record", refuse)
+        with pytest.raises(Refusal):
+            rig.trace()
+    assert activity.calls == ["start", "stop", "discard 7"] and rig.traces.running == 0
+    rig.trace()
+    rig.work("launch a", 1)
+    assert len(rig.end_trace().kernels) == 1 and rig.leaked() == 0
