@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
@@ -87,4 +90,31 @@ def prepare(rig: Rig[Strict]) -> Callable[[int], int]:
         return int.from_bytes(result.read.data, "little")
 
     assert [value(1), value(2)] == [0, 0]
+    return value
+
+
+def other(rig: Rig[Strict], *commands: c.Command, seq: int) -> None:
+    """Sends a batch of session "other" on channel 2."""
+    message = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands))
+    rig.send(Kind.BATCH, message.SerializeToString(), channel=2)
+
+
+def endless(rig: Rig[Strict], tenant: str = "") -> Callable[[int], int]:
+    """Prepares this session, and another one, of the same tenant by default, with a kernel that does not end before the
+    gate is opened. Returns a function that reads the value of a buffer."""
+    value = prepare(rig)
+    rig.send(Kind.OPEN, json.dumps({"session": "other", "tenant": tenant}).encode(), channel=2)
+    other(
+        rig,
+        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE)),
+        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
+        c.Command(allocate=c.Allocate(buffer=1, size=4)),
+        c.Command(request=1, describe_module=c.DescribeModule(module=1)),
+        seq=1,
+    )
+    rig.until(Kind.RESPONSE)
+    rig.server.gate.clear()
+    other(rig, launch(1, 1), seq=2)
+    while not rig.server.running:
+        rig.gauges()
     return value

@@ -95,6 +95,9 @@ class HostCopyNode:
     width: int
     rows: int = 1
     pitch: int = 0
+    pieces: tuple[HostCopyNode, ...] = ()
+    """Copies of the same bytes, each within memory that one call of `register_host` has page-locked, if that takes
+    several; they are enqueued in place of the whole copy."""
 
 
 class Conditional(Enum):
@@ -228,7 +231,8 @@ def replay(server: Enqueues, nodes: Iterable[WorkNode], stream: Any) -> None:
         if isinstance(node, KernelNode):
             server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)
         elif isinstance(node, HostCopyNode):
-            _copy_host(server, node, stream)
+            for piece in node.pieces or (node,):
+                _copy_host(server, piece, stream)
         elif isinstance(node, FillNode):
             server.fill(node.address, node.pattern, node.size, stream)
         elif node.rows == 1:

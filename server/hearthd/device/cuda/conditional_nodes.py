@@ -116,9 +116,16 @@ class ConditionalNodes:
         except BaseException:
             with suppress(*CudaError):
                 runtime.streamEndCapture(recorder.pointer)
-            del self._recorders[depth:]  # deeper streams may still be captured
+            self._drop_recorders(depth)  # deeper streams may still be captured
             raise
         runtime.streamEndCapture(recorder.pointer)  # the body's graph, which belongs to the node
+
+    def _drop_recorders(self, keep: int) -> None:
+        """Destroys the streams for captures except the first `keep`."""
+        dropped, self._recorders[keep:] = self._recorders[keep:], []
+        for stream in dropped:
+            with suppress(Refusal):
+                self._streams.destroy(stream)
 
     def _new_handle(self, stream: Stream) -> Any:
         if self._setter is None:

@@ -9,9 +9,10 @@ a number belong to commands that are not traced.
 from __future__ import annotations
 
 import importlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hearthd.device.profiling.annotations import KernelTiming
@@ -37,6 +38,12 @@ class KernelActivity:
         self._warn = warn
         self._lock = threading.Lock()
         self._users = 0
+        self._keys = itertools.count()
+        self._newest = 0
+        """Largest number of a command so far."""
+        self._traces: dict[int, int] = {}
+        """The traces that have not been collected or discarded, by key: each with a number that is smaller than those
+        of all its commands."""
         self._active = False
         self._warned = False
         self._pushed: list[bool] = []
@@ -50,11 +57,15 @@ class KernelActivity:
         self._custom = cupti.ExternalCorrelationKind.CUSTOM0
         cupti.activity_register_callbacks(self._requested, self._completed)
 
-    def start(self) -> None:
-        """Begins a trace. The first trace enables CUPTI's records."""
+    def start(self) -> int:
+        """Begins a trace, and returns its key. The first trace enables CUPTI's records."""
+        key = next(self._keys)
+        with self._lock:
+            self._traces[key] = self._newest
         self._users += 1
         if self._users == 1:
             self._active = self._try(self._enable)
+        return key
 
     def stop(self) -> None:
         """Ends a trace, all of whose kernels have ended. Its records stay until they are collected."""
@@ -64,7 +75,11 @@ class KernelActivity:
             self._try(self._disable)
 
     def push(self, name: str, number: int) -> None:
-        """Begins the launches of a command. Each push needs a pop, even if no trace runs; `name` is not used."""
+        """Begins the launches of a command. Each push needs a pop, even if no trace runs; `name` is not used.
+
+        A command that arrived later has a larger number.
+        """
+        self._newest = max(self._newest, number)
         pushed = self._active and self._try(
             lambda: self._cupti.activity_push_external_correlation_id(self._custom, number)
         )
@@ -100,21 +115,37 @@ class KernelActivity:
             return False
         return True
 
-    def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
-        """Returns the kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.
+    def collect(self, trace: int, numbers: Collection[int]) -> list[KernelTiming]:
+        """Returns the kernels of a trace's commands, in the order of their start. Waits for CUPTI's thread; any thread.
 
         While another trace runs, CUPTI keeps buffers with records of kernels that are still running, with all other
         records in them; if they were forced out, those records would be lost to the other trace.
         """
-        is_last = not self._users
-        self._cupti.activity_flush_all(FORCED if is_last else 0)
-        with self._lock:
-            self._match()
-            kernels = [kernel for number in numbers for kernel in self._matched.pop(number, ())]
-            if is_last:
-                for records in (self._matched, self._external, self._kernels):
-                    records.clear()
+        try:
+            self._cupti.activity_flush_all(0 if self._users else FORCED)
+            with self._lock:
+                self._match()
+                kernels = [kernel for number in numbers for kernel in self._matched.pop(number, ())]
+        finally:
+            self._end(trace, frozenset(numbers))
         return sorted(kernels, key=lambda kernel: kernel.started_ns)
+
+    def discard(self, trace: int) -> None:
+        """Ends the use of a trace that will not be collected; any thread."""
+        self._end(trace)
+
+    def _end(self, trace: int, numbers: frozenset[int] = frozenset()) -> None:
+        """Drops the records that no other trace needs: those of `numbers`, and those older than all other traces."""
+        with self._lock:
+            self._traces.pop(trace, None)
+            if not self._traces:
+                self._kernels.clear()
+            oldest = min(self._traces.values(), default=self._newest)
+            for correlation, number in list(self._external.items()):
+                if number <= oldest or number in numbers:
+                    del self._external[correlation]
+            for number in [number for number in self._matched if number <= oldest]:
+                del self._matched[number]
 
     # ---- CUPTI's callbacks ----
 

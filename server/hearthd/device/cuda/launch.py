@@ -112,8 +112,7 @@ class CudaModule:
         self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
         self._listed: tuple[str, ...] | None = None
-        is_instrumented = access_table.SYMBOL.encode() in image.code
-        self.access_table = self.global_(access_table.SYMBOL)[0] if is_instrumented else 0
+        self.access_table = _find_access_table(pointer) if access_table.SYMBOL.encode() in image.code else 0
         """Device address of the table with which the kernels check their accesses; 0: they do not check them."""
 
     def function(self, name: str) -> CudaFunction:
@@ -185,6 +184,20 @@ class CudaModule:
         )
 
 
+def _find_access_table(pointer: int) -> int:
+    """Returns the address of a module's access table; 0 if it has none. Raises CudaError.
+
+    A variable of that name that is too small is not the table.
+    """
+    try:
+        address, size = checked(driver.cuModuleGetGlobal(pointer, access_table.SYMBOL.encode()))
+    except CudaError as error:
+        if getattr(error, "status", 0) == NOT_FOUND:
+            return 0
+        raise
+    return int(address) if int(size) >= access_table.BYTES else 0  # type: ignore[call-overload]
+
+
 class CudaLauncher:
     """Loads modules and launches their functions. `capability` is the device's compute capability."""
 
@@ -230,10 +243,12 @@ class CudaLauncher:
             module = CudaModule(image, pointer)
             module.load_functions()
             return module
-        except CudaError as error:
+        except BaseException as error:
             if pointer:
                 with suppress(*CudaError):
                     cu.moduleUnload(pointer)
+            if not isinstance(error, CudaError):
+                raise
             status = int(getattr(error, "status", 0))
             if is_fatal(status) or status == OUT_OF_MEMORY:
                 raise translate(error, "loading a module") from error

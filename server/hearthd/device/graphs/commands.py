@@ -40,6 +40,7 @@ from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
@@ -167,9 +168,10 @@ class GraphCommands:
         if kind is Conditional.SWITCH:
             self._check_branches("switch")
         buffer = origin.session.buffers.find(command.buffer)
+        wait = _ConditionalsWait(self._conditionals, origin.session)
 
         def run() -> bool:
-            if not self._conditionals.ready():
+            if not wait.ready():
                 return False
             address = buffer.range(command.offset, CONDITION_BYTES, "condition of a graph")
             if address % CONDITION_BYTES:
@@ -185,7 +187,9 @@ class GraphCommands:
             origin.reply()
             return True
 
-        return Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
+        operation = Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
+        operation.on_failure = lambda _refusal: wait.end()
+        return operation
 
     def begin_branch(self, origin: Origin, command: commands_pb2.BeginBranch) -> Operation:
         """Returns the operation that begins a further body of a conditional node.
@@ -413,26 +417,55 @@ class _ConditionalsLoad:
     """Load of what the backend needs for conditional nodes: begun by the first of them, while no kernel runs."""
 
     def __init__(self, device: DeviceContext) -> None:
-        self._device = device
-        self._begun = self._done = False
+        self.device = device
+        self.done = False
+
+    def run(self) -> None:
+        """Loads it, unless that is done. Raises Refusal; a later call tries again."""
+        if not self.done:
+            self.device.server.load_conditionals()
+            self.done = True
+
+
+class _ConditionalsWait:
+    """Wait of one conditional node for the load, which ends with its command or at the time limit for loads."""
+
+    def __init__(self, load: _ConditionalsLoad, session: DeviceSession) -> None:
+        self._load = load
+        self._session = session
         self._refusal: Refusal | None = None
+        self._waiting: Waiting | None = None
+        """The queued job of this wait, pending or done; None if there is none."""
 
     def ready(self) -> bool:
-        """Returns False while the load waits for an idle device. Raises Refusal if it has failed."""
-        if not self._begun:
-            self._begun = True
-            self._device.idle_work.run(self._load)
-        if self._refusal is not None:
+        """Returns False while the load waits for an idle device. Raises Refusal if the wait or the load was refused."""
+        load = self._load
+        if not load.done and self._refusal is None and self._waiting is None:
+            self._waiting = load.device.idle_work.load(
+                self._session, "the load of conditional nodes", self._run, self._refuse
+            )
+        if load.done:
+            self.end()
+        elif self._refusal is not None:
             raise self._refusal
-        return self._done
+        return load.done
 
-    def _load(self) -> None:
+    def end(self) -> None:
+        """Removes the queued job, if there is one. Further calls have no effect."""
+        if self._waiting is not None:
+            self._load.device.idle_work.drop(self._waiting)
+
+    def _run(self) -> None:
         try:
-            self._device.server.load_conditionals()
+            self._load.run()
         except Refusal as refusal:
             self._refusal = refusal
-        self._done = True
-        self._device.kick(None)
+        self._load.device.kick(None)  # the load may be the one that another session waits for
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        self._load.device.telemetry.loads_refused += 1
+        self._load.device.kick(self._session)
 
 
 def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:

@@ -5,7 +5,7 @@ Both are off unless configured, and are set up when the device process starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
 from hearthd.device.backend.graph_nodes import Dim
@@ -49,8 +49,11 @@ class KernelActivitySource(Protocol):
     Kernels launched between `push` and `pop` belong to that command.
     """
 
-    def start(self) -> None:
-        """Begins a trace, on the device-handle thread; several may be open at a time. Must be matched by `stop`."""
+    def start(self) -> int:
+        """Begins a trace, on the device-handle thread, and returns its key; several may be open at a time.
+
+        Must be matched by `stop`, and behind it by `collect` or `discard`.
+        """
         ...
 
     def stop(self) -> None:
@@ -65,11 +68,15 @@ class KernelActivitySource(Protocol):
         """Ends the latest `push` that has not been ended."""
         ...
 
-    def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
-        """Returns the kernels of these commands; each kernel is returned once.
+    def collect(self, trace: int, numbers: Collection[int]) -> list[KernelTiming]:
+        """Returns the kernels of the trace's commands, which have these numbers; each kernel is returned once.
 
         May block, and may be called on any thread.
         """
+        ...
+
+    def discard(self, trace: int) -> None:
+        """Ends the use of a trace that will not be collected. Any thread."""
         ...
 
 

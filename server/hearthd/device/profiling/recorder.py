@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import Event, Stream
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
-from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
+from hearthd.device.profiling.annotations import KernelActivitySource, KernelTiming, RangeMarker
 from hearthd.device.profiling.device_clock import DeviceClock
 from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, DroppedRecord, TraceRecord, dim3
 from hearthd.device.session.observer import Record
@@ -64,11 +64,18 @@ class Trace:
         self._watching: set[int] = set()
         self._finished: Callable[[], None] | None = None
         self._over = False
+        self._reported = False
         self._clock = DeviceClock()
         self._segment = self._clock.renew(0)
         self._anchored = False
+        self._traced = activity.start() if activity is not None else 0
+        """Key of the trace of kernels; not used without `activity`."""
         submitted_ns = time.perf_counter_ns()
-        self._reference: Event | None = device.server.record(clock_stream, timing=True)
+        try:
+            self._reference: Event | None = device.server.record(clock_stream, timing=True)
+        except BaseException:
+            self._stop_activity()
+            raise
         device.tracks.watch(self._reference, partial(self._anchor, submitted_ns))
 
     def record(self, origin: Origin) -> Record:
@@ -94,12 +101,16 @@ class Trace:
     def finish(self, finished: Callable[[], None]) -> None:
         """Calls `finished` when every record is complete. All commands of the trace have been tried by now."""
         if not self._over:
+            self._reported = True
             self._finished = finished
             self._finish_if_complete()
 
     def close(self) -> None:
         """Ends a trace that will not be reported; its events are released when they complete."""
-        self.finish(lambda: None)
+        if not self._over:
+            self._reported = False
+            self._finished = lambda: None
+            self._finish_if_complete()
 
     # ---- times ----
 
@@ -164,29 +175,40 @@ class Trace:
         if self._reference is not None:
             self.device.tracks.retire(self._reference)
             self._reference = None
+        self._stop_activity()
+        finished()
+
+    def _stop_activity(self) -> None:
         if self._activity is not None:
             self._activity.stop()
-        finished()
+            if not self._reported:
+                self._activity.discard(self._traced)
 
     # ---- report ----
 
     def result(self) -> commands_pb2.TraceResult:
         """Returns the whole trace. May be called on any thread after the trace has finished."""
+        commands = {record.number: record for record in self.records}
+        kernels = self._collect(commands)
         result = commands_pb2.TraceResult(dropped=self.dropped, epoch_ns=self.epoch_ns)
         references = self._clock.references()
         for record in self.records:
             record.write(result.events.add(), self.began_ns, references)
-        if self._activity is not None:
-            self._add_kernels(result, self._activity)
+        self._add_kernels(result, commands, kernels)
         return result
 
-    def _add_kernels(self, result: commands_pb2.TraceResult, activity: KernelActivitySource) -> None:
-        commands = {record.number: record for record in self.records}
+    def _collect(self, numbers: Collection[int]) -> list[KernelTiming]:
+        if self._activity is None:
+            return []
         try:
-            kernels = activity.collect(commands)
+            return self._activity.collect(self._traced, numbers)
         except Exception as error:
             print(f"kernel activity was not collected: {type(error).__name__}: {error}", file=sys.stderr)
-            return
+            return []
+
+    def _add_kernels(
+        self, result: commands_pb2.TraceResult, commands: Mapping[int, TraceRecord], kernels: Sequence[KernelTiming]
+    ) -> None:
         room = self._room
         for kernel in kernels:
             command = commands[kernel.number]

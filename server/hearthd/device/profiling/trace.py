@@ -81,12 +81,10 @@ class TraceCommands:
         if self._clock_stream is None:
             self._clock_stream = self._device.server.create_stream()
         limit = min(command.max_events or DEFAULT_EVENTS, MAX_EVENTS)
-        if self._activity is not None:
-            self._activity.start()
-        self._sessions.add(session.channel)
         session.trace = Trace(
             self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers, self._limits
         )
+        self._sessions.add(session.channel)
         origin.reply()
 
     def end(self, origin: Origin, _command: commands_pb2.EndTrace) -> Operation:

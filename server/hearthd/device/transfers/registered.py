@@ -25,6 +25,7 @@ from hearthd.device.streams.completion_forecast import CopyForecast
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.buffer_copy import BufferCopy, locate
 from hearthd.device.transfers.completion_signal import signal
+from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.segments import Segments
 
 UP, DOWN = 0, 1
@@ -135,11 +136,9 @@ class SegmentCopies:
             if command == "write":
                 buffer.check_writable(command)
             address = locate(buffer, rows, command)
-            width, count = (rows.size, 1) if rows.dense else (rows.width, rows.rows)
-            node = HostCopyNode(command == "write", address, segment, start, width, count, rows.pitch)
             capture = origin.capture
             assert capture is not None
-            capture.add_host_copy(buffer, node)
+            capture.add_host_copy(buffer, _copy_node(command == "write", address, segment, start, rows))
             segment.drop()
             origin.reply()
             return True
@@ -250,6 +249,21 @@ def submit_range(
                 return False
         progress.submitted += part
     return True
+
+
+def _copy_node(upload: bool, address: int, segment: Segment, start: int, rows: RowLayout) -> HostCopyNode:
+    """Returns the node of a copy between rows at an address and the segment, from byte `start` on."""
+    made: list[HostCopyNode] = []
+    at = 0
+    while at < rows.size:
+        part = step(start + at, rows.size - at)
+        for offset, device, width, count, pitch in pieces(rows, at, part):
+            made.append(HostCopyNode(upload, address + device, segment, start + at + offset, width, count, pitch))
+        at += part
+    if len(made) == 1:
+        return made[0]
+    width, count = (rows.size, 1) if rows.dense else (rows.width, rows.rows)
+    return HostCopyNode(upload, address, segment, start, width, count, rows.pitch, tuple(made))
 
 
 def _check_alone(command: str, data: bool, transfer: int) -> None:

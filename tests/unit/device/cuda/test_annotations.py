@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hearthd.device.cuda import cupti as cupti_module
 from hearthd.device.cuda.cupti import FORCED, KernelActivity, make_activity
 from hearthd.device.cuda.nvtx import MAX_LABEL, Ranges, label, make_ranges
 
@@ -164,7 +165,7 @@ def test_kernels_are_assigned_to_the_commands_that_launched_them() -> None:
     activity.push("launch before", 1)
     assert not cupti.enabled and not cupti.pushed, "no trace is active"
     activity.pop()
-    activity.start()
+    trace = activity.start()
     assert cupti.enabled == [10, 39, 4, 5]
     activity.push("launch f", 11)
     cupti.launch(100, "f", 7_000_000)
@@ -175,59 +176,118 @@ def test_kernels_are_assigned_to_the_commands_that_launched_them() -> None:
     activity.pop()
     activity.stop()
     assert not cupti.enabled
-    kernels = activity.collect([11, 12])
+    kernels = activity.collect(trace, [11, 12])
     assert [(kernel.number, kernel.name) for kernel in kernels] == [(11, "f"), (12, "g"), (12, "g")]
     first, second, third = kernels
     assert first.ended_ns - first.started_ns == 100
     assert second.started_ns - first.started_ns == 200_000 and third.started_ns - first.started_ns == 300_000
     assert (first.grid, first.block, first.registers, first.shared_bytes) == ((4, 2, 1), (256, 1, 1), 24, 192)
     assert cupti.flushes == [FORCED]
-    assert activity.collect([11, 12]) == [] and not log.lines
+    assert activity.collect(trace, [11, 12]) == [] and not log.lines
+
+
+def launch(activity: KernelActivity, cupti: FakeCupti, number: int) -> None:
+    """Launches the kernel of a command."""
+    activity.push("launch", number)
+    cupti.launch(number, f"kernel {number}", number * 1000)
+    activity.pop()
+
+
+def collect(activity: KernelActivity, trace: int, *numbers: int) -> list[str]:
+    return [kernel.name for kernel in activity.collect(trace, numbers)]
 
 
 def test_concurrent_traces_get_their_own_records() -> None:
     cupti = FakeCupti()
     activity = KernelActivity(cupti, Log())
-    activity.start()
-    activity.start()
+    first, second = activity.start(), activity.start()
     for number in (1, 2):
-        activity.push("launch", number)
-        cupti.launch(number, f"kernel {number}", number * 1000)
-        activity.pop()
+        launch(activity, cupti, number)
     activity.stop()
-    assert [kernel.name for kernel in activity.collect([1])] == ["kernel 1"]
+    assert collect(activity, first, 1) == ["kernel 1"]
     assert cupti.flushes == [0] and cupti.enabled
     activity.stop()
-    assert [kernel.name for kernel in activity.collect([2])] == ["kernel 2"]
+    assert collect(activity, second, 2) == ["kernel 2"]
     assert cupti.flushes == [0, FORCED]
+
+
+def test_traces_that_have_ended_are_collected_in_any_order() -> None:
+    for order in ((0, 1), (1, 0)):
+        cupti = FakeCupti()
+        activity = KernelActivity(cupti, Log())
+        traces = activity.start(), activity.start()
+        for number in (1, 2):
+            launch(activity, cupti, number)
+        for _ in traces:
+            activity.stop()
+        for index in order:
+            assert collect(activity, traces[index], index + 1) == [f"kernel {index + 1}"]
+
+
+def test_a_trace_that_starts_while_another_is_collected_keeps_its_records() -> None:
+    cupti = FakeCupti()
+    activity = KernelActivity(cupti, Log())
+    first = activity.start()
+    launch(activity, cupti, 1)
+    activity.stop()
+    flush, later = cupti.activity_flush_all, []
+
+    def flush_all(flag: int) -> None:
+        flush(flag)
+        cupti.activity_flush_all = flush  # type: ignore[method-assign]
+        later.append(activity.start())
+        launch(activity, cupti, 2)
+        flush(0)
+
+    cupti.activity_flush_all = flush_all  # type: ignore[method-assign]
+    assert collect(activity, first, 1) == ["kernel 1"]
+    activity.stop()
+    assert collect(activity, later[0], 2) == ["kernel 2"]
+
+
+def test_no_record_remains_when_its_trace_has_ended_though_another_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit on the number of records then never applies."""
+    monkeypatch.setattr(cupti_module, "MAX_KERNELS", 2)
+    cupti = FakeCupti()
+    activity = KernelActivity(cupti, Log())
+    trace = activity.start()
+    for number in range(1, 30, 3):
+        launch(activity, cupti, number)  # the trace is open, and the next one starts before it ends
+        following, discarded = activity.start(), activity.start()
+        activity.stop()
+        assert collect(activity, trace, number) == [f"kernel {number}"]
+        launch(activity, cupti, number + 1)
+        cupti.activity_flush_all(0)
+        activity.stop()
+        activity.discard(discarded)
+        trace = following
 
 
 def test_kernel_whose_records_arrive_separately() -> None:
     cupti = FakeCupti()
     activity = KernelActivity(cupti, Log())
-    activity.start()
-    activity.start()
+    trace, _ = activity.start(), activity.start()
     activity.push("launch", 5)
     cupti.launch(1, "late", 1000)
     activity.pop()
     kernel, external = cupti.buffer
     cupti.buffer = [kernel]
     activity.stop()
-    assert activity.collect([5]) == []
+    cupti.activity_flush_all(0)
     cupti.buffer = [external]
-    assert [kernel.name for kernel in activity.collect([5])] == ["late"]
+    assert collect(activity, trace, 5) == ["late"]
 
 
 def test_unfinished_kernels_are_omitted_and_bad_records_are_logged() -> None:
     cupti, log = FakeCupti(), Log()
     activity = KernelActivity(cupti, log)
-    activity.start()
+    trace = activity.start()
     activity.push("launch", 5)
     cupti.launch(1, "running", 1000, end=0)
     activity.stop()
-    assert activity.collect([5]) == []
+    assert activity.collect(trace, [5]) == []
     cupti.buffer = [SimpleNamespace(kind=10)]
-    assert activity.collect([5]) == []
+    assert activity.collect(trace, [5]) == []
     assert len(log.lines) == 1 and "AttributeError" in log.lines[0]
 
 
@@ -249,11 +309,11 @@ def test_later_cupti_failure_loses_only_the_kernels() -> None:
     activity = KernelActivity(cupti, log)
     cupti.activity_enable = None
     for _ in range(2):
-        activity.start()
+        trace = activity.start()
         activity.push("launch", 1)
         activity.pop()
         activity.stop()
-    assert activity.collect([1]) == []
+    assert activity.collect(trace, [1]) == []
     assert len(log.lines) == 1 and "TypeError" in log.lines[0]
 
 

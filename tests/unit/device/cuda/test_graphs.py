@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
+
+from tests.support.device.fake_cuda import fake_cuda
 
 CALLS = ("eventRecord", "streamWaitEvent", "graphUpload", "graphLaunch", "graphExecDestroy")
 
@@ -22,41 +22,19 @@ def calls() -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def graphs(calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yields a `CudaGraphs` over fakes of CuPy and cuda-bindings; other tests import the modules again.
+    """Yields a `CudaGraphs` over a fake driver.
 
     Streams have the pointers 1, 2 and so on, events 101, 102 and so on.
     """
-    runtime: Any = MagicMock(CUDARuntimeError=RuntimeError)
-    runtime.streamCreateWithPriority.side_effect = range(1, 100)
-    runtime.eventCreateWithFlags.side_effect = range(101, 200)
-    runtime.graphInstantiate.side_effect = range(201, 300)
-    for name in CALLS:
-        getattr(runtime, name).side_effect = lambda *arguments, name=name: calls.append((name, *arguments))
-    api, bindings = ModuleType("cupy_backends.cuda.api"), ModuleType("cuda.bindings")
-    driver: Any = MagicMock(CUDADriverError=RuntimeError)
-    api.runtime, api.driver, bindings.driver = runtime, driver, MagicMock()  # type: ignore[attr-defined]
-    modules: dict[str, Any] = {
-        "cuda": ModuleType("cuda"),
-        "cuda.bindings": bindings,
-        "cupy_backends": ModuleType("cupy_backends"),
-        "cupy_backends.cuda": ModuleType("cupy_backends.cuda"),
-        "cupy_backends.cuda.api": api,
-        "cupy_backends.cuda.api.runtime": runtime,
-        "cupy_backends.cuda.api.driver": driver,
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in [each for each in sys.modules if each.startswith("hearthd.device.cuda.")]:
-        monkeypatch.delitem(sys.modules, name)
-    package = importlib.import_module("hearthd.device.cuda")
-    attributes = dict(vars(package))
-    imported = importlib.import_module("hearthd.device.cuda.graphs")
-    streams = importlib.import_module("hearthd.device.cuda.streams").CudaStreams()
-    yield imported.CudaGraphs(SimpleNamespace(), streams, SimpleNamespace(load=None))
-    for name in [each for each in sys.modules if each.startswith("hearthd.device.cuda.")]:
-        del sys.modules[name]
-    vars(package).clear()
-    vars(package).update(attributes)
+    with fake_cuda(monkeypatch) as cuda:
+        cuda.runtime.streamCreateWithPriority.side_effect = range(1, 100)
+        cuda.runtime.eventCreateWithFlags.side_effect = range(101, 200)
+        cuda.runtime.graphInstantiate.side_effect = range(201, 300)
+        for name in CALLS:
+            getattr(cuda.runtime, name).side_effect = lambda *arguments, name=name: calls.append((name, *arguments))
+        imported = importlib.import_module("hearthd.device.cuda.graphs")
+        streams = importlib.import_module("hearthd.device.cuda.streams").CudaStreams()
+        yield imported.CudaGraphs(SimpleNamespace(), streams, SimpleNamespace(load=None))
 
 
 def test_the_first_launch_follows_the_upload_on_another_stream(graphs: Any, calls: list[tuple[Any, ...]]) -> None:

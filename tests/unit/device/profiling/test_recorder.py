@@ -333,8 +333,9 @@ class Activity:
         self.numbers: dict[int, str] = {}
         self.error: Exception | None = None
 
-    def start(self) -> None:
+    def start(self) -> int:
         self.calls.append("start")
+        return 7
 
     def stop(self) -> None:
         self.calls.append("stop")
@@ -346,7 +347,11 @@ class Activity:
     def pop(self) -> None:
         self.calls.append("pop")
 
-    def collect(self, numbers: Any) -> list[KernelTiming]:
+    def discard(self, trace: int) -> None:
+        self.calls.append(f"discard {trace}")
+
+    def collect(self, trace: int, numbers: Any) -> list[KernelTiming]:
+        self.calls.append(f"collect {trace}")
         if self.error is not None:
             raise self.error
         return [
@@ -363,14 +368,14 @@ def test_kernel_activity_and_marks_are_recorded_with_the_trace() -> None:
     rig.work("launch a", 1)
     rig.work("copy", 1)
     result = rig.end_trace()
-    assert activity.calls == ["start", "push launch a", "pop", "push copy", "pop", "stop"]
+    assert activity.calls == ["start", "push launch a", "pop", "push copy", "pop", "stop", "collect 7"]
     assert marks.calls[2:6] == ["push launch a", "pop", "push copy", "pop"]
     (kernel,) = result.kernels
     assert (kernel.name, kernel.seq, kernel.index, kernel.registers) == ("k", 1, result.events[0].index, 32)
     assert kernel.ended_ns - kernel.started_ns == 4 and (kernel.grid.y, kernel.block.z) == (2, 6)
     rig.work("launch after", 1)
     assert marks.calls[-2:] == ["push launch after", "pop"], "marks go on"
-    assert activity.calls[-1] == "stop"
+    assert activity.calls[-1] == "collect 7"
 
 
 def test_activity_that_fails_costs_only_the_kernels(capfd: pytest.CaptureFixture[str]) -> None:
@@ -382,3 +387,31 @@ def test_activity_that_fails_costs_only_the_kernels(capfd: pytest.CaptureFixture
     result = rig.end_trace()
     assert len(result.events) == 1 and not result.kernels
     assert "cupti is gone" in capfd.readouterr().err
+
+
+def test_a_trace_that_is_not_reported_discards_its_kernels() -> None:
+    activity = Activity()
+    rig = Rig(activity=activity)
+    rig.trace()
+    rig.work("launch a", 1)
+    rig.traces.closed(rig.session)
+    assert "stop" not in activity.calls, "a kernel is under way"
+    rig.settle()
+    assert activity.calls[-2:] == ["stop", "discard 7"]
+
+
+def test_a_trace_that_the_driver_refuses_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity()
+    rig = Rig(activity=activity)
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise Refusal(Reason.OUT_OF_MEMORY, "no event")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.server, "record", refuse)
+        with pytest.raises(Refusal):
+            rig.trace()
+    assert activity.calls == ["start", "stop", "discard 7"] and rig.traces.running == 0
+    rig.trace()
+    rig.work("launch a", 1)
+    assert len(rig.end_trace().kernels) == 1 and rig.leaked() == 0

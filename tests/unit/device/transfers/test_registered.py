@@ -15,6 +15,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
+from hearthd.device.backend.graph_nodes import HostCopyNode
 from hearthd.device.flows import segment_policy as segments_policy
 from hearthd.device.session.buffer import ReadOnly
 from hearthd.device.transfers import registered
@@ -372,3 +373,48 @@ def test_batches_forwarded_by_the_front(rig: Sharing) -> None:
         assert answer.id in (number, 0) and not answer.flags, "0: it took its time, so that the ack went before"
     assert rig.ran == 20 and memory[SIZE : SIZE + 8] == b"12345678"
     assert rig.counters()["batches"] == 20
+
+
+# ---- captures ----
+
+
+@pytest.mark.parametrize("rows", [None, c.Rows(width=40, rows=5, pitch=48)])
+@pytest.mark.parametrize("make", [write, read])
+def test_a_captured_copy_crosses_no_border_between_parts(
+    rig: Sharing, make: Any, rows: c.Rows | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is one node of the graph, and its result is that of the copy outside a graph."""
+    client, _, memory = begin(rig)
+    copy = make(200, start=8, buffer=2)
+    if rows is not None:
+        (copy.write if make is write else copy.read).rows.CopyFrom(rows)
+    captured: list[HostCopyNode] = []
+    create = rig.server.create_graph
+
+    def create_graph(nodes: list[HostCopyNode], orders: object = None) -> object:
+        captured.extend(nodes)
+        return create(nodes, orders)
+
+    monkeypatch.setattr(rig.server, "create_graph", create_graph)
+    client.batch(
+        Command(begin_capture=c.BeginCapture(graph=1)), copy, Command(request=2, end_capture=c.EndCapture(graph=1))
+    )
+    assert len(client.response().result.graph.nodes) == 1
+    ends = [(piece.offset, piece.offset + piece.width * piece.rows) for (node,) in [captured] for piece in node.pieces]
+    assert [start for start, _ in ends] == [8, *(end for _, end in ends[:-1])] and ends[-1][1] == 208
+    assert len(ends) > 2 and all(start // PART == (end - 1) // PART for start, end in ends)
+    outcomes = []
+    copy.request = 4
+    for command in (copy, Command(request=4, launch_graph=c.LaunchGraph(graph=1, count=1))):
+        client.batch(Command(fill=c.Fill(buffer=2, size=SIZE, pattern=b"\7")), sync(3))
+        client.response()
+        memory[:] = bytes(index % 251 for index in range(2 * SIZE))
+        client.batch(command, sync(5))
+        answers = [client.response().result for _ in range(2)]
+        assert [answer.request for answer in answers] == [4, 5] and not answers[0].HasField("error")
+        client.batch(read(SIZE, buffer=2, request=6))
+        client.response()
+        outcomes.append(memory[:])
+    assert outcomes[0] == outcomes[1]
+    client.batch(Command(request=7, destroy_graph=c.DestroyGraph(graph=1)))
+    client.response()
