@@ -193,3 +193,21 @@ def test_access_mode_of_the_unix_socket(start_daemon: StartDaemon, access: str, 
         assert node.tenant == "alice"
     with pytest.raises(hearth.AuthenticationError):
         daemon.connect()
+
+
+@pytest.mark.parametrize("case", ["certificate", "key", "socket"])
+def test_settings_that_no_restart_makes_usable_have_exit_status_2(tmp_path: Path, case: str) -> None:
+    """The unit does not restart the daemon then (`RestartPreventExitStatus`)."""
+    pems = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key")}
+    if case == "key":
+        assert hearthd("make-certificate", "localhost", "--directory", str(tmp_path)).returncode == 0
+        pems = {"certificate": tmp_path / "tls.pem", "key": tmp_path / "tls.key"}
+        pems["key"].chmod(0o644)
+    text = "".join(f"{name} = {str(path)!r}\n" for name, path in pems.items())
+    path = tmp_path / "hearth.toml"
+    path.write_text("" if case == "socket" else f"[tls]\n{text}")
+    unix = tmp_path if case == "socket" else tmp_path / "h.sock"
+    listen = ["--grpc", "", "--http", "", "--lanes", "", "--unix", str(unix)]
+    done = hearthd("serve", "--config", str(path), "--backend", BACKEND, *listen, "--log-level", "error")
+    named = {"certificate": "certificate.pem", "key": "tls.key", "socket": "is not a socket"}[case]
+    assert done.returncode == 2 and named in done.stderr.strip().splitlines()[-1], done.stderr
