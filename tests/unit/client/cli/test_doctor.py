@@ -20,6 +20,7 @@ from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
 from hearth_proto import VERSION
 from hearth_proto.v1 import node_pb2
+from hearthd.front.config import loader
 from tests.support.folders import ROOT
 
 
@@ -110,7 +111,7 @@ def test_the_environment(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    assert statuses() == ["ok"] and statuses(HEARTH_TOKEN_FILE=str(token), HEARTH_LISTEN__GRPC="x") == ["ok"]
+    assert statuses() == ["ok"] and statuses(HEARTH_TOKEN_FILE=str(token), HEARTH_LISTEN_GRPC="x") == ["ok"]
     assert statuses(HEARTH_TOKEN_FILE="/nowhere") == ["ok", "failed"]
     assert statuses(HEARTH_CA=str(tmp_path)) == ["ok", "failed"]
     assert statuses(HEARTH_TOKEN="a", HEARTH_TOKEN_FILE=str(token)) == ["ok", "warning"]
@@ -119,6 +120,13 @@ def test_the_environment(tmp_path: Path) -> None:
     checks = client.environment({"HEARTH_TOKEN": "secret", "HEARTH_TAGET": "x", "https_proxy": "p"}, loopback=False)
     assert [check.status for check in checks] == ["ok", "warning", "warning"]
     assert "did you mean HEARTH_TARGET?" in checks[1].detail and not any("secret" in str(check) for check in checks)
+
+
+def test_variables_of_the_daemon_are_not_unknown() -> None:
+    variables = {f"HEARTH_{'_'.join(path).upper()}": "x" for path in loader.settings() if path != ("tenants",)}
+    variables |= dict.fromkeys((*loader.DEBUG_VARIABLES, loader.FILE_VARIABLE), "x")
+    assert "HEARTH_DEVICES_BACKEND" in variables and of(client.environment(variables)) == [("environment", "ok")]
+    assert of(client.environment({"HEARTH_DEVICE_BACKEND": "x"})) == [("environment", "ok"), ("environment", "warning")]
 
 
 # ---- the way ----
