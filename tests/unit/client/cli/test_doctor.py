@@ -216,7 +216,7 @@ def test_states() -> None:
     devices = (DEVICE, fenced, replace(DEVICE, state="lost"), replace(DEVICE, state="starting"))
     checks = daemon.devices(replace(NODE, devices=devices))
     assert [check.status for check in checks] == ["ok", "failed", "warning", "warning"]
-    assert "too many faults" in checks[1].detail and "restart_device(0)" in checks[1].fix
+    assert "too many faults" in checks[1].detail and "`hearth restart-device 0`" in checks[1].fix
     assert daemon.devices(replace(NODE, devices=()))[0].status == "failed"
 
 
@@ -226,6 +226,7 @@ def test_faults() -> None:
     check = daemon.faults({"faults": [fault]}, 100.0)
     assert check.status == "warning" and "bad was running" in check.detail and "10 s ago on device 1" in check.detail
     assert daemon.faults({"faults": [fault]}, 1e6).status == "ok"
+    assert daemon.faults({"faults": [{**fault, "reason": "restart"}]}, 100.0).status == "ok"
     assert daemon.faults({"faults": [{}]}, 100.0).status in ("ok", "warning")
 
 
