@@ -181,6 +181,12 @@ def test_values_that_the_daemon_cannot_work_with_are_refused(
             load(file(tmp_path, f"{header}{key} = {value}\n"), {})
 
 
+def test_path_of_a_socket_with_nul_is_refused(tmp_path: Path) -> None:
+    for key in ("unix", "http_unix"):
+        with pytest.raises(ConfigError, match=rf"listen\.{key}: .*NUL"):
+            load(file(tmp_path, f'[listen]\n{key} = "/a\\u0000b"\n'), {})
+
+
 def test_longest_duration_is_a_time_limit_of_a_socket() -> None:
     with socket.socket() as end:
         end.settimeout(parse_seconds("576h"))
