@@ -131,7 +131,17 @@ def test_check_config_reports_and_exit_status(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("warning: insecure: ") and done.stdout.endswith("warning\n")
     assert hearthd("check-config", "--strict", env=env).returncode == 1
     told = json.loads(hearthd("check-config", "--json", env=env).stdout)
-    assert told["ok"] and told["error"] is None and [each["setting"] for each in told["warnings"]] == ["insecure"]
+    assert (
+        told["ok"]
+        and told["starts_here"]
+        and told["error"] is None
+        and [each["setting"] for each in told["warnings"]] == ["insecure"]
+    )
+    path.write_text("[listen]\ngrpc = ''\n[devices]\nbackend = 'cpu'\n[audit]\npath = '/nowhere/audit.log'\n")
+    done = hearthd("check-config", str(path))
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "this host: would not start, 1 warning"
+    told = json.loads(hearthd("check-config", "--json", str(path)).stdout)
+    assert told["ok"] and not told["starts_here"]
     path.write_text("[devices]\nbackends = 'cpu'\n")
     done = hearthd("check-config", "--json", str(path))
     told = json.loads(done.stdout)
@@ -148,7 +158,7 @@ def test_print_config_takes_flags(tmp_path: Path) -> None:
 def test_help_is_plain_text_with_a_whole_line_for_each_command() -> None:
     done = hearthd("--help", env=environment(COLUMNS="80"))
     commands = done.stdout.partition("commands:\n")[2]
-    assert "    check-config        check whether the daemon would start\n" in commands and "..." not in commands
+    assert "    check-config        check the configuration of the daemon\n" in commands and "..." not in commands
     assert "tls.key for [tls]" in " ".join(hearthd("make-certificate", "--help", env=environment()).stdout.split())
 
 
