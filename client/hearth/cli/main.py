@@ -7,7 +7,6 @@ modules that it works with only when it runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import sys
@@ -22,7 +21,7 @@ from hearth.cli.run import command as run
 from hearth.cli.top import command as top
 from hearth.cli.trace import command as trace
 from hearth.errors import ArgumentError, HearthError
-from hearth_proto import VERSION
+from hearth_proto import VERSION, standard_streams
 
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2
@@ -85,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, and returns its exit status. Raises `SystemExit` if argparse ends the command."""
+    standard_streams.open_closed()
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
     )  # silences gRPC's log, for example of a refused certificate, which is reported in one line instead
@@ -98,14 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # `hearth bench | head`: the reader has ended
-        with contextlib.suppress(OSError):
-            # so that Python's flush at exit does not fail
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RUNTIME_ERROR
     except HearthError as error:
         complain(str(error))
         return USAGE_ERROR if _is_usage_error(error) else RUNTIME_ERROR
+    except OSError as error:
+        if not standard_streams.discard_unwritable(error):
+            raise
+        if not isinstance(error, BrokenPipeError):  # `hearth bench | head`: the reader has ended
+            complain(f"the output cannot be written: {error.strerror}")
+        return RUNTIME_ERROR
     return status
 
 

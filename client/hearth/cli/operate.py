@@ -14,6 +14,8 @@ from hearth.cli.format.complaint import complain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.endpoint.admin import AdminClient
+
 _POLL_S = 0.25
 
 
@@ -62,7 +64,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
         remaining = admin.drain()
         empty = remaining == 0
         if arguments.wait is not None:
-            empty = _wait_for(lambda: not admin.sessions(), arguments.wait)
+            empty = _wait_for(admin, lambda: not admin.sessions(), arguments.wait)
             remaining = 0 if empty else len(admin.sessions())
         target = connect_options.target_text(admin.target)
     continuing = "session continues" if remaining == 1 else "sessions continue"
@@ -93,7 +95,7 @@ def run_restart(arguments: argparse.Namespace) -> int:
             state, generation = device_state()
             return state == "serving" and generation > before[1]
 
-        done = arguments.wait is None or _wait_for(serves, arguments.wait)
+        done = arguments.wait is None or _wait_for(admin, serves, arguments.wait)
         state, generation = device_state()
         target = connect_options.target_text(admin.target)
     document = {"target": target, "device": ordinal, "state": state, "generation": generation}
@@ -106,9 +108,12 @@ def run_restart(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Polls `condition` for up to `seconds`; returns True as soon as it holds, False after the timeout."""
-    deadline = time.monotonic() + seconds
+def _wait_for(admin: AdminClient, condition: Callable[[], bool], seconds: float) -> bool:
+    """Polls `condition`, which calls `admin`, for up to `seconds`; returns True as soon as it holds, otherwise False.
+
+    Calls of `admin` that follow end soon after the timeout.
+    """
+    deadline = admin.deadline = time.monotonic() + seconds
     while not condition():
         if (remaining := deadline - time.monotonic()) <= 0:
             return False

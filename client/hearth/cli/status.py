@@ -61,15 +61,14 @@ def _wait_until_ready(admin: AdminClient, seconds: float) -> Document:
     """
     from hearth.errors import ConnectError, TimeoutError
 
-    deadline = time.monotonic() + seconds
+    deadline = admin.deadline = time.monotonic() + seconds
     while True:
-        timed_out = time.monotonic() >= deadline
         try:
             document = admin.status()
-            if document.get("ready") or timed_out:
+            if document.get("ready") or time.monotonic() >= deadline:
                 return document
         except (ConnectError, TimeoutError):
-            if timed_out:
+            if time.monotonic() >= deadline:
                 raise
         time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 

@@ -7,6 +7,7 @@ information. Every call sends its credentials, as the opening of a session does.
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from hearth.endpoint.credentials import bearer, opening
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _TRIES = 2
 _REPEATABLE = frozenset({"Describe", "GetStatus", "ListSessions"})
 """Calls that may be repeated if the connection broke before their answer arrived."""
+_LAST_CALL_S = 1.0
+"""Time limit in seconds of calls that begin shortly before the deadline, or after it."""
 
 
 class AdminClient:
@@ -39,6 +42,8 @@ class AdminClient:
         self.target = target
         self._credentials = credentials
         self._timeout = timeout
+        self.deadline: float | None = None
+        """Time (`time.monotonic`) at which further calls end, but no earlier than a second after they begin."""
         self._transports: dict[str, Transport] = {}
         self._closed = False
 
@@ -141,18 +146,20 @@ class AdminClient:
 
     def _start(self, method: str, request: Any, response_type: Any) -> Answer:
         """Starts a call: with frames if the daemon accepts them, otherwise with gRPC."""
-        credentials = self._credentials
+        credentials, timeout = self._credentials, self._timeout
+        if self.deadline is not None:
+            timeout = min(timeout, max(_LAST_CALL_S, self.deadline - time.monotonic()))
         if self.target.address[:5] == "unix:" and not self.target.tls:
             framed = self._transport("frames", self._framed)
             framed.metadata = bearer(credentials)  # the daemon reads this process's user from the socket
             try:
-                return framed.start_call(method, request, response_type, self._timeout)
+                return framed.start_call(method, request, response_type, timeout)
             except HearthError as error:
                 if not error.broken:
                     raise
         grpc = self._transport("grpc", self._grpc)
         grpc.metadata = opening(credentials, self.target)  # a ticket is valid for one call
-        return grpc.start_call(method, request, response_type, self._timeout)
+        return grpc.start_call(method, request, response_type, timeout)
 
     def _transport(self, protocol: str, make: Callable[[], Transport]) -> Transport:
         if protocol not in self._transports:

@@ -67,8 +67,9 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
             "certificate contains.",
         )
     if target.address[:5] == "unix:":
-        return _no_socket(target, address) or _not_listening(address, error)
-    return _wrong_protocol(target, address, credentials) or _not_listening(address, error)
+        return _no_socket(target, address) or _unanswered(address, error)
+    known = _wrong_protocol(target, address, credentials)
+    return known or (_unanswered(address, error) if _accepts(target) else _not_listening(address, error))
 
 
 def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> HearthError | None:
@@ -111,6 +112,18 @@ def _not_listening(address: str, error: HearthError, reason: str = "", fix: str 
         reason="DEVICE_UNAVAILABLE",
         fix=fix
         or "start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or HEARTH_TARGET.",
+        retry_after=error.retry_after or _AGAIN_S,
+    )
+
+
+def _unanswered(address: str, error: HearthError) -> ConnectError:
+    """Returns the error for a daemon whose socket accepts connections."""
+    if not isinstance(error, TimeoutError):
+        return _not_listening(address, error)
+    return ConnectError(
+        f"the daemon at {address} accepts connections, but did not answer in time; the request may still take effect.",
+        reason="DEVICE_UNAVAILABLE",
+        fix="look for the cause in the daemon's log, or use a longer timeout.",
         retry_after=error.retry_after or _AGAIN_S,
     )
 
@@ -158,6 +171,15 @@ def _owner(path: str) -> str:
     with contextlib.suppress(KeyError):
         group = grp.getgrgid(status.st_gid).gr_name
     return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(status.st_mode):04o}"
+
+
+def _accepts(target: Target) -> bool:
+    host, _, port = target.address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _speaks_http(target: Target) -> bool:

@@ -14,6 +14,8 @@ SYSTEM_SOCKET = "/run/hearth/hearth.sock"
 LOCAL = "local"
 """Target that stands for this machine's daemon."""
 _TLS = "https://"
+_MAX_PATH = 107
+"""Maximum length of a Unix socket's path in bytes."""
 
 
 class Target(NamedTuple):
@@ -78,8 +80,14 @@ def _parse(target: str, origin: str) -> Target:
     target = target.strip()
     if target.startswith("unix:"):
         path = target.removeprefix("unix:").removeprefix("//")
-        if not path:
+        if not path or "\0" in path:
             raise _malformed(target, origin)
+        if (length := len(os.fsencode(path))) > _MAX_PATH:
+            raise ArgumentError(
+                f"the path of the Unix socket {path!r} (from {origin}) has {length} bytes; {_MAX_PATH} are possible.",
+                reason="INVALID_ARGUMENT",
+                fix="use a shorter path, such as a symbolic link to the directory of the socket.",
+            )
         return Target(f"unix:{path}", True, origin)
     tls = target.lower().startswith(_TLS)
     given_target, target = target, target[len(_TLS) :].removesuffix("/") if tls else target

@@ -1,4 +1,4 @@
-"""`hearthd check-config`: checks if the daemon would start, and warns about settings that may be unintended."""
+"""`hearthd check-config`: checks the configuration, and warns about settings that may be unintended."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ def add_to(commands: Any) -> None:
     parser = add_command(
         commands,
         "check-config",
-        "check whether the daemon would start",
-        "Checks whether the daemon would start. Reads the file, the environment and the options, and warns about "
-        "settings that may be unintended.",
-        statuses={1: "there are warnings, with --strict", 2: "usage error, or the daemon would not start"},
+        "check the configuration of the daemon",
+        "Checks whether the configuration is valid. Reads the file, the environment and the options, and warns about "
+        "settings that may be unintended, or with which the daemon would not start on this host.",
+        statuses={
+            0: "the configuration is valid, although the daemon may not start on this host",
+            1: "there are warnings, with --strict",
+            2: "usage error, or the configuration is invalid",
+        },
         examples=("hearthd check-config hearth.toml", "hearthd check-config --strict --json"),
     )
     flags.add_file(parser)
@@ -31,22 +35,25 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the error or the warnings, and returns the exit status."""
-    from hearthd.cli.config_lint import advise
+    from hearthd.cli.config_lint import LintAdvice, advise
     from hearthd.front.config.loader import ConfigError, config_path, load, tenants
     from hearthd.shared import log
 
     path = flags.file(arguments)
     log.configure("error", "console")
-    error, advice = "", []
+    error = ""
+    advice: list[LintAdvice] = []
     try:
         config, _ = load(path, flags=flags.settings(arguments))
         tenants(config)
         advice = advise(config, config_path(path))
     except ConfigError as config_error:
         error = str(config_error)
+    starts = not error and not any(item.blocks_start for item in advice)
     if arguments.json:
         warnings = [{"setting": item.setting, "warning": item.text} for item in advice]
-        print(json.dumps({"ok": not error, "error": error or None, "warnings": warnings}, indent=2))
+        document = {"ok": not error, "starts_here": starts, "error": error or None, "warnings": warnings}
+        print(json.dumps(document, indent=2))
     for item in () if arguments.json else advice:
         print(f"warning: {item}")
     if error:
@@ -54,5 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
             return USAGE_ERROR
         fail(error, USAGE_ERROR)
     if not arguments.json:
-        print("ok" + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
+        conclusion = "ok" if starts else "this host: would not start"
+        print(conclusion + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
     return RUNTIME_ERROR if arguments.strict and advice else 0

@@ -7,6 +7,7 @@ import resource
 import stat
 import time
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ class LintAdvice(NamedTuple):
     setting: str
     """Name of the setting, or path of the file, that the warning is about."""
     text: str
+    blocks_start: bool = False
+    """True if the daemon would not start on this host."""
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.text}"
@@ -105,6 +108,17 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
             "collectives.advertise", "is empty: other daemons get this host's name, which they have to be able to"
             " look up",
         )  # fmt: skip
+    addresses = {
+        f"listen.{name}": parse_address(value)
+        for name, value in (("grpc", listen.grpc), ("http", listen.http), ("lanes", config.lane_address))
+        if value
+    }
+    for (name, address), (other, taken) in combinations(addresses.items(), 2):
+        overlaps = address.host == taken.host or address.wildcard or taken.wildcard
+        if address.port and address.port == taken.port and overlaps:
+            yield LintAdvice(
+                other, f"port {taken.port} is that of {name} as well; configure another port", blocks_start=True
+            )
     if not (listen.grpc or config.unix_path):
         yield LintAdvice("listen", "neither grpc nor unix: no client can connect")
 
@@ -139,7 +153,7 @@ def _backend(config: Config) -> Iterator[LintAdvice]:
     try:
         backend, devices = backends.choose(config)
     except ConfigError as error:
-        yield LintAdvice("devices", f"on this host, the daemon would not start: {error}")
+        yield LintAdvice("devices", f"on this host, the daemon would not start: {error}", blocks_start=True)
         yield from _descriptors(config, 1)
         return
     yield from _descriptors(config, len(devices))
@@ -225,6 +239,7 @@ def _audit(config: Config) -> Iterator[LintAdvice]:
             "audit.path",
             f"user {os.getuid()} cannot append to {path}, without which the daemon does not start; run this check as "
             "the daemon's user, or make the directory",
+            blocks_start=True,
         )
     elif config.tenants and not path:
         yield LintAdvice("audit.path", "is empty: no record is kept of what tenants did or were refused")

@@ -23,6 +23,12 @@ from rich.table import Table
 if TYPE_CHECKING:
     import hearth
 
+_VARIABLES = (
+    "HEARTH_CONFIG", "HEARTH_AUDIT_PATH", "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA",
+    "HEARTH_CERTIFICATE", "HEARTH_KEY",
+)  # fmt: skip
+"""Variables for other daemons: the demo's daemon needs no file, and its client no credentials."""
+
 SOURCE = r"""
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -221,7 +227,8 @@ docs/guide.md continues."""
 
 def main() -> int:
     """Runs the demo. Returns 0 if every result was correct, otherwise 1."""
-    os.environ.pop("HEARTH_TARGET", None)
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
     with daemon() as target:
         failed = run_client(target)
     if failed:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
-_MIN_TIMEOUT_S = 0.01
+_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.01, 3600.0
 
 _CONNECT_ERRORS = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
@@ -78,8 +78,10 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not value >= _MIN_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_MIN_TIMEOUT_S:g}")
+    if not _MIN_TIMEOUT_S <= value <= _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds from {_MIN_TIMEOUT_S:g} to {_MAX_TIMEOUT_S:g}"
+        )
     return value
 
 

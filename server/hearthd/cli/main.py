@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hearth_proto import standard_streams
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def main() -> None:
     Raises:
         SystemExit: Always, with the exit status of the command.
     """
+    standard_streams.open_closed()
     try:
         status = _run()
         sys.stdout.flush()
@@ -89,9 +91,12 @@ def main() -> None:
         raise
     except KeyboardInterrupt:
         fail("interrupted", _INTERRUPTED)
-    except BrokenPipeError:  # `hearthd print-config | head`: the reader has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at exit does not fail
-        raise SystemExit(RUNTIME_ERROR) from None
+    except OSError as error:
+        if not standard_streams.discard_unwritable(error):
+            raise
+        if isinstance(error, BrokenPipeError):  # `hearthd print-config | head`: the reader has ended
+            raise SystemExit(RUNTIME_ERROR) from None
+        fail(f"the output cannot be written: {error.strerror}", RUNTIME_ERROR)
     raise SystemExit(status)
 
 

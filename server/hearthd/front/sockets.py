@@ -16,6 +16,10 @@ class ListenError(Exception):
     """The address cannot be used for listening. The text names the address, the reason and the remedy."""
 
 
+class UnusableSettingError(ListenError):
+    """A file or path that the configuration names cannot be used, whatever other processes do: no restart helps."""
+
+
 def check_free(address: Address, setting: str) -> None:
     """Raises `ListenError` if another socket listens on `address`.
 
@@ -119,7 +123,7 @@ class UnixSocket:
         if not self.path.exists() and not self.path.is_symlink():
             return
         if not self.path.is_socket():
-            raise ListenError(
+            raise UnusableSettingError(
                 f"{self._setting}: {self.path} exists and is not a socket; remove it or configure another path"
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

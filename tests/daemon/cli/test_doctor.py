@@ -171,6 +171,7 @@ def test_tokens_rights_and_draining(doctor: Doctor, start_daemon: StartDaemon) -
     config, tokens = tenants(
         tenant("all", rights=["admin", "allocate", "read", "write", "launch"]),
         tenant("no-launch", rights=["allocate", "read", "write"]),
+        tenant("observer", rights=["observe"]),
     )
     daemon = start_daemon(**config)
     assert failures(doctor(daemon.grpc)) == ["session"]
@@ -184,6 +185,11 @@ def test_tokens_rights_and_draining(doctor: Doctor, start_daemon: StartDaemon) -
     found = doctor(daemon.unix, "--token", tokens["no-launch"])
     status, text = only(found, "compiler 0")
     assert not failures(found) and status == "warning" and "allowed: allocate, write" in text
+    for address, name in ((daemon.unix, "shared memory"), (daemon.grpc, "stripes")):
+        found = doctor(address, "--token", tokens["observer"])
+        assert not failures(found) and only(found, "compiler 0")[0] == "skipped"
+        status, text = only(found, name)
+        assert status == "skipped" and "segment_bytes" not in text and "may not" in text
     found = doctor(daemon.unix, "--token", tokens["all"], "--device", "7")
     assert failures(found) == ["compiler"] and "no device 7" in only(found, "compiler")[1]
     with daemon.connect(token=tokens["all"]) as node:

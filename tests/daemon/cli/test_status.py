@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -207,3 +208,18 @@ def test_operator_commands(start_daemon: StartDaemon, run: Command) -> None:
     assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; no sessions continue\n"
     terminate(own)
     assert own.process.wait(20) == 0
+
+
+def test_operation_that_failed_is_not_carried_out_later(start_daemon: StartDaemon, run: Command) -> None:
+    daemon = start_daemon()
+    with daemon.connect() as node:
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        try:
+            for arguments in (["drain"], ["restart-device", "0"], ["sessions", "end", node.session_id]):
+                done = run(*arguments, daemon.unix, "--timeout", "0.2")
+                assert done.status == 1 and "did not answer" in done.err, arguments
+        finally:
+            os.kill(daemon.process.pid, signal.SIGCONT)
+        found = run("status", daemon.unix, "--json").document
+        assert found["ready"] and not found["draining"] and found["devices"][0]["generation"] == 1
+        assert [session.session_id for session in node.sessions()] == [node.session_id]

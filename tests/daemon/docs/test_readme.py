@@ -50,7 +50,16 @@ def test_quoted_error_is_the_one_that_a_launch_raises(page: str, daemon: DaemonP
 def test_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hearthd", "demo"],
-        env=environment(XDG_CACHE_HOME=str(tmp_path), COLUMNS="140", HEARTH_DEVICES_BACKEND="cpu"),
+        env=environment(
+            XDG_CACHE_HOME=str(tmp_path),
+            COLUMNS="140",
+            HEARTH_DEVICES_BACKEND="cpu",
+            # of other daemons
+            HEARTH_CONFIG="/nowhere/hearth.toml",
+            HEARTH_AUDIT_PATH="/nowhere/audit.log",
+            HEARTH_TOKEN_FILE="/nowhere/token",
+            HEARTH_CA="/nowhere/ca.pem",
+        ),
         capture_output=True,
         text=True,
         timeout=110,

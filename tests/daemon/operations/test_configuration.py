@@ -131,7 +131,17 @@ def test_check_config_reports_and_exit_status(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("warning: insecure: ") and done.stdout.endswith("warning\n")
     assert hearthd("check-config", "--strict", env=env).returncode == 1
     told = json.loads(hearthd("check-config", "--json", env=env).stdout)
-    assert told["ok"] and told["error"] is None and [each["setting"] for each in told["warnings"]] == ["insecure"]
+    assert (
+        told["ok"]
+        and told["starts_here"]
+        and told["error"] is None
+        and [each["setting"] for each in told["warnings"]] == ["insecure"]
+    )
+    path.write_text("[listen]\ngrpc = ''\n[devices]\nbackend = 'cpu'\n[audit]\npath = '/nowhere/audit.log'\n")
+    done = hearthd("check-config", str(path))
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "this host: would not start, 1 warning"
+    told = json.loads(hearthd("check-config", "--json", str(path)).stdout)
+    assert told["ok"] and not told["starts_here"]
     path.write_text("[devices]\nbackends = 'cpu'\n")
     done = hearthd("check-config", "--json", str(path))
     told = json.loads(done.stdout)
@@ -148,7 +158,7 @@ def test_print_config_takes_flags(tmp_path: Path) -> None:
 def test_help_is_plain_text_with_a_whole_line_for_each_command() -> None:
     done = hearthd("--help", env=environment(COLUMNS="80"))
     commands = done.stdout.partition("commands:\n")[2]
-    assert "    check-config        check whether the daemon would start\n" in commands and "..." not in commands
+    assert "    check-config        check the configuration of the daemon\n" in commands and "..." not in commands
     assert "tls.key for [tls]" in " ".join(hearthd("make-certificate", "--help", env=environment()).stdout.split())
 
 
@@ -193,3 +203,21 @@ def test_access_mode_of_the_unix_socket(start_daemon: StartDaemon, access: str, 
         assert node.tenant == "alice"
     with pytest.raises(hearth.AuthenticationError):
         daemon.connect()
+
+
+@pytest.mark.parametrize("case", ["certificate", "key", "socket"])
+def test_settings_that_no_restart_makes_usable_have_exit_status_2(tmp_path: Path, case: str) -> None:
+    """The unit does not restart the daemon then (`RestartPreventExitStatus`)."""
+    pems = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key")}
+    if case == "key":
+        assert hearthd("make-certificate", "localhost", "--directory", str(tmp_path)).returncode == 0
+        pems = {"certificate": tmp_path / "tls.pem", "key": tmp_path / "tls.key"}
+        pems["key"].chmod(0o644)
+    text = "".join(f"{name} = {str(path)!r}\n" for name, path in pems.items())
+    path = tmp_path / "hearth.toml"
+    path.write_text("" if case == "socket" else f"[tls]\n{text}")
+    unix = tmp_path if case == "socket" else tmp_path / "h.sock"
+    listen = ["--grpc", "", "--http", "", "--lanes", "", "--unix", str(unix)]
+    done = hearthd("serve", "--config", str(path), "--backend", BACKEND, *listen, "--log-level", "error")
+    named = {"certificate": "certificate.pem", "key": "tls.key", "socket": "is not a socket"}[case]
+    assert done.returncode == 2 and named in done.stderr.strip().splitlines()[-1], done.stderr

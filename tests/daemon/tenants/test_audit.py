@@ -126,7 +126,7 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
     path.write_text(toml({"audit": {"path": str(tmp_path / "missing" / "audit.log")}}))
     arguments = ["--backend", BACKEND, "--grpc", "", "--http", "", "--lanes", "", "--unix", str(tmp_path / "h.sock")]
     done = hearthd("serve", "--config", str(path), *arguments, "--log-level", "error")
-    assert done.returncode == 1 and "audit.path" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "audit.path" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_audit_verify_reports_and_exit_status(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -28,7 +28,15 @@ VARIABLES = (
 _FILES = ("HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY")
 _SECRET_FILES = ("HEARTH_TOKEN_FILE", "HEARTH_KEY")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-_DAEMON_PREFIXES = ("HEARTH_CONFIG", "HEARTH_TEST_")
+_DAEMON_SECTIONS = (
+    "ADMISSION", "AUDIT", "AUTH", "CACHE", "COLLECTIVES", "COMPILE", "CONNECTIONS", "DEVICES", "HEALTH", "HTTP",
+    "LANES", "LAUNCH", "LIMITS", "LISTEN", "LOG", "OVERLOAD", "PROFILE", "SESSIONS", "TLS",
+)  # fmt: skip
+_DAEMON_PREFIXES = (
+    "HEARTH_CONFIG", "HEARTH_INSECURE", "HEARTH_DRAIN_TIMEOUT", "HEARTH_CPU_RACECHECK", "HEARTH_DEBUGGABLE",
+    "HEARTH_TEST_", *(f"HEARTH_{section}_" for section in _DAEMON_SECTIONS),
+)  # fmt: skip
+"""Beginnings of the variables that the daemon reads."""
 
 
 def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
@@ -90,12 +98,7 @@ def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = Tru
     shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_variables]
     checks.append(Check("environment", "ok", ", ".join(shown) or "no HEARTH_ variable is set"))
     for name in environ:
-        if (
-            name.startswith("HEARTH_")
-            and name not in VARIABLES
-            and not name.startswith(_DAEMON_PREFIXES)
-            and "__" not in name
-        ):
+        if name.startswith("HEARTH_") and name not in VARIABLES and not name.startswith(_DAEMON_PREFIXES):
             close = closest(name, VARIABLES)
             suggestion = f"; did you mean {close}?" if close else ""
             checks.append(

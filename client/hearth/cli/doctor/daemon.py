@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli.doctor.check import Check, failed_check
+from hearth.cli.doctor.check import Check, Status, failed_check
 from hearth.errors import AuthenticationError, HearthError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 
@@ -89,8 +89,8 @@ def _device(device: DeviceInfo) -> Check:
     reason = f": {device.detail}" if device.detail else ""
     if device.state == "fenced":
         fix = (
-            f"find the cause in the daemon's log, then call node.restart_device({device.ordinal}) (requires "
-            "the right to administer)"
+            f"find the cause in the daemon's log, then run `hearth restart-device {device.ordinal}` (requires the "
+            "right to administer)"
         )
         return Check(name, "failed", detail + reason, fix)
     if device.state == "lost":
@@ -116,11 +116,15 @@ def _device(device: DeviceInfo) -> Check:
 
 
 def faults(document: Mapping[str, Any], now: float) -> Check:
-    """Checks the faults of the last hour in the daemon's status."""
+    """Checks the faults of the last hour in the daemon's status. Restarts by operators are no faults."""
     entries = document.get("faults")
     if not isinstance(entries, list):
         return Check("faults", "skipped", "the daemon's status does not list faults")
-    recent = [fault for fault in entries if now - (fault.get("time_unix") or 0) < _RECENT_S]
+    recent = [
+        fault
+        for fault in entries
+        if now - (fault.get("time_unix") or 0) < _RECENT_S and fault.get("reason") != "restart"
+    ]
     if not recent:
         return Check("faults", "ok", "none in the last hour")
     last = recent[0]
@@ -228,7 +232,8 @@ def work(device: Device) -> list[Check]:
         allowed.append("read")
     except AuthenticationError as error:
         detail = f"{error.message} (allowed: {', '.join(allowed) or 'none of the operations'})"
-        return [Check(name, "failed" if not allowed else "warning", detail, error.fix)]
+        refused: Status = "skipped" if error.reason == "PERMISSION_DENIED" else "failed"
+        return [Check(name, "warning" if allowed else refused, detail, error.fix)]
     except HearthError as error:
         if error.reason == "NO_COMPILER":
             fix = error.fix or "install a C++ compiler on the daemon's host, or run `pip install ziglang` there"
@@ -263,7 +268,7 @@ def lanes(device: Device) -> list[Check]:
             "open the port of [listen] lanes, 7423 by default, to this host; check [lanes] in the daemon's "
             "configuration"
         )
-        return [Check("stripes", "warning", f"large arrays are sent through gRPC: {_refusal(device)}", fix)]
+        return [_unavailable("stripes", "large arrays are sent through gRPC", device, fix)]
     checks = []
     if attachment.channel is not None:
         checks.append(Check("lane", "ok", "commands go directly to the device process"))
@@ -279,7 +284,7 @@ def lanes(device: Device) -> list[Check]:
         checks.append(Check("shared memory", "ok", "arrays are shared with the device process"))
     else:
         fix = "check [lanes] segment_bytes and the limits on locked memory; mount the whole directory of the socket"
-        checks.append(Check("shared memory", "warning", f"arrays are sent through gRPC: {_refusal(device)}", fix))
+        checks.append(_unavailable("shared memory", "arrays are sent through gRPC", device, fix))
     return checks
 
 
@@ -298,8 +303,11 @@ def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | Non
     return Check(name, "ok", "libcuda.so.1 was found: x.ipc() can map arrays")
 
 
-def _refusal(device: Device) -> str:
-    """Returns the reason for which the daemon gives no connections for bulk data."""
+def _unavailable(name: str, effect: str, device: Device, fix: str) -> Check:
+    """Returns the check of connections for bulk data that the client does not have, with the daemon's reason.
+
+    Skipped if the client has no right to them.
+    """
     from hearth_proto.v1 import device_pb2
 
     connection = device._connection
@@ -308,11 +316,15 @@ def _refusal(device: Device) -> str:
     )
     try:
         answer = connection.transport.open_bulk(request)
+    except AuthenticationError as error:
+        return Check(name, "skipped", f"{effect}: {error.message}", error.fix)
     except HearthError as error:
-        return error.message
+        return Check(name, "warning", f"{effect}: {error.message}", fix)
     if connection.transport.target.startswith("unix:"):
-        return "no memory could be shared with the device process"
-    return f"port {answer.port} of {answer.host or 'the daemon'} could not be reached"
+        reason = "no memory could be shared with the device process"
+    else:
+        reason = f"port {answer.port} of {answer.host or 'the daemon'} could not be reached"
+    return Check(name, "warning", f"{effect}: {reason}", fix)
 
 
 def select_devices(info: NodeInfo, ordinals: Sequence[int], requested: int | None) -> list[int]:

@@ -15,28 +15,44 @@ _BYTES = {
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def parse_seconds(value: object) -> float:
+MAX_SECONDS = 24 * 86400
+"""Longest duration. System calls take timeouts in milliseconds as 32-bit integers, which is almost 25 days."""
+_MAX_BYTES = 1 << 60
+"""Largest size. Sums of a few sizes fit in 63 bits."""
+
+
+def parse_seconds(value: object, maximum: float = MAX_SECONDS) -> float:
     """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds.
 
-    Plain numbers are seconds.
+    Plain numbers are seconds. Raises `ValueError` for durations beyond `maximum` seconds.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    unit = (match[2].lower() or "s") if match else ""
-    if match is None or unit not in _SECONDS:
-        raise ValueError(f'{value!r} is not a duration; write e.g. "500ms", "30s" or "2m"')
-    return float(match[1]) * _SECONDS[unit]
+        seconds: float = value
+    else:
+        match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+        unit = (match[2].lower() or "s") if match else ""
+        if match is None or unit not in _SECONDS:
+            raise ValueError(f'{value!r} is not a duration; write e.g. "500ms", "30s" or "2m"')
+        seconds = float(match[1]) * _SECONDS[unit]
+    if not abs(seconds) <= maximum:  # or not a number
+        raise ValueError(
+            f'{value!r} is not a duration of at most {maximum / 3600:g}h; write e.g. "500ms", "30s" or "2m"'
+        )
+    return float(seconds)
 
 
 def parse_bytes(value: object) -> int:
     """Parses a size such as "8GiB", "512 MiB" or "1GB", and returns it in bytes. Plain numbers are bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _BYTES:
-        raise ValueError(f'{value!r} is not a size; write e.g. "512MiB" or "8GiB"')
-    return int(float(match[1]) * _BYTES[match[2].lower()])
+        size: float = value
+    else:
+        match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[2].lower() not in _BYTES:
+            raise ValueError(f'{value!r} is not a size; write e.g. "512MiB" or "8GiB"')
+        size = float(match[1]) * _BYTES[match[2].lower()]
+    if not abs(size) <= _MAX_BYTES:
+        raise ValueError(f'{value!r} is not a size of at most 1 EiB; write e.g. "512MiB" or "8GiB"')
+    return int(size)
 
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]

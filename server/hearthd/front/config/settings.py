@@ -49,6 +49,8 @@ class ListenSettings(Section):
     def _check_path(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
             raise ValueError(f"{value!r} is not an absolute path")
+        if "\0" in value:
+            raise ValueError(f"{value!r} contains a NUL character, which no path may contain")
         if len(os.fsencode(value)) > 107:
             raise ValueError(f"a Unix socket's path has at most 107 bytes, this one {len(os.fsencode(value))}")
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -18,6 +19,8 @@ tenants."""
 HANDLES = 262_144
 """Maximum number of handles of one tenant in a device process. If all of them are empty buffers, they use about 170 MiB
 of host memory."""
+_MAX_GPU_SECONDS = 1e12
+"""Largest limit on device time in seconds, more than many devices use in the lifetime of a daemon."""
 PUBLISHED = 1024
 """Maximum number of published names of one tenant on one device."""
 
@@ -28,7 +31,10 @@ def _quota(parse: Callable[[object], float]) -> BeforeValidator:
             return AUTO
         if value == "none":
             return NONE
-        number = parse(value)
+        try:
+            number = parse(value)
+        except ValueError as error:
+            raise ValueError(f'{error}, or "none" or "auto"') from None
         if number < 0:
             raise ValueError(f'{value!r} is negative; write a limit, "none" or "auto"')
         return number
@@ -38,7 +44,7 @@ def _quota(parse: Callable[[object], float]) -> BeforeValidator:
 
 def _parse_integer(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f'{value!r} is not a whole number, "none" or "auto"')
+        raise ValueError(f"{value!r} is not a whole number; write a limit")
     return value
 
 
@@ -49,7 +55,7 @@ def _serialize(value: float) -> Any:
 _SERIALIZER = PlainSerializer(_serialize, when_used="json")
 Bytes = Annotated[int, _quota(parse_bytes), _SERIALIZER]
 Count = Annotated[int, _quota(_parse_integer), _SERIALIZER]
-Seconds = Annotated[float, _quota(parse_seconds), _SERIALIZER]
+Seconds = Annotated[float, _quota(partial(parse_seconds, maximum=_MAX_GPU_SECONDS)), _SERIALIZER]
 
 
 class QuotaSettings(Section):

@@ -33,11 +33,13 @@ def _parse_expiry(value: Any) -> Any:
         with contextlib.suppress(ValueError):
             value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        if value == datetime.date.max:  # has no next day, and stands for no expiry elsewhere
+            return _NEVER
         day = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
         return (day + datetime.timedelta(days=1)).timestamp()
     if isinstance(value, datetime.datetime):
         return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
-    if value == _NEVER or (isinstance(value, float) and value > 0):
+    if value == _NEVER or (isinstance(value, float) and 0 < value < float("inf")):
         return value
     raise ValueError(f"{value!r} is not a date; write e.g. 2027-06-30 or 2027-06-30T12:00:00Z")
 

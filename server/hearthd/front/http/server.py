@@ -324,5 +324,5 @@ def _not_found_response(request: web.Request, error: web.HTTPNotFound | web.HTTP
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.method[:20]} is not served at this path."
         return _refusal_response(405, message, f"Use {allowed}.", {"Allow": allowed})
-    paths = "/, /status, /metrics, /healthz and /readyz"
+    paths = "/, /status, /history, /metrics, /healthz and /readyz"
     return _refusal_response(404, "There is nothing at this path.", f"Use one of the paths {paths}.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,8 @@ _METHOD_WAIT = 2.0
 """Maximum time, in seconds, until METHOD has to arrive."""
 _BACKLOG = 1024
 _MAX_PATH = 107
+_OPERATIONS = frozenset(f"/hearth.v1.NodeService/{name}" for name in ("Drain", "EndSession", "RestartDevice"))
+"""Methods of operators that are not run for a client that has hung up: it has been told that they failed."""
 _CREDENTIAL_KEYS = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
@@ -178,6 +181,9 @@ class CallServer:
         """Runs the handler of a call. With `sends_result` the return value of `behaviour` is sent as the response."""
         calling_process.set(call.pid)
         try:
+            if method in _OPERATIONS and _has_hung_up(call):
+                call.drop()
+                return
             answer = await behaviour(None, call)
             if sends_result:
                 await call.write(answer)
@@ -195,6 +201,15 @@ class CallServer:
             call.drop()
         finally:
             call.task = None
+
+
+def _has_hung_up(call: FramedCall) -> bool:
+    """Returns True if the client has closed the connection, even if asyncio has not read its end yet."""
+    if call.transport is None:
+        return True
+    poll = select.poll()
+    poll.register(call.transport.get_extra_info("socket").fileno(), 0)  # POLLHUP is always reported
+    return bool(poll.poll(0))
 
 
 def unknown_method(method: str) -> Refusal:

@@ -20,6 +20,7 @@ from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
 from hearth_proto import VERSION
 from hearth_proto.v1 import node_pb2
+from hearthd.front.config import loader
 from tests.support.folders import ROOT
 
 
@@ -110,7 +111,7 @@ def test_the_environment(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    assert statuses() == ["ok"] and statuses(HEARTH_TOKEN_FILE=str(token), HEARTH_LISTEN__GRPC="x") == ["ok"]
+    assert statuses() == ["ok"] and statuses(HEARTH_TOKEN_FILE=str(token), HEARTH_LISTEN_GRPC="x") == ["ok"]
     assert statuses(HEARTH_TOKEN_FILE="/nowhere") == ["ok", "failed"]
     assert statuses(HEARTH_CA=str(tmp_path)) == ["ok", "failed"]
     assert statuses(HEARTH_TOKEN="a", HEARTH_TOKEN_FILE=str(token)) == ["ok", "warning"]
@@ -119,6 +120,13 @@ def test_the_environment(tmp_path: Path) -> None:
     checks = client.environment({"HEARTH_TOKEN": "secret", "HEARTH_TAGET": "x", "https_proxy": "p"}, loopback=False)
     assert [check.status for check in checks] == ["ok", "warning", "warning"]
     assert "did you mean HEARTH_TARGET?" in checks[1].detail and not any("secret" in str(check) for check in checks)
+
+
+def test_variables_of_the_daemon_are_not_unknown() -> None:
+    variables = {f"HEARTH_{'_'.join(path).upper()}": "x" for path in loader.settings() if path != ("tenants",)}
+    variables |= dict.fromkeys((*loader.DEBUG_VARIABLES, loader.FILE_VARIABLE), "x")
+    assert "HEARTH_DEVICES_BACKEND" in variables and of(client.environment(variables)) == [("environment", "ok")]
+    assert of(client.environment({"HEARTH_DEVICE_BACKEND": "x"})) == [("environment", "ok"), ("environment", "warning")]
 
 
 # ---- the way ----
@@ -208,7 +216,7 @@ def test_states() -> None:
     devices = (DEVICE, fenced, replace(DEVICE, state="lost"), replace(DEVICE, state="starting"))
     checks = daemon.devices(replace(NODE, devices=devices))
     assert [check.status for check in checks] == ["ok", "failed", "warning", "warning"]
-    assert "too many faults" in checks[1].detail and "restart_device(0)" in checks[1].fix
+    assert "too many faults" in checks[1].detail and "`hearth restart-device 0`" in checks[1].fix
     assert daemon.devices(replace(NODE, devices=()))[0].status == "failed"
 
 
@@ -218,6 +226,7 @@ def test_faults() -> None:
     check = daemon.faults({"faults": [fault]}, 100.0)
     assert check.status == "warning" and "bad was running" in check.detail and "10 s ago on device 1" in check.detail
     assert daemon.faults({"faults": [fault]}, 1e6).status == "ok"
+    assert daemon.faults({"faults": [{**fault, "reason": "restart"}]}, 100.0).status == "ok"
     assert daemon.faults({"faults": [{}]}, 100.0).status in ("ok", "warning")
 
 

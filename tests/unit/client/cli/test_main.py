@@ -130,3 +130,19 @@ def test_help_lists_the_exit_statuses(capsys: Any) -> None:
     out = capsys.readouterr().out
     for status in ("0    success", "1    failure", "2    usage error", "130  interrupted"):
         assert f"\n  {status}" in out
+
+
+@pytest.mark.parametrize("arguments", ["hearth completion bash", "hearthd print-config", "hearthd token"])
+def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
+    command = f"exec {sys.executable} -m {arguments} >/dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{arguments.split(maxsplit=1)[0]}: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", ["hearth completion bash", "hearthd print-config"])
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_commands_run_with_closed_standard_streams(arguments: str, closed: str) -> None:
+    command = f"exec {sys.executable} -m {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, bool(done.stdout)) == (0, "", "1>" not in closed)

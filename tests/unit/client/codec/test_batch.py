@@ -108,10 +108,21 @@ def test_targets(given: str, address: str, loopback: bool) -> None:
     assert target.resolve(given)[:2] == (address, loopback)
 
 
-@pytest.mark.parametrize("given", ["", "unix:", "http://gpu7:99", "gpu7:x", "gpu7:0", "gpu7:99999", ":99"])
+@pytest.mark.parametrize(
+    "given", ["", "unix:", "http://gpu7:99", "gpu7:x", "gpu7:0", "gpu7:99999", ":99", "unix:/a\0b"]
+)
 def test_wrong_targets(given: str) -> None:
     with pytest.raises(hearth.ArgumentError):
         target.resolve(given)
+
+
+def test_path_of_a_unix_socket_has_at_most_107_bytes() -> None:
+    longest = f"unix:/{'x' * 106}"
+    assert target.resolve(longest).address == longest
+    for path in (f"{longest}x", f"unix:/{'é' * 60}"):
+        with pytest.raises(hearth.ArgumentError, match=r"has 1\d\d bytes; 107 are possible") as raised:
+            target.resolve(path)
+        assert raised.value.reason == "INVALID_ARGUMENT" and "shorter path" in raised.value.fix
 
 
 @pytest.fixture

@@ -95,11 +95,34 @@ def test_the_defaults_are_warned_of_for_being_open_to_every_login() -> None:
         ({"tenants": [tenant(rights=["read"])]}, "tenants", "admin"),
         ({"tenants": [tenant()]}, "audit.path", "no record is kept"),
         ({"audit": {"path": "/nowhere/audit.log"}}, "audit.path", "cannot append"),
+        ({"listen": {"http": "127.0.0.1:7421"}}, "listen.http", "port 7421 is that of listen.grpc"),
+        ({"listen": {"http": "127.0.0.1:7423"}}, "listen.lanes", "port 7423 is that of listen.http"),
+        ({**OPEN, "listen": {"grpc": "0.0.0.0:5", "http": "127.0.0.1:5"}}, "listen.http", "port 5 is that of"),
     ],
 )  # fmt: skip
 def test_warnings(sections: dict[str, Any], setting: str, told: str) -> None:
     found = warnings(**sections)
     assert told in found[setting], found
+
+
+def test_listeners_may_have_one_port_on_two_addresses_or_any_port() -> None:
+    assert "listen.http" not in warnings(listen={"grpc": "127.0.0.1:5", "http": "127.0.0.2:5"})
+    assert "listen.http" not in warnings(listen={"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"})
+    assert "listen.lanes" not in warnings(listen={"lanes": "127.0.0.1:7421"}, lanes={"enabled": False})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"devices": {**CPU, "visible": [99]}},
+        {"audit": {"path": "/nowhere/audit.log"}},
+        {"listen": {"http": "127.0.0.1:7421"}},
+    ],
+)
+def test_warnings_say_if_the_daemon_would_not_start_here(sections: dict[str, Any]) -> None:
+    config = Config.model_validate({"devices": CPU, **sections})
+    assert any(each.blocks_start for each in advise(config, now=NOW))
+    assert not any(each.blocks_start for each in advise(Config.model_validate({"devices": CPU}), now=NOW))
 
 
 def test_a_limit_on_open_files_below_the_budget(open_files: Any) -> None:

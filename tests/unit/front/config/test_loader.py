@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -145,7 +146,7 @@ def test_units(number: int) -> None:
     assert parse_seconds(f"{number}ms") == pytest.approx(number / 1000)
     assert parse_seconds(f"{number}us") == pytest.approx(number / 1e6)
     assert parse_seconds(f"{number}s") == parse_seconds(number) == parse_seconds(f" {number} ") == number
-    assert parse_seconds(f"{number}m") == 60 * number
+    assert parse_seconds(f"{number}m", 60 * number) == 60 * number
     assert parse_bytes(f"{number}MiB") == parse_bytes(f"{number} mib") == number << 20
     assert parse_bytes(number) == parse_bytes(str(number)) == parse_bytes(f"{number}B") == number
 
@@ -157,6 +158,38 @@ def test_units_never_surprise(text: str) -> None:
             assert parse(text) >= 0
         except ValueError as error:
             assert "write e.g." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "values"),
+    [
+        ("", "drain_timeout", ("inf", "nan", "-1", "-inf", "1e20", '"577h"', '"9999999h"', "1" + "0" * 400)),
+        ("sessions", "lease", ("inf", "nan", '"9999999h"', f'"{"9" * 400}s"')),
+        ("collectives", "timeout", ("inf",)),
+        ("compile", "timeout", ("inf", "2147484")),  # longer than a socket can wait
+        ("compile", "memory", ("9223372036854775808", '"9999999TiB"', f'"{"9" * 400}"')),
+        ("limits", "max_unacked_bytes", ("9223372036854775808",)),
+        ("devices", "memory_limit", ("-1", "9223372036854775808")),
+    ],
+)
+def test_values_that_the_daemon_cannot_work_with_are_refused(
+    tmp_path: Path, section: str, key: str, values: tuple[str, ...]
+) -> None:
+    header = f"[{section}]\n" if section else ""
+    for value in values:
+        with pytest.raises(ConfigError, match=key):
+            load(file(tmp_path, f"{header}{key} = {value}\n"), {})
+
+
+def test_path_of_a_socket_with_nul_is_refused(tmp_path: Path) -> None:
+    for key in ("unix", "http_unix"):
+        with pytest.raises(ConfigError, match=rf"listen\.{key}: .*NUL"):
+            load(file(tmp_path, f'[listen]\n{key} = "/a\\u0000b"\n'), {})
+
+
+def test_longest_duration_is_a_time_limit_of_a_socket() -> None:
+    with socket.socket() as end:
+        end.settimeout(parse_seconds("576h"))
 
 
 def test_addresses() -> None:

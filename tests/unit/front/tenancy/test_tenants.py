@@ -134,6 +134,8 @@ def test_a_whole_tenant(tmp_path: Path) -> None:
         ("2027-06-30T12:00:00", 1814356800.0),
         ("2027-06-30T12:00:00+02:00", 1814349600.0),
         ('"never"', float("inf")),
+        ("9999-12-31", float("inf")),  # the last date that there is
+        ('"9999-12-31"', float("inf")),
     ],
 )
 def test_dates(tmp_path: Path, expires: str, until: float) -> None:
@@ -143,11 +145,31 @@ def test_dates(tmp_path: Path, expires: str, until: float) -> None:
     assert time.strftime("%Y", time.gmtime(1814356800)) == "2027"
 
 
-@pytest.mark.parametrize("expires", ["1", "true", '"soon"', "12:00:00", '"2027-13-01"', "-1.0"])
+@pytest.mark.parametrize("expires", ["1", "true", '"soon"', "12:00:00", '"2027-13-01"', "-1.0", "inf", "nan"])
 def test_invalid_dates_are_refused(tmp_path: Path, expires: str) -> None:
     text = f'[[tenants]]\nname = "a"\ntokens = [{{ hash = "{HASH}0", expires = {expires} }}]\n'
     with pytest.raises(ConfigError, match=r"tenants\[0\].tokens\[0\].expires: .* is not a date"):
         load(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("quota", "value"),
+    [
+        ("gpu_seconds", "inf"), ("gpu_seconds", "nan"), ("gpu_seconds", "1e300"),
+        ("gpu_seconds", '"1000000000000000h"'),
+        ("gpu_seconds", "-2"), ("device_bytes", "9223372036854775808"), ("device_bytes", '"9999999TiB"'),
+        ("handles", "inf"),
+    ],
+)  # fmt: skip
+def test_quotas_that_no_counter_can_reach_are_refused(tmp_path: Path, quota: str, value: str) -> None:
+    text = f'[[tenants]]\nname = "a"\nusers = [1]\n[tenants.quotas]\n{quota} = {value}\n'
+    with pytest.raises(ConfigError, match=rf'tenants\[0\].quotas.{quota}: .*"none" or "auto"'):
+        load(write(tmp_path, text), {})
+
+
+def test_device_time_of_several_years_is_a_quota(tmp_path: Path) -> None:
+    text = '[[tenants]]\nname = "a"\nusers = [1]\n[tenants.quotas]\ngpu_seconds = "100000h"\n'
+    assert load(write(tmp_path, text), {})[0].tenants[0].quotas.gpu_seconds == 3.6e8
 
 
 def test_tenants_are_configured_in_the_file_only(tmp_path: Path) -> None:
