@@ -18,7 +18,7 @@ from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError, UnsupportedError
-from hearth.stream_scope import StreamScope, current_streams
+from hearth.stream_scope import StreamScope, captured_by_thread, current_streams
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -41,17 +41,6 @@ def current(connection: Connection) -> BaseStream | None:
     scope = current_streams.get()
     stream: BaseStream | None = None if scope is None else scope.streams.get(id(connection))
     return stream
-
-
-def captured_by_thread(connection: Connection) -> StreamCapture | None:
-    """Returns the capture that this thread or task has begun on the device and not ended; None if there is none.
-
-    Args:
-        connection: The connection to the device.
-    """
-    scope = current_streams.get()
-    capture: StreamCapture | None = None if scope is None else scope.captures.get(id(connection))
-    return capture if capture is not None and capture.recording else None
 
 
 def check_captured(stream: BaseStream | None, connection: Connection) -> None:
@@ -135,22 +124,19 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 
 def check_stream(value: object) -> None:
     """Raises `ArgumentError` for a value that is not a stream."""
-    if not isinstance(value, BaseStream):
-        raise ArgumentError(
-            f"the stream is {value!r} ({type(value).__name__}), which is not a stream of Hearth.",
-            reason="INVALID_ARGUMENT",
-            fix="pass gpu.stream(), or None for the current stream; other arguments behind the stream have a keyword.",
-        )
+    fix = "pass gpu.stream(), or None for the current stream; other arguments behind the stream have a keyword."
+    _check_type(value, BaseStream, "stream", fix)
 
 
 def check_event(value: object) -> None:
     """Raises `ArgumentError` for a value that is not an event."""
-    if not isinstance(value, BaseEvent):
-        raise ArgumentError(
-            f"the event is {value!r} ({type(value).__name__}), which is not an event of Hearth.",
-            reason="INVALID_ARGUMENT",
-            fix="pass gpu.event(), or the event that stream.record() returns.",
-        )
+    _check_type(value, BaseEvent, "event", "pass gpu.event(), or the event that stream.record() returns.")
+
+
+def _check_type(value: object, expected: type, noun: str, fix: str) -> None:
+    if not isinstance(value, expected):
+        message = f"the {noun} is {value!r} ({type(value).__name__}), which is not from Hearth."
+        raise ArgumentError(message, reason="INVALID_ARGUMENT", fix=fix)
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hearth import base_stream as streams
 from hearth import stream_scope
 from hearth.errors import LaunchError
 from hearth.graphs.program import lost_handle_error
@@ -52,7 +51,7 @@ class CaptureRecorder:
         self._origin = weakref.ref(stream)
         self._joined: list[BaseStream] = []
         self._ended = False
-        self._outer = streams.captured_by_thread(connection)
+        self._outer = stream_scope.captured_by_thread(connection)
         stream._enter_capture(self, self)
         stream_scope.begin_scope(connection, self)
 

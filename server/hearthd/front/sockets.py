@@ -15,9 +15,10 @@ from hearthd.front.addresses import Address
 class ListenError(Exception):
     """The address cannot be used for listening. The text names the address, the reason and the remedy."""
 
-
-class UnusableSettingError(ListenError):
-    """A file or path that the configuration names cannot be used, whatever other processes do: no restart helps."""
+    def __init__(self, text: str, *, permanent: bool = False) -> None:
+        super().__init__(text)
+        self.permanent = permanent
+        """True if no restart helps: a file or path in the configuration cannot be used, whatever other processes do."""
 
 
 def check_free(address: Address, setting: str) -> None:
@@ -123,8 +124,9 @@ class UnixSocket:
         if not self.path.exists() and not self.path.is_symlink():
             return
         if not self.path.is_socket():
-            raise UnusableSettingError(
-                f"{self._setting}: {self.path} exists and is not a socket; remove it or configure another path"
+            raise ListenError(
+                f"{self._setting}: {self.path} exists and is not a socket; remove it or configure another path",
+                permanent=True,
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)

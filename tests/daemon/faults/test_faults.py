@@ -37,7 +37,7 @@ class Faulty:
         self.works()
 
     def works(self) -> None:
-        """Checks that a kernel runs on the array, which holds zeros. It has a limit of its own, because the daemon's
+        """Checks that a kernel runs on the array, which holds zeros. It has a separate limit, because the daemon's
         may be too short for a busy machine."""
         self.fine((1,), (8,), (self.x,), timeout=60)
         assert (self.x.get() == 1).all()

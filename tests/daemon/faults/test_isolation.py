@@ -41,7 +41,7 @@ class Worker:
 
     def works(self) -> None:
         """Checks that the buffer has the expected contents: its process has never been lost."""
-        # A limit of its own, because the session's may be too short for a busy machine.
+        # A separate limit, because the session's may be too short for a busy machine.
         self.add_one((1,), (8,), (self.x, np.int32(8)), timeout=60)
         self.count += 1
         assert (self.x.get() == self.count).all()

@@ -23,7 +23,7 @@ import structlog
 
 from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.peers import credentials_of
-from hearthd.front.sockets import ListenError, UnixSocket, UnusableSettingError
+from hearthd.front.sockets import ListenError, UnixSocket
 from hearthd.front.tenancy.tenants import User
 
 log = structlog.get_logger("hearthd.identity")
@@ -99,7 +99,8 @@ class IdentitySocket:
         """Starts to listen. Raises `ListenError`."""
         path = str(self._socket.path)
         if len(os.fsencode(path)) > 107:
-            raise UnusableSettingError(f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes")
+            text = f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes"
+            raise ListenError(text, permanent=True)
         self._socket.claim()
         old_umask = os.umask(0o111)  # every user may ask for a ticket
         try:

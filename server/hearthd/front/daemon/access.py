@@ -21,7 +21,7 @@ from hearthd.front.auth.tls import ServerCertificates, TlsError
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.config.loader import Config, tenants
 from hearthd.front.peers.port import Admit, PeerPort
-from hearthd.front.sockets import UnusableSettingError
+from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.revocations import RevocationError, Revocations
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Access:
     def open(self) -> None:
         """Opens the audit log and loads certificates and revocations.
 
-        Raises `UnusableSettingError` if a configured file cannot be used.
+        Raises `ListenError` if a configured file cannot be used.
         """
         tls = self._config.tls
         try:
@@ -97,7 +97,7 @@ class Access:
             if tls.crl:
                 self.auth.certificates.revocations = Revocations(tls.crl, tls.client_ca)
         except (AuditError, TlsError, RevocationError) as error:
-            raise UnusableSettingError(str(error)) from None
+            raise ListenError(str(error), permanent=True) from None
         self.audit.record("start")
 
     @property

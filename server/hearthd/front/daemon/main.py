@@ -61,7 +61,7 @@ def serve(
     from hearthd.front import opentelemetry
     from hearthd.front.daemon.daemon import Daemon
     from hearthd.front.daemon.orphans import reaping_orphans
-    from hearthd.front.sockets import ListenError, UnusableSettingError
+    from hearthd.front.sockets import ListenError
 
     opentelemetry.switch_on()
 
@@ -73,7 +73,7 @@ def serve(
         uvloop.run(main())
     except ListenError as error:
         on_error(f"hearthd: {error}")
-        return 2 if isinstance(error, UnusableSettingError) else 1
+        return 2 if error.permanent else 1
     finally:
         opentelemetry.switch_off()
     return 0
