@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from hearth.launch_recorder import StreamCapture
     from hearth.session.connection import Connection
 
 
@@ -29,14 +28,16 @@ class StreamScope(NamedTuple):
 current_streams: ContextVar[StreamScope | None] = ContextVar("hearth_current_streams", default=None)
 
 
-def captured_by_thread(connection: Connection) -> StreamCapture | None:
-    """Returns the capture that this thread or task has begun on the device and not ended; None if there is none.
+def captured_by_thread(connection: Connection) -> Any:
+    """Returns the capture that this thread or task has begun on the device and not ended, as in `StreamScope.captures`.
+
+    None if there is none.
 
     Args:
         connection: The connection to the device.
     """
     scope = current_streams.get()
-    capture: StreamCapture | None = None if scope is None else scope.captures.get(id(connection))
+    capture = None if scope is None else scope.captures.get(id(connection))
     return capture if capture is not None and capture.recording else None
 
 
