@@ -125,17 +125,17 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 def check_stream(value: object) -> None:
     """Raises `ArgumentError` for a value that is not a stream."""
     fix = "pass gpu.stream(), or None for the current stream; other arguments behind the stream have a keyword."
-    _check_type(value, BaseStream, "stream", fix)
+    _check_type(value, BaseStream, "a stream", fix)
 
 
 def check_event(value: object) -> None:
     """Raises `ArgumentError` for a value that is not an event."""
-    _check_type(value, BaseEvent, "event", "pass gpu.event(), or the event that stream.record() returns.")
+    _check_type(value, BaseEvent, "an event", "pass gpu.event(), or the event that stream.record() returns.")
 
 
 def _check_type(value: object, expected: type, noun: str, fix: str) -> None:
     if not isinstance(value, expected):
-        message = f"the {noun} is {value!r} ({type(value).__name__}), which is not from Hearth."
+        message = f"{value!r} ({type(value).__name__}) is not {noun} of Hearth."
         raise ArgumentError(message, reason="INVALID_ARGUMENT", fix=fix)
 
 

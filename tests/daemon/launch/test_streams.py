@@ -322,6 +322,6 @@ def test_other_objects_than_streams_and_events_are_refused(gpu: hearth.Device, k
             lambda: hearth.get_elapsed_time(bad, bad),
         ]
     for use in uses:
-        with pytest.raises(hearth.ArgumentError, match=r"which is not (a stream|an event) of Hearth") as caught:
+        with pytest.raises(hearth.ArgumentError, match=r"is not (a stream|an event) of Hearth") as caught:
             use()
         assert caught.value.fix

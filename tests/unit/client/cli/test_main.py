@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,7 +135,7 @@ def test_help_lists_the_exit_statuses(capsys: Any) -> None:
 
 @pytest.mark.parametrize("arguments", ["hearth completion bash", "hearthd print-config", "hearthd token"])
 def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
-    command = f"exec {sys.executable} -m {arguments} >/dev/full"
+    command = f"exec {shlex.quote(sys.executable)} -m {arguments} >/dev/full"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr == f"{arguments.split(maxsplit=1)[0]}: the output cannot be written: No space left on device\n"
@@ -143,6 +144,6 @@ def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
 @pytest.mark.parametrize("arguments", ["hearth completion bash", "hearthd print-config"])
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
 def test_commands_run_with_closed_standard_streams(arguments: str, closed: str) -> None:
-    command = f"exec {sys.executable} -m {arguments} {closed}"
+    command = f"exec {shlex.quote(sys.executable)} -m {arguments} {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr, bool(done.stdout)) == (0, "", "1>" not in closed)
