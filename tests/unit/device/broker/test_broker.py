@@ -266,14 +266,20 @@ for number, nonce in enumerate(nonces):
     broker.keep(nonce, file)
 files = len(os.listdir("/proc/self/fd"))
 _, requests, _ = broker.ends
-os.kill(its_pid(), signal.SIGSTOP)
+pid = its_pid()
+os.kill(pid, signal.SIGSTOP)
+def is_stopped():
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
+while not is_stopped():
+    time.sleep(0.001)
 requests.settimeout(0.01)
 try:
     broker.fetch(nonces[0])
 except TimeoutError:
     print("late")
 requests.settimeout(60)
-os.kill(its_pid(), signal.SIGCONT)
+os.kill(pid, signal.SIGCONT)
 print(os.pread(broker.fetch(nonces[1]), 1, 0), os.pread(broker.fetch(nonces[0]), 1, 0))
 print(len(os.listdir("/proc/self/fd")) - files)
 broker.close()
