@@ -3,6 +3,7 @@ provides."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import socket
@@ -144,5 +145,6 @@ class Rig(Generic[S]):
         self.send(Kind.SHUTDOWN)
         self.thread.join(30)
         assert not self.thread.is_alive()
+        gc.unfreeze()  # the process has frozen its objects, whose descriptors the collector would not find
         self.sock.close()
         self._theirs.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import select
 import socket
 from collections import Counter
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
@@ -217,7 +217,7 @@ def test_reset_discards_unread_data_and_notifies_the_peer() -> None:
             with accepted:
                 new, _ = sockets.scan()
                 client.sendall(b"x" * 1000)
-                assert select.select([accepted], [], [], 10)[0]
+                assert connection.wait([accepted], 10)
                 assert sockets.reset(accepted.fileno(), new[accepted.fileno()])
                 with pytest.raises(OSError, match=r"not connected|reset"):
                     assert accepted.recv(1000) != b"x" * 1000
@@ -270,7 +270,7 @@ def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
                 holding.hold(["127.0.0.1"])
                 each, accepted = connected()
                 assert holding.add(each) and each.held
-                assert not select.select([accepted], [], [], 0.3)[0]
+                assert not connection.wait([accepted], 0.3)
                 holding.admit_held([each], 100.0)
                 assert not each.held and each.since == 100.0
                 assert accepted.recv(10) == b"x"
