@@ -395,8 +395,7 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        shape, own = _form_of(a)
-        return self.empty(shape, own if dtype is None else dtype, stream)
+        return self.empty(*_form_like(a, dtype), stream)
 
     def zeros_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of zeros with the shape of `a`.
@@ -412,8 +411,7 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        shape, own = _form_of(a)
-        return self.zeros(shape, own if dtype is None else dtype, stream)
+        return self.zeros(*_form_like(a, dtype), stream)
 
     def ones_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of ones with the shape of `a`.
@@ -429,8 +427,7 @@ class BaseDevice(ABC, Generic[A, S]):
         Raises:
             DtypeError: No device has elements of that type.
         """
-        shape, own = _form_of(a)
-        return self.ones(shape, own if dtype is None else dtype, stream)
+        return self.ones(*_form_like(a, dtype), stream)
 
     def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array of one value with the shape of `a`.
@@ -448,8 +445,8 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: `fill_value` is more than one value.
             DtypeError: `fill_value` cannot be an element of that type.
         """
-        shape, own = _form_of(a)
-        return self.full(shape, fill_value, own if dtype is None else dtype, stream)
+        shape, dtype = _form_like(a, dtype)
+        return self.full(shape, fill_value, dtype, stream)
 
     # ---- methods that subclasses implement ----
 
@@ -590,10 +587,13 @@ class BaseDevice(ABC, Generic[A, S]):
         return f"device {self.ordinal}: {self.properties.name}"
 
 
-def _form_of(a: Any) -> tuple[shapes.Shape, Any]:
-    """Returns the shape and the dtype of an array, or those that NumPy gives to another object."""
+def _form_like(a: Any, dtype: Any) -> tuple[shapes.Shape, Any]:
+    """Returns the shape of `a`, and `dtype`, or if that is None the dtype of `a`.
+
+    Objects that are not arrays have the shape and dtype that NumPy gives them.
+    """
     if isinstance(a, BaseArray):
-        return a._shape, a._dtype
+        return a._shape, a._dtype if dtype is None else dtype
     if not (hasattr(a, "shape") and hasattr(a, "dtype")):
         a = host_copy.array_of(a, None)
-    return a.shape, a.dtype
+    return a.shape, a.dtype if dtype is None else dtype

@@ -12,6 +12,7 @@ import numpy as np
 
 from hearth import shapes
 from hearth.arrays.base_array import BaseArray
+from hearth.arrays.host_copy import CONVERSION_FAILURES
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
 from hearth.interop import dlpack
 from hearth_proto import layouts
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="ArrayLike")
 
-_FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, BufferError)
-"""Exceptions that libraries raise for an object that cannot be converted to an array."""
 _LEGACY_DEFAULT = 1
 _TO_HOST = "pass it from host memory: a.get() for CuPy, a.cpu() for PyTorch, np.asarray(a) for JAX."
 
@@ -85,7 +84,7 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
             _by_dlpack(obj, dtype, use)
             return
         host = np.asarray(obj, dtype, order="C")
-    except _FAILURES as error:
+    except CONVERSION_FAILURES as error:
         if isinstance(error, HearthError):
             raise
         host, cause = None, f"{error}"
@@ -96,7 +95,7 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
         try:
             _by_dlpack(obj, dtype, use)
             return
-        except _FAILURES as error:
+        except CONVERSION_FAILURES as error:
             if isinstance(error, HearthError):
                 raise
             cause = f"{cause}; {error}"
@@ -127,7 +126,7 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     """
     try:
         interface = getattr(obj, "__cuda_array_interface__", None)
-    except _FAILURES as error:  # PyTorch raises for a tensor with gradients
+    except CONVERSION_FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
             f"this {_name(obj)} does not export its memory: {error}.",
             reason="UNSUPPORTED",
@@ -240,7 +239,7 @@ def _dlpack_device(obj: Any) -> tuple[int, int]:
     try:
         kind, number = method(obj)
         return int(kind), int(number)
-    except _FAILURES:
+    except CONVERSION_FAILURES:
         return 0, 0
 
 

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="ArrayLike")
 
+CONVERSION_FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, BufferError)
+"""Exceptions that libraries raise for an object that cannot be converted to an array."""
+
 _PAIRS = 8
 """Maximum number of host arrays that an array remembers, and of directions and streams for each of them. The memory is
 cleared when it is full."""
@@ -423,7 +426,7 @@ def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
         return np.asarray(obj, dtype, order="C")
     except HearthError:  # of a device array, whose conversion reads it
         raise
-    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
+    except CONVERSION_FAILURES as error:
         raise DtypeError(
             f"this {type(obj).__name__} cannot be converted to an array ({error}).",
             reason="INVALID_ARGUMENT",

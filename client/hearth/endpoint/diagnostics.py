@@ -173,20 +173,26 @@ def _owner(path: str) -> str:
     return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(status.st_mode):04o}"
 
 
+def _connect(target: Target) -> socket.socket:
+    """Opens a connection to a TCP address. Connecting, and each later call, blocks for at most `_PROBE_S` seconds."""
+    return socket.create_connection((_host(target), int(target.address.rpartition(":")[2])), _PROBE_S)
+
+
+def _host(target: Target) -> str:
+    return target.address.rpartition(":")[0].strip("[]")
+
+
 def _accepts(target: Target) -> bool:
-    host, _, port = target.address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        _connect(target).close()
     except OSError:
         return False
     return True
 
 
 def _speaks_http(target: Target) -> bool:
-    host, _, port = target.address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as connection:
-            connection.settimeout(_PROBE_S)
+        with _connect(target) as connection:
             connection.sendall(b"HEAD /healthz HTTP/1.0\r\n\r\n")
             return connection.recv(5, socket.MSG_WAITALL) == b"HTTP/"
     except (TimeoutError, OSError):
@@ -204,18 +210,18 @@ def _verification(text: str) -> str:
 
 def _probe(target: Target) -> str:
     """Returns the protocol at an address after a failed connection; empty if no peer answers."""
-    host, _, port = target.address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # safe, because nothing is sent and no answer is trusted
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as connection:
-            connection.settimeout(_PROBE_S)
-            with context.wrap_socket(connection, server_hostname=host.strip("[]")) as secured:
-                # A daemon sends its HTTP/2 settings at once; a daemon that misses a certificate closes the connection,
-                # with or without an alert.
-                return TLS if secured.recv(1) else WANTS_CERTIFICATE
+        with (
+            _connect(target) as connection,
+            context.wrap_socket(connection, server_hostname=_host(target)) as secured,
+        ):
+            # A daemon sends its HTTP/2 settings at once; a daemon that misses a certificate closes the connection,
+            # with or without an alert.
+            return TLS if secured.recv(1) else WANTS_CERTIFICATE
     except ssl.SSLError as error:
         if "CERTIFICATE_REQUIRED" in (error.reason or "") or "ALERT" in (error.reason or ""):
             return WANTS_CERTIFICATE

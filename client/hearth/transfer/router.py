@@ -137,6 +137,20 @@ def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[No
         raise
 
 
+@contextlib.contextmanager
+def _withdrawing_on_failure(connection: Connection, reply: Reply, number: int) -> Iterator[None]:
+    """Context in which the separate streams of a transfer are opened.
+
+    Any failure abandons the reply of the transfer's command and aborts the transfer at the daemon.
+    """
+    try:
+        yield
+    except BaseException:
+        reply.abandon()
+        _abort(connection, number)
+        raise
+
+
 def _abort(connection: Connection, number: int) -> None:
     from hearth.transfer.grpc_stream import cancel_transfer
 
@@ -187,12 +201,8 @@ def carry_upload(
     from hearth.transfer import striping  # imported only for arrays that may need it
 
     size = len(data)
-    try:
+    with _withdrawing_on_failure(connection, reply, number):
         upload = striping.upload(connection, attachment, reply, number, data, progress)
-    except BaseException:
-        reply.abandon()
-        _abort(connection, number)
-        raise
     reply.on_error = upload.cancel
     if reply.error is not None:
         upload.cancel()
@@ -383,12 +393,8 @@ def carry_download(
 
     size = len(into)
     deadline = None if timeout is None else time.monotonic() + timeout
-    try:
+    with _withdrawing_on_failure(connection, reply, number):
         download = striping.download(connection, attachment, reply, number, into, timeout)
-    except BaseException:
-        reply.abandon()
-        _abort(connection, number)
-        raise
     reply.on_error = download.cancel
     if reply.error is not None:
         download.cancel()
