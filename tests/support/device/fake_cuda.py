@@ -30,9 +30,12 @@ class FakeCuda(NamedTuple):
 
 
 @contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Replaces the packages; modules of `hearthd.device.cuda` are imported anew, and again by other tests."""
-    fakes = FakeCuda(
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, fakes: FakeCuda | None = None) -> Iterator[FakeCuda]:
+    """Replaces the packages by `fakes`, or by mocks.
+
+    Modules of `hearthd.device.cuda` are imported anew, with or without CuPy installed, and again by other tests.
+    """
+    fakes = fakes or FakeCuda(
         MagicMock(CUDARuntimeError=FakeError), MagicMock(CUDADriverError=FakeError), MagicMock(name="driver")
     )
     api, bindings = ModuleType("cupy_backends.cuda.api"), ModuleType("cuda.bindings")

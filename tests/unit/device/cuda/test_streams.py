@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.support.device.fake_cuda import FakeCuda, fake_cuda
 
 NON_BLOCKING = 1
 """cudaStreamNonBlocking."""
@@ -54,33 +56,17 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
-def cuda(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Returns the modules `streams` and `kernel_output` imported over the fake, with or without CuPy installed; other
-    tests import them again."""
-    api = ModuleType("cupy_backends.cuda.api")
-    api.runtime = runtime  # type: ignore[attr-defined]
-    api.driver = SimpleNamespace(CUDADriverError=RuntimeError)  # type: ignore[attr-defined]
-    bindings = ModuleType("cuda.bindings")
+def cuda(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The modules `streams` and `kernel_output`, imported over the fake."""
     attributes = SimpleNamespace(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS=122)
-    bindings.driver = SimpleNamespace(CUdevice_attribute=attributes)  # type: ignore[attr-defined]
-    modules: dict[str, Any] = {
-        "cuda": ModuleType("cuda"),
-        "cuda.bindings": bindings,
-        "cupy_backends": ModuleType("cupy_backends"),
-        "cupy_backends.cuda": ModuleType("cupy_backends.cuda"),
-        "cupy_backends.cuda.api": api,
-        "cupy_backends.cuda.api.runtime": runtime,
-        "cupy_backends.cuda.api.driver": api.driver,
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    package = importlib.import_module("hearthd.device.cuda")
-    names = ("errors", "streams", "kernel_output")
-    for name in names:
-        monkeypatch.setattr(package, name, None, raising=False)
-        monkeypatch.setitem(sys.modules, f"hearthd.device.cuda.{name}", None)
-        del sys.modules[f"hearthd.device.cuda.{name}"]
-    return SimpleNamespace(**{name: importlib.import_module(f"hearthd.device.cuda.{name}") for name in names})
+    fakes = FakeCuda(
+        runtime,
+        cupy_driver=SimpleNamespace(CUDADriverError=RuntimeError),
+        driver=SimpleNamespace(CUdevice_attribute=attributes),
+    )
+    with fake_cuda(monkeypatch, fakes):
+        names = ("streams", "kernel_output")
+        yield SimpleNamespace(**{name: importlib.import_module(f"hearthd.device.cuda.{name}") for name in names})
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import ctypes
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.cuda.sharing.copy_segment import PROOF_BYTES
+from tests.support.device.fake_cuda import FakeCuda, fake_cuda
 
 OWN, PEER, SEGMENT = 1 << 40, 2 << 40, 3 << 40
 """Addresses of the windows and the segment, which are not memory of this process."""
@@ -24,7 +27,7 @@ class CudaError(RuntimeError):
     """cudaErrorMemoryAllocation."""
 
 
-class FakeCuda:
+class FakeNode:
     """Runtime, driver, virtual memory and segment at once. Records what is held; the call named `failing` fails."""
 
     def __init__(self, failing: str) -> None:
@@ -91,7 +94,7 @@ class FakeCuda:
 
     # ---- segment ----
 
-    def open(self, nonce: bytes) -> FakeCuda:
+    def open(self, nonce: bytes) -> FakeNode:
         self.held.append("segment")
         return self
 
@@ -110,43 +113,29 @@ class FakeCuda:
     exchange_mapped = exchange_offer
 
 
-def communicators(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the factory of a module that is imported over the fake, with or without CuPy installed."""
-    api = ModuleType("cupy_backends.cuda.api")
+@contextmanager
+def communicators(fake: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Context with the factory of a module that is imported over the fake."""
     runtime: Any = ModuleType("cupy_backends.cuda.api.runtime")
     runtime.CUDARuntimeError = CudaError
     for name in ("eventQuery", "eventRecord", "streamWaitEvent"):
         setattr(runtime, name, getattr(fake, name))
-    api.runtime = runtime  # type: ignore[attr-defined]
-    api.driver = SimpleNamespace(CUDADriverError=CudaError)  # type: ignore[attr-defined]
-    bindings = ModuleType("cuda.bindings")
     attributes = SimpleNamespace(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS=122)
-    bindings.driver = SimpleNamespace(CUdevice_attribute=attributes)  # type: ignore[attr-defined]
-    sharing = importlib.import_module("hearthd.device.cuda.sharing")
-    virtual_memory: Any = ModuleType("hearthd.device.cuda.sharing.virtual_memory")
-    modules: dict[str, Any] = {
-        "cuda": ModuleType("cuda"),
-        "cuda.bindings": bindings,
-        "cupy_backends": ModuleType("cupy_backends"),
-        "cupy_backends.cuda": ModuleType("cupy_backends.cuda"),
-        "cupy_backends.cuda.api": api,
-        "cupy_backends.cuda.api.runtime": runtime,
-        "cupy_backends.cuda.api.driver": api.driver,
-        "hearthd.device.cuda.sharing.virtual_memory": virtual_memory,
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sharing, "virtual_memory", virtual_memory, raising=False)
-    for package, name in (("", "errors"), ("", "streams"), (".sharing", "copy_communicators")):
-        module = importlib.import_module(f"hearthd.device.cuda{package}")
-        monkeypatch.setattr(module, name, None, raising=False)
-        monkeypatch.setitem(sys.modules, f"hearthd.device.cuda{package}.{name}", None)
-        del sys.modules[f"hearthd.device.cuda{package}.{name}"]
-    tested = importlib.import_module("hearthd.device.cuda.sharing.copy_communicators")
-    for name in ("runtime", "driver", "virtual_memory"):
-        monkeypatch.setattr(tested, name, fake)
-    monkeypatch.setattr(tested, "CopySegments", lambda: fake)
-    return tested.CopyCommunicators(0)
+    fakes = FakeCuda(
+        runtime,
+        cupy_driver=SimpleNamespace(CUDADriverError=CudaError),
+        driver=SimpleNamespace(CUdevice_attribute=attributes),
+    )
+    with fake_cuda(monkeypatch, fakes):
+        virtual_memory: Any = ModuleType("hearthd.device.cuda.sharing.virtual_memory")
+        monkeypatch.setitem(sys.modules, virtual_memory.__name__, virtual_memory)
+        sharing = importlib.import_module("hearthd.device.cuda.sharing")
+        monkeypatch.setattr(sharing, "virtual_memory", virtual_memory, raising=False)
+        tested = importlib.import_module("hearthd.device.cuda.sharing.copy_communicators")
+        for name in ("runtime", "driver", "virtual_memory"):
+            monkeypatch.setattr(tested, name, fake)
+        monkeypatch.setattr(tested, "CopySegments", lambda: fake)
+        yield tested.CopyCommunicators(0)
 
 
 @pytest.mark.parametrize("failing", ["hostRegister", "cuMemHostGetDevicePointer", "eventCreateWithFlags"])
@@ -154,15 +143,16 @@ def communicators(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_communicator_that_fails_to_initialise_holds_nothing(
     rank: int, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeCuda(failing)
-    with pytest.raises(Refusal, match="Joining a copy"):
-        communicators(fake, monkeypatch).join(b"id", rank, 2)
+    fake = FakeNode(failing)
+    with communicators(fake, monkeypatch) as factory, pytest.raises(Refusal, match="Joining a copy"):
+        factory.join(b"id", rank, 2)
     assert fake.held == []
 
 
 def test_communicator_that_is_initialised_holds_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeCuda("")
-    joined = communicators(fake, monkeypatch).join(b"id", 0, 2)
-    assert not joined.through_host and set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
-    joined.abort()
+    fake = FakeNode("")
+    with communicators(fake, monkeypatch) as factory:
+        joined = factory.join(b"id", 0, 2)
+        assert not joined.through_host and set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
+        joined.abort()
     assert fake.held == []
