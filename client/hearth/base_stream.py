@@ -274,7 +274,7 @@ class BaseStream(CupyNames):
 
     def _enter_capture(self, recorder: LaunchRecorder, capture: StreamCapture) -> None:
         """Marks the stream as captured. The command that makes the daemon capture it follows."""
-        self._event_before_capture = self._probe_event()[0]
+        self._event_before_capture = self._probe_event()
         self._recorder, self._capture = recorder, capture
 
     def _leave_capture(self) -> None:
@@ -359,22 +359,18 @@ class BaseStream(CupyNames):
         command.wait_event.event = event._recorded_on(attachment, self._connection)
         attachment.submit(command)
 
-    def _probe_event(self) -> tuple[BaseEvent, bool]:
-        """Returns an event behind all work submitted so far, and True if it may have been recorded just now.
-
-        During a capture, the event is behind the work before the capture. A fresh event is to be queried twice, because
-        even an idle stream needs a moment to complete the record itself.
-        """
+    def _probe_event(self) -> BaseEvent:
+        """Returns an event behind all work submitted so far; during a capture, behind the work before the capture."""
         if self._event_before_capture is not None:
-            return self._event_before_capture, True
+            return self._event_before_capture
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
-            return probe[1], False
+            return probe[1]
         event = BaseEvent(self._connection)
         self._record(event)
         self._probe = (attachment, attachment.session.queue.submitted), event
-        return event, True
+        return event
 
     def __enter__(self) -> Self:
         outer = current_streams.get()

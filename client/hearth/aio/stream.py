@@ -123,13 +123,7 @@ class Stream(BaseStream):
         """
         connection = self._connection
         await connection.opened()
-        event, is_new = self._probe_event()
-        if await connection.home.result_of(event._request_query(False)):
-            return True
-        if not is_new:
-            return False
-        await connection.opened()
-        return await connection.home.result_of(event._request_query(False))
+        return await connection.home.result_of(self._probe_event()._request_query(False))
 
 
 class Event(BaseEvent):

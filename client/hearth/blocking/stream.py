@@ -113,10 +113,9 @@ class Stream(BaseStream):
     def done(self) -> bool:
         """True if everything submitted to the stream so far is done; during a capture, everything before the capture.
 
-        Blocks for one request to the device, or two; reports no errors.
+        Blocks for one request to the device; reports no errors.
         """
-        event, is_new = self._probe_event()
-        return event._request_query(False).wait() or (is_new and event._request_query(False).wait())
+        return self._probe_event()._request_query(False).wait()
 
 
 class Event(BaseEvent):

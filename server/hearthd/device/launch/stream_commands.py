@@ -99,6 +99,7 @@ class StreamCommands:
                 return False
             if event.event is not None:
                 self._device.tracks.retire(event.event)
+            event.mark.done = not self._device.tracks.unfinished((track,))
             self._device.tracks.claim_position(track, ())
             self._device.begin(origin.stream)
             event.event = self._device.server.record(track.stream, timing=True)
@@ -141,7 +142,7 @@ class StreamCommands:
             origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=done)))
 
         def run() -> bool:
-            if event.event is None or self._device.server.done(event.event):
+            if event.event is None or event.mark.done or self._device.server.done(event.event):
                 self._device.tracks.poll_watched()  # earlier events are done too, and their queries are answered first
                 answer(True)
             elif command.wait:

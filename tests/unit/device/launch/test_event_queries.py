@@ -54,3 +54,26 @@ def test_a_query_is_not_answered_before_that_of_an_earlier_event(rig: Passing) -
     answers = [device_pb2.ExecuteResponse.FromString(rig.until(Kind.RESPONSE).payload).result for _ in range(2)]
     assert [answer.request for answer in answers] == [1, 2]
     assert all(answer.event.done for answer in answers)
+
+
+def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_record(
+    rig: Passing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that take turns on a device may delay the driver's record by milliseconds."""
+    executor, done = rig.process.executor, rig.server.done
+    session = executor.session(1)
+    assert session is not None
+    commands = [
+        Command(record_event=c.RecordEvent(event=1)),
+        Command(request=1, query_event=c.QueryEvent(event=1)),
+    ]
+
+    def run() -> None:
+        monkeypatch.setattr(rig.server, "done", lambda event: event is not session.events.items[1].event and done(event))
+        payload = device_pb2.ExecuteRequest(batch=c.Batch(seq=session.last_seq + 1, commands=commands))
+        executor.frame(Frame(Kind.BATCH, 0, 1, 0, payload.SerializeToString()))
+        executor.run_on_arrival(1)
+
+    rig.process.loop.post(run)
+    result = device_pb2.ExecuteResponse.FromString(rig.until(Kind.RESPONSE).payload).result
+    assert result.request == 1 and result.event.done
