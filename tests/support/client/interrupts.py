@@ -23,24 +23,37 @@ PACKAGE = str(Path(hearth.__file__).parent)
 
 @contextlib.contextmanager
 def interrupted_wait(work: Attachment) -> Iterator[None]:
-    """Sends the main thread SIGINT, once, as soon as it waits in the block for an answer of this attachment. No other
-    thread may wait for one."""
+    """Raises one KeyboardInterrupt in the main thread as soon as it waits in the block for an answer of `work`.
+
+    No other thread may wait for one. SIGINT is repeated until Python has handled it: a signal that arrives just before
+    a blocking call of the interpreter is noticed only when the call returns or another signal arrives.
+    """
     main = threading.main_thread().ident
     assert main is not None and main == threading.get_ident()
+    handled = threading.Event()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
 
     def waits() -> bool:
         return bool(work.waiters.sleepers) or (work.channel is not None and work.channel.role.holder == main)
 
     def interrupt() -> None:
         if wait_for(waits, 60):
-            signal.pthread_kill(main, signal.SIGINT)
+            while not handled.is_set():
+                signal.pthread_kill(main, signal.SIGINT)
+                handled.wait(0.1)
 
     interrupting = threading.Thread(target=interrupt)
+    old = signal.signal(signal.SIGINT, handle)
     interrupting.start()
     try:
         yield
     finally:
         interrupting.join()
+        signal.signal(signal.SIGINT, old)
 
 
 def interrupting(call: Callable[[], object], step: int) -> bool:

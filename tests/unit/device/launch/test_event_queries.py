@@ -69,7 +69,9 @@ def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_
     ]
 
     def run() -> None:
-        monkeypatch.setattr(rig.server, "done", lambda event: event is not session.events.items[1].event and done(event))
+        monkeypatch.setattr(
+            rig.server, "done", lambda event: event is not session.events.items[1].event and done(event)
+        )
         payload = device_pb2.ExecuteRequest(batch=c.Batch(seq=session.last_seq + 1, commands=commands))
         executor.frame(Frame(Kind.BATCH, 0, 1, 0, payload.SerializeToString()))
         executor.run_on_arrival(1)
