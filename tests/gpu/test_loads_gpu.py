@@ -17,8 +17,13 @@ from tests.support.daemon.kernels import COMMON, Gate, saxpy_works
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 
 WAIT_S = 30.0
-PRINTS = """
-extern "C" __global__ void says(int* x) { printf("here\\n"); x[0] = 1; }
+FIRST = r"""
+extern "C" __global__ void says(int* x) { printf("here\n"); x[0] = 1; }
+extern "C" __global__ void deep(int* x) {  // needs 16 KiB of local memory for each thread
+    volatile int memory[4096];
+    for (int i = 0; i < 4096; i++) memory[i * 7 % 4096] = i;
+    x[0] = memory[7];
+}
 """
 
 
@@ -47,9 +52,10 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
     with daemon.connect() as one, daemon.connect() as another:
         gpu, guest = one.device(0), another.device(0)
         saxpy_works(guest)
-        says = guest.RawModule(code=PRINTS).get_function("says")
-        assert says.max_threads_per_block > 0  # the module is loaded; its printf buffer is created at its first launch
-        before = guest.zeros(8, np.int32)
+        first = guest.RawModule(code=FIRST)
+        says, deep = first.get_function("says"), first.get_function("deep")
+        assert deep.local_size_bytes >= 16384  # the module is loaded; the driver provides this memory later
+        before, printed = guest.zeros(8, np.int32), guest.zeros(1, np.int32)
         gate, stream = Gate(gpu), gpu.stream()
         gate.hold(stream=stream)
         gpu.flush()
@@ -58,11 +64,15 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.retryable and error.details["sessions"] == one.session_id
         for _ in range(2):  # the driver would wait inside the launch
-            says((1,), (1,), (before,))
-            with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
+            deep((1,), (1,), (before,))
+            with pytest.raises(hearth.QuotaExceededError, match="first launch of deep"):
                 guest.synchronize(timeout=WAIT_S)
-        with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
-            guest.dispatch(says, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)
+        with pytest.raises(hearth.QuotaExceededError, match="first launch of deep"):
+            guest.dispatch(deep, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)
+        with pytest.raises(hearth.QuotaExceededError, match="first launch of deep"), guest.graph():
+            deep((1,), (1,), (before,))  # the driver would wait when the graph is instantiated
+        says((1,), (1,), (printed,))
+        assert printed.get(timeout=WAIT_S)[0] == 1
         assert daemon.counter("loads_refused", 0) == 2 and daemon.gauge("loads_waiting") == 0
         other = guest.zeros(4, np.int32)  # copies and loaded kernels continue beside it
         assert (other.get(timeout=WAIT_S) == 0).all()
@@ -73,7 +83,9 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         assert late.get_global("number", np.int32).get(timeout=WAIT_S)[0] == 1, "who asks again later has it"
         adds(guest, 2)
         result = guest.zeros(8, np.int32)
-        says((1,), (1,), (result,))
+        with guest.graph() as graph:
+            deep((1,), (1,), (result,))
+        graph.launch()
         assert result.get(timeout=WAIT_S)[0] == 1
-        assert guest.dispatch(says, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)[0] == 1
+        assert guest.dispatch(deep, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)[0] == 1
         assert not daemon.status()["devices"][0]["restarts"], "no process was lost for it"

@@ -354,18 +354,16 @@ class ComputeServer(Protocol):
         """True if `load` and `unload` wait for all running kernels to end; see `hearthd.device.resources.idle_work`."""
         ...
 
-    def first_launch_waits(self, function: Any, prints: bool) -> bool:
-        """True if the first launch of the function would wait for all running kernels to end.
+    def has_local_memory(self, function: Any) -> bool:
+        """True if as much local memory per thread is provided as the function needs.
 
-        `prints`: the function may print.
+        Otherwise a launch of the function, and the instantiation of a graph with it, would wait for all running kernels
+        to end.
         """
         ...
 
-    def record_first_launch(self, function: Any, prints: bool) -> None:
-        """Records that the function is about to be launched while no kernel runs.
-
-        Later first launches may rely on the allocations of this launch.
-        """
+    def provide_local_memory(self, function: Any) -> None:
+        """Provides the local memory that the function needs. To be called while no kernel runs. Raises Refusal."""
         ...
 
     def load(self, image: Image) -> Module:

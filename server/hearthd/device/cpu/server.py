@@ -275,10 +275,10 @@ class CpuServer:
 
     loading_waits = False
 
-    def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
-        return False
+    def has_local_memory(self, _function: Function) -> bool:
+        return True
 
-    def record_first_launch(self, _function: Function, _prints: bool) -> None:
+    def provide_local_memory(self, _function: Function) -> None:
         pass
 
     def load(self, image: Image) -> Module:

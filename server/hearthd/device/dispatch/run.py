@@ -29,7 +29,7 @@ from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
-from hearthd.device.launch.first_launch import FirstLaunch
+from hearthd.device.launch.idle_load import LocalMemoryWait
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
@@ -110,7 +110,8 @@ class DispatchRun:
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, resources.memory.reservations, origin.session, self._reserve
         )
-        self._first_launch: FirstLaunch | None = None
+        self._local_memory = LocalMemoryWait(device, origin.session, resolved.entry)
+        self._bound: BoundLaunch | None = None
         self._validates = bool(resolved.record.flags & LaunchFlag.VALIDATE)
         self._validation: list[Refusal | None] | None = None
         """The result of the validated launch, empty while it runs; None before it has been submitted."""
@@ -153,8 +154,7 @@ class DispatchRun:
         """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
-        if self._first_launch is not None:
-            self._first_launch.release()
+        self._local_memory.end()
         self._save_outputs_soon()
         session = self._origin.session
         for slot in self._slots:
@@ -167,11 +167,15 @@ class DispatchRun:
     # ---- the stages ----
 
     def _prepare(self) -> bool:
-        """Waits for the module, checks the launch, and allocates all transient buffers or raises without any."""
-        if self._entry.module.pending or self._track.full:
+        """Waits for the module and the kernel's local memory, checks the launch, and allocates all transient buffers.
+
+        Raises Refusal without any buffer.
+        """
+        if self._entry.module.pending:
             return False
-        # Checked before memory is allocated.
         plan = self._resources.binder.check(self._resolved)
+        if not self._local_memory.ready() or self._track.full:
+            return False
         assert self._allocation is not None
         try:
             if not self._allocation.run():
@@ -187,8 +191,7 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # breaks a reference cycle between both objects
-        bound = self._resources.binder.fill(plan, self._resolved)
-        self._first_launch = FirstLaunch(self._device, self._origin, self._entry, bound)
+        self._bound = self._resources.binder.fill(plan, self._resolved)
         return True
 
     def _reserve(self) -> None:
@@ -239,11 +242,10 @@ class DispatchRun:
         device.telemetry.fills += 1
 
     def _launch(self) -> bool:
-        first_launch = self._first_launch
-        assert first_launch is not None
-        if self._track.closed or not first_launch.ready(self._issue_first):
+        bound = self._bound
+        assert bound is not None
+        if self._track.closed:
             return False
-        bound = first_launch.bound
         if self._validates:
             return self._validate(bound)
         self._claim_position(bound)
@@ -266,28 +268,6 @@ class DispatchRun:
         """Orders a timed kernel behind other streams, so that the wait for them does not count as its time."""
         if self._timed:
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
-
-    def _issue_first(self) -> bool:
-        """Issues the first iteration, or the validated launch, while the device is idle for it.
-
-        Returns False if it has issued nothing.
-        """
-        assert self._first_launch is not None
-        bound = self._first_launch.bound
-        if self._validates:
-            self._validate(bound)
-            return self._validation is not None
-        if not self._remaining:
-            return True
-        self._claim_position(bound)
-        self._kernel.start()
-        try:
-            self._resources.binder.issue(self._origin.stream, bound, 1)
-        finally:
-            self._kernel.stop()
-        self._remaining -= 1
-        self._origin.started = True
-        return True
 
     def _validate(self, bound: BoundLaunch) -> bool:
         """Launches the kernel on copies between red zones, and waits until it is done. Raises what it has found."""

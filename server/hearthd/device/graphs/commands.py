@@ -38,9 +38,9 @@ from hearthd.device.graphs.capture import (
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.idle_load import IdleLoad
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
@@ -63,7 +63,8 @@ class GraphCommands:
         self._binder = binder
         self._watchdog = watchdog
         self._keepers = keepers
-        self._conditionals = _ConditionalsLoad(device)
+        self._has_conditionals = False
+        """True once the backend has loaded what it needs for conditional nodes."""
 
     # ---- recording ----
 
@@ -168,7 +169,13 @@ class GraphCommands:
         if kind is Conditional.SWITCH:
             self._check_branches("switch")
         buffer = origin.session.buffers.find(command.buffer)
-        wait = _ConditionalsWait(self._conditionals, origin.session)
+        wait = IdleLoad(
+            self._device,
+            origin.session,
+            "the load of conditional nodes",
+            lambda: self._has_conditionals,
+            self._load_conditionals,
+        )
 
         def run() -> bool:
             if not wait.ready():
@@ -190,6 +197,10 @@ class GraphCommands:
         operation = Operation(origin, run, writes=(origin.stream,), reads=(buffer,))
         operation.on_failure = lambda _refusal: wait.end()
         return operation
+
+    def _load_conditionals(self) -> None:
+        self._device.server.load_conditionals()
+        self._has_conditionals = True
 
     def begin_branch(self, origin: Origin, command: commands_pb2.BeginBranch) -> Operation:
         """Returns the operation that begins a further body of a conditional node.
@@ -411,61 +422,6 @@ class GraphCommands:
         graph, entry.graph = entry.graph, None
         if graph is not None:
             self._destroy(entry, graph)
-
-
-class _ConditionalsLoad:
-    """Load of what the backend needs for conditional nodes: begun by the first of them, while no kernel runs."""
-
-    def __init__(self, device: DeviceContext) -> None:
-        self.device = device
-        self.done = False
-
-    def run(self) -> None:
-        """Loads it, unless that is done. Raises Refusal; a later call tries again."""
-        if not self.done:
-            self.device.server.load_conditionals()
-            self.done = True
-
-
-class _ConditionalsWait:
-    """Wait of one conditional node for the load, which ends with its command or at the time limit for loads."""
-
-    def __init__(self, load: _ConditionalsLoad, session: DeviceSession) -> None:
-        self._load = load
-        self._session = session
-        self._refusal: Refusal | None = None
-        self._waiting: Waiting | None = None
-        """The queued job of this wait, pending or done; None if there is none."""
-
-    def ready(self) -> bool:
-        """Returns False while the load waits for an idle device. Raises Refusal if the wait or the load was refused."""
-        load = self._load
-        if not load.done and self._refusal is None and self._waiting is None:
-            self._waiting = load.device.idle_work.load(
-                self._session, "the load of conditional nodes", self._run, self._refuse
-            )
-        if load.done:
-            self.end()
-        elif self._refusal is not None:
-            raise self._refusal
-        return load.done
-
-    def end(self) -> None:
-        """Removes the queued job, if there is one. Further calls have no effect."""
-        if self._waiting is not None:
-            self._load.device.idle_work.drop(self._waiting)
-
-    def _run(self) -> None:
-        try:
-            self._load.run()
-        except Refusal as refusal:
-            self._refusal = refusal
-        self._load.device.kick(None)  # the load may be the one that another session waits for
-
-    def _refuse(self, refusal: Refusal) -> None:
-        self._refusal = refusal
-        self._load.device.telemetry.loads_refused += 1
-        self._load.device.kick(self._session)
 
 
 def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:

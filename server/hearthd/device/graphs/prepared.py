@@ -15,6 +15,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
 from hearthd.device.graphs.repeat import MAX_NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.idle_load import LocalMemoryWait
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
@@ -85,20 +86,21 @@ class PreparedCommands:
         except Refusal as refusal:
             entry.error = _not_prepared(entry, refusal)
             raise
-        modules: dict[ModuleEntry, None] = {}
+        functions = dict.fromkeys(resolved.entry for resolved in parsed)
+        waits = [LocalMemoryWait(self._device, session, function) for function in functions]
+        modules = dict.fromkeys(function.module for function in functions)
         buffers: dict[Buffer, None] = {}
         for resolved in parsed:
             written, read = resolved.split()
-            modules[resolved.entry.module] = None
             buffers.update(dict.fromkeys((*written, *read)))
         entry.unsettled += 1
         operation = Operation(
             origin,
-            partial(self._prepare, origin, entry, parsed, tuple(modules)),
+            partial(self._prepare, origin, entry, parsed, waits, tuple(modules)),
             writes=(entry,),
             reads=(*modules, *buffers),
         )
-        operation.on_failure = partial(self._failed, entry)
+        operation.on_failure = partial(self._failed, entry, waits)
         return operation
 
     def _parse(self, session: DeviceSession, entry: PreparedEntry, data: bytes) -> list[ResolvedRecord]:
@@ -118,7 +120,12 @@ class PreparedCommands:
         return resolved
 
     def _prepare(
-        self, origin: Origin, entry: PreparedEntry, parsed: Sequence[ResolvedRecord], modules: Sequence[ModuleEntry]
+        self,
+        origin: Origin,
+        entry: PreparedEntry,
+        parsed: Sequence[ResolvedRecord],
+        waits: Sequence[LocalMemoryWait],
+        modules: Sequence[ModuleEntry],
     ) -> bool:
         if any(module.pending for module in modules):
             return False
@@ -131,6 +138,8 @@ class PreparedCommands:
                 refusals[index] = refusal
         if refusals:
             raise _refusal(entry, len(parsed), refusals)
+        if not all(wait.ready() for wait in waits):
+            return False
         total = sum(launch.plan.iterations for launch in bound)
         if total > MAX_LAUNCHES:
             raise Refusal(
@@ -185,7 +194,9 @@ class PreparedCommands:
             entry.holdings.release()
 
     @staticmethod
-    def _failed(entry: PreparedEntry, refusal: Refusal) -> None:
+    def _failed(entry: PreparedEntry, waits: Sequence[LocalMemoryWait], refusal: Refusal) -> None:
+        for wait in waits:
+            wait.end()
         entry.unsettled -= 1
         entry.error = _not_prepared(entry, refusal)
 

@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.dynamic_grid import DynamicGrid
-from hearthd.device.launch.first_launch import FirstLaunch
+from hearthd.device.launch.idle_load import LocalMemoryWait
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.operation import Origin
 from hearthd.device.resources.grants import MemoryRequest
@@ -31,9 +31,9 @@ class LaunchRun:
         self._capture = origin.capture
         self._remaining = 0
         self._grid: DynamicGrid | None = None
-        self._first_launch: FirstLaunch | None = None
+        self._bound: BoundLaunch | None = None
+        self._local_memory = LocalMemoryWait(device, origin.session, parsed.entry)
         self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
-        self._validated = False
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -42,30 +42,24 @@ class LaunchRun:
     def step(self) -> bool:
         """Binds the launch, and issues as many of its iterations as the track has room for.
 
-        It first waits for the module, for a grid that is read from a buffer, and for an idle device if the driver needs
-        one. Raises Refusal if the launch cannot run.
+        It first waits for the module, for a grid that is read from a buffer, and for the kernel's local memory. Raises
+        Refusal if the launch cannot run.
         """
-        first_launch = self._first_launch
-        if first_launch is not None:
-            first_launch.check()  # takes precedence over any other wait
-        parsed = self._parsed
-        stream = parsed.stream
-        if parsed.entry.module.pending or stream.track.closed:
-            return False
-        if self._grid is not None:
-            if not self._grid.ready():
+        stream, bound = self._parsed.stream, self._bound
+        if bound is None:
+            if self._parsed.entry.module.pending:
                 return False
-            if not self._read_grid(self._grid):
-                return True
-        if first_launch is None:
-            bound = self._binder.bind(self._parsed)
+            if self._grid is not None:
+                if stream.track.closed or not self._grid.ready():
+                    return False
+                if not self._read_grid(self._grid):
+                    return True
+            bound = self._bound = self._binder.bind(self._parsed)
             self._remaining = bound.plan.iterations
-            first_launch = self._first_launch = FirstLaunch(self._device, self._origin, parsed.entry, bound)
-        if not first_launch.ready(self._issue_first):
+        if not self._local_memory.ready() or stream.track.closed:
             return False
-        bound = first_launch.bound
         if self.validates:
-            return self._validated or self._validate(bound)
+            return self._validate(bound)
         while self._remaining and not stream.track.closed:
             count = min(self._remaining, WINDOW, stream.track.room)
             self._binder.issue(stream, bound, count)
@@ -87,27 +81,10 @@ class LaunchRun:
         else:
             self._origin.reply()
 
-    def _issue_first(self) -> bool:
-        """Issues the first iteration, or the validated launch, while the device is idle for it.
-
-        Returns False if it has issued nothing.
-        """
-        assert self._first_launch is not None
-        bound = self._first_launch.bound
-        if self.validates:
-            self._validated = self._validate(bound)
-            return self._validated
-        if self._remaining:
-            self._binder.issue(self._parsed.stream, bound, 1)
-            self._remaining -= 1
-            self._origin.started = True
-        return True
-
     def release(self, _refusal: Refusal) -> None:
         """Releases what the launch holds, because it will not run, for example after the end of its session."""
         self._remaining = 0
-        if self._first_launch is not None:
-            self._first_launch.release()
+        self._local_memory.end()
 
     def record(self) -> bool:
         """Records the launch in the stream's capture; called in place of `step`."""
@@ -121,15 +98,18 @@ class LaunchRun:
                 f"launch of {parsed.entry.name} with {feature} cannot be captured: the host takes part in it",
                 fix="launch it outside the graph",
             )
+        bound = self._binder.bind(parsed)
+        if not self._local_memory.ready():
+            return False
         assert self._capture is not None
-        self._capture.add_launch(self._binder.bind(parsed))
+        self._capture.add_launch(bound)
         return True
 
     def _read_grid(self, grid: DynamicGrid) -> bool:
         """Replaces the launch's grid by the one read from the buffer. Returns False if the grid is empty."""
         record = self._parsed.record
         extension = record.extension
-        if self._first_launch is None and extension is not None:
+        if extension is not None:
             extension = extension._replace(grid_buffer=0, grid_offset=0)
             self._parsed = self._parsed._replace(record=record._replace(grid=grid.value, extension=extension), key=b"")
             if not all(grid.value):

@@ -68,7 +68,7 @@ class ModuleEntry:
 class FunctionEntry:
     """A client's function, resolved at its first use. `plans` contains the launches that have been checked."""
 
-    __slots__ = ("function", "handle", "launched", "module", "name", "plans", "refused")
+    __slots__ = ("function", "handle", "has_local_memory", "module", "name", "plans", "refused")
 
     def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
         self.handle = handle
@@ -76,11 +76,12 @@ class FunctionEntry:
         self.name = name
         self.function: Function | None = None
         self.plans: dict[bytes, LaunchPlan] = {}
-        self.launched = False
-        """True once a launch of the function need not wait for an idle device."""
+        self.has_local_memory = False
+        """True once the driver is known to provide the local memory of the function, so that a launch need not wait for
+        an idle device."""
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
-        """Refusal of the first launch, and a function that returns True if another attempt may succeed; None if not
-        refused."""
+        """Refusal of the wait for local memory, and a function that returns True if another attempt may succeed; None
+        if not refused."""
 
     def resolve(self) -> Function:
         """Returns the function of the loaded module. Raises the error of the module's compile or load."""

@@ -1,13 +1,15 @@
-"""Loads of modules with a fake driver."""
+"""Loads of modules, and local memory of functions, with a fake driver."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend import access_table
 from hearthd.device.backend.compiler import Image
 from tests.support.device.fake_cuda import FakeCuda, FakeError, fake_cuda
@@ -49,3 +51,20 @@ def test_a_module_is_unloaded_after_any_error_of_its_load(cuda: FakeCuda) -> Non
     with pytest.raises(KeyboardInterrupt):
         load(NAMED)
     cuda.cupy_driver.moduleUnload.assert_called_once_with(MODULE)
+
+
+def function(local_bytes: int) -> Any:
+    return SimpleNamespace(attributes=SimpleNamespace(local_bytes=local_bytes))
+
+
+def test_local_memory_is_provided_once_for_all_functions_that_need_no_more(cuda: FakeCuda) -> None:
+    launcher = importlib.import_module("hearthd.device.cuda.launch").CudaLauncher((9, 0))
+    assert launcher.has_local_memory(function(1024)) and not launcher.has_local_memory(function(16384))
+    cuda.driver.cuCtxSetLimit.side_effect = FakeError(2)
+    with pytest.raises(Refusal, match="16384 bytes of local memory") as caught:
+        launcher.provide_local_memory(function(16384))
+    assert caught.value.reason is Reason.OUT_OF_MEMORY and not launcher.has_local_memory(function(16384))
+    cuda.driver.cuCtxSetLimit.side_effect = None
+    launcher.provide_local_memory(function(16384))
+    cuda.driver.cuCtxSetLimit.assert_called_with(cuda.driver.CUlimit.CU_LIMIT_STACK_SIZE, 16384)
+    assert launcher.has_local_memory(function(8192)) and not launcher.has_local_memory(function(16385))

@@ -23,33 +23,31 @@ Start = Callable[[float], Rig[Strict]]
 
 
 class Choosy(Strict):
-    """A server on which the first launch of each function waits for all running kernels, as for some kernels on a
-    GPU."""
+    """A server that makes a launch wait for all running kernels unless the function's local memory has been provided,
+    as a GPU does for some kernels."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
         self.choosy = False
         self.fails = False
-        self.submitted: set[Any] = set()
-        self.made: set[Any] = set()
+        self.provided: set[Any] = set()
         self.blocked: list[str] = []
-        """Kernels whose first launch waited for a running one, which would have blocked the process."""
+        """Kernels that waited for a running one in the driver, which would have blocked the process."""
 
     def launch(self, function: Any, grid: Any, block: Any, shared: int, stream: Any, *rest: Any) -> None:
-        if self.choosy and function not in self.made:
-            if self.running:
-                self.blocked.append(function.name)
-            if self.fails:
-                raise Refusal(Reason.OUT_OF_MEMORY, "no local memory")
-            self.submitted.add(function)
+        if self.running and not self.has_local_memory(function):
+            self.blocked.append(function.name)
         super().launch(function, grid, block, shared, stream, *rest)
 
-    def first_launch_waits(self, function: Any, prints: bool) -> bool:
-        return self.choosy and function not in self.made
+    def has_local_memory(self, function: Any) -> bool:
+        return not self.choosy or function in self.provided
 
-    def record_first_launch(self, function: Any, prints: bool) -> None:
-        assert function in self.submitted
-        self.made.add(function)
+    def provide_local_memory(self, function: Any) -> None:
+        if self.running:
+            self.blocked.append(function.name)
+        if self.fails:
+            raise Refusal(Reason.OUT_OF_MEMORY, "no local memory")
+        self.provided.add(function)
 
 
 @pytest.fixture
@@ -265,20 +263,50 @@ def test_cancelled_first_launch_leaves_the_next_one_waiting(start: Start, comman
     assert value(2) == 1
 
 
-def test_bound_launch_that_never_ran_is_the_first_one_afterwards(start: Start) -> None:
-    """A list is prepared, and a launch is refused because of its argument: both have been checked, and not launched."""
+def test_launch_with_a_wrong_argument_is_refused_before_the_wait_for_an_idle_device(start: Start) -> None:
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]
     outside = packed(1, 2, 5)
     outside.launches = outside.launches[:-8] + (99).to_bytes(8, "little")
-    rig.batch(c.Command(prepare=c.Prepare(prepared=1, launches=packed(1, 2, 5).launches)), outside)
+    rig.batch(outside)
     assert from_status(rig.call(stream=5, flush=c.Flush()).error).reason is Reason.OUT_OF_BOUNDS
     rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\0")), packed(1, 2, 5))
     while not rig.gauges()["loads_waiting"]:
         assert rig.server.running == 1
     rig.server.gate.set()
     assert value(2) == 1
+
+
+@pytest.mark.parametrize("program", ["prepared list", "graph"])
+def test_list_and_graph_wait_for_an_idle_device_before_they_run(start: Start, program: str) -> None:
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    if program == "graph":
+        rig.batch(
+            c.Command(stream=5, begin_capture=c.BeginCapture(graph=1)),
+            packed(1, 2, 5),
+            c.Command(stream=5, end_capture=c.EndCapture(graph=1)),
+        )
+        run = c.Command(stream=5, launch_graph=c.LaunchGraph(graph=1, count=1))
+    else:
+        rig.batch(c.Command(prepare=c.Prepare(prepared=1, launches=packed(1, 2, 5).launches)))
+        run = c.Command(stream=5, launch_prepared=c.LaunchPrepared(prepared=1, count=1))
+    rig.batch(run)
+    while not rig.gauges()["loads_waiting"]:
+        assert rig.server.running == 1
+    rig.server.gate.set()
+    assert value(2) == 1 and rig.gauges()["loads_waiting"] == 0
+
+
+def test_list_whose_kernel_waits_too_long_is_refused(start: Start) -> None:
+    rig = start(LIMIT)
+    endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    refusal = refused(rig.call(prepare=c.Prepare(prepared=1, launches=packed(1, 2, 5).launches)))
+    assert "first launch of add_one" in refusal.message and "add_one of session other" in refusal.message
+    assert rig.gauges()["loads_waiting"] == 0 and rig.server.running == 1
 
 
 def test_first_launch_that_fails_leaves_the_next_one_waiting(start: Start) -> None:
