@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from hearth import errors
 from hearth.errors import HearthError
-from hearth.transport.errors import unreached
+from hearth.transport.base import unanswered, unreached
 from hearth_proto import calls, frames
 from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
@@ -140,11 +140,7 @@ class FramedExchange:
                 pinged = False
                 self._received = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
-                raise errors.TimeoutError(
-                    f"the daemon at {self._target} did not answer in time.",
-                    reason="DEADLINE_EXCEEDED",
-                    fix="check the daemon with `hearth status`, or use a longer timeout.",
-                )
+                raise unanswered(self._target)
             elif pinged:
                 raise ConnectionError("the daemon stopped responding")
             else:
