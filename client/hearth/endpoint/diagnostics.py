@@ -106,12 +106,12 @@ def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> H
     return None
 
 
-def _not_listening(address: str, error: HearthError, reason: str = "", fix: str = "") -> ConnectError:
+def _not_listening(address: str, error: HearthError, reason: str = "") -> ConnectError:
     return ConnectError(
         f"no daemon answers at {address}: {reason or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
-        fix=fix
-        or "start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or HEARTH_TARGET.",
+        fix="start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or "
+        "HEARTH_TARGET.",
         retry_after=error.retry_after or _AGAIN_S,
     )
 

@@ -383,11 +383,6 @@ class Attachment:
         for command in free_commands(self._freed):
             self.session.add(command.SerializeToString())
 
-    def changed(self) -> None:
-        """Notifies waiting threads that something arrived over the lane. Called with the lock held."""
-        if self.waiters.watchers:
-            self.waiters.changed()
-
     # ---- called by the sending and the receiving thread ----
 
     def begin(self) -> int:
@@ -421,7 +416,7 @@ class Attachment:
                         self.queue_frees()
                     request = session.next_request(idle)
                     if request is not None:
-                        self.changed()
+                        self.waiters.changed()
                         return request
                     self._sender_waits = True
                 calls = self._calls
@@ -443,7 +438,7 @@ class Attachment:
             self.session.receive(response)
             if self.session.fail_later is None:
                 self._wake_sender()
-                self.changed()
+                self.waiters.changed()
             return self.session.fail_later
 
     def process_early(self, response: bytes) -> bool:
@@ -461,7 +456,7 @@ class Attachment:
                 return False
             if self._sender_waits and session.receipts.due:
                 self._wake_sender()
-            self.changed()
+            self.waiters.changed()
         return True
 
     def _position(self) -> ClientPosition | None:
@@ -485,7 +480,7 @@ class Attachment:
             if channel is not None:
                 channel.abort(broken(f"{reason}."))
         if channel is None and self.execute is not None:
-            self.execute.reopen()
+            self.execute.cancel()
 
     def suspend(self, error: HearthError) -> None:
         """Leaves the lane and stops output until another stream is attached.
@@ -557,7 +552,7 @@ class Attachment:
             if isinstance(reply, Reply):
                 reply.forked(refusal)
         if self.channel is not None:
-            self.channel.forked()
+            self.channel.lane.release()
 
     @property
     def _holds_work(self) -> bool:

@@ -128,8 +128,8 @@ class ExecuteStream:
         self._token = token
         self._device = device
         self._lease = lease
-        self._lock = threading.Lock()
         self._responses: Responses | None = None
+        """The stream that was opened last."""
         self._offer: device_pb2.LaneOffer | None = None
         self._channel: LaneChannel | None = None
         self._fruitless_lanes = 0
@@ -146,14 +146,10 @@ class ExecuteStream:
         threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
 
     def cancel(self) -> None:
-        """Drops the stream. The driver's `over` is already set."""
-        responses = self._current()
+        """Drops the stream; another one continues unless the driver's `over` is set."""
+        responses = self._responses
         if responses is not None:
             responses.cancel()
-
-    def reopen(self) -> None:
-        """Drops the stream; another one continues."""
-        self.cancel()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
         """Asks the daemon for its position in the attachment. Raises `HearthError`."""
@@ -180,17 +176,10 @@ class ExecuteStream:
         """Opens a stream. Raises `HearthError`."""
         number = self._driver.begin()
         attach = self._driver.session.attach(self._token, self._device)
-        responses = self._transport.execute(self._requests(number, attach), self._process_early)
-        with self._lock:
-            self._responses = responses
+        self._responses = responses = self._transport.execute(self._requests(number, attach), self._process_early)
         if self._driver.over.is_set():  # the attachment may have ended after `cancel` read the previous stream
             responses.cancel()
         return responses
-
-    def _current(self) -> Responses | None:
-        """Returns the stream that was opened last."""
-        with self._lock:
-            return self._responses
 
     def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
         """Yields the requests to gRPC's sending thread."""
@@ -249,9 +238,8 @@ class ExecuteStream:
     def _replace_for_lane(self) -> HearthError:
         """Leaves the stream for another that may have a lane. Returns the error with which the stream ends."""
         self._retry_pause = min(2 * self._retry_pause, _LANE_RETRY_MAX_S)
-        responses = self._current()
-        if responses is not None:
-            responses.leave()
+        if self._responses is not None:
+            self._responses.leave()
         return broken("the stream was closed so that a new one can get a lane.")
 
     def _process_early(self, response: bytes) -> bool:
@@ -264,7 +252,7 @@ class ExecuteStream:
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None
         lane = self._transport.lane(offer)
-        responses = self._current()
+        responses = self._responses
         assert responses is not None
         self._channel = self._driver.use_lane(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:

@@ -434,18 +434,17 @@ OnCompletion = Callable[["commands_pb2.Result | None", "HearthError | None"], No
 class CompletionHandler:
     """Receives the completion of a one-way command that uses client memory, once, in the receiving thread.
 
-    That thread holds the attachment's lock: the callback must not block. The handler refers to the memory that the
-    command uses; the session refers to the handler until the answer has arrived.
+    That thread holds the attachment's lock: the callback must not block. The session refers to the handler, and so to
+    what the callback refers to, until the answer has arrived.
     """
 
-    __slots__ = ("_end", "abandoned", "keep", "reports")
+    __slots__ = ("_end", "abandoned", "reports")
 
     expected = None
 
-    def __init__(self, end: OnCompletion, keep: object = None, *, reports: bool = False) -> None:
+    def __init__(self, end: OnCompletion, *, reports: bool = False) -> None:
         self.reports = reports
         self.abandoned = False
-        self.keep = keep
         self._end = end
 
     def set_result(self, result: commands_pb2.Result) -> None:
