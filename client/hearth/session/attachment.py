@@ -256,7 +256,7 @@ class Attachment:
             on_error: The reply's `on_error`; None: nothing is called.
         """
         request = next(self._requests_minted)
-        reply = Reply(reports=reports, waiters=self.waiters)
+        reply = Reply(self.waiters, reports=reports)
         reply.before_return = self._before_return
         reply.request = request
         if on_error is not None:
@@ -300,7 +300,7 @@ class Attachment:
         Args:
             command: Command, which receives its request number here: the numbers have the order of the commands.
         """
-        reply = Reply(waiters=self.waiters)
+        reply = Reply(self.waiters)
         try:
             with self._lock:
                 if self.session.error is not None:

@@ -120,7 +120,7 @@ class Reply:
     """Queue on which waiting threads sleep; most replies need none."""
     _answer_handled = False
 
-    def __init__(self, *, reports: bool = False, waiters: ReplyWaiters | None = None) -> None:
+    def __init__(self, waiters: ReplyWaiters, *, reports: bool = False) -> None:
         self.reports = reports
         """True if the command reports the errors of earlier commands (sync, read, flush, end of a profile)."""
         self._waiters = waiters
@@ -129,7 +129,7 @@ class Reply:
     @property
     def done(self) -> bool:
         """True once the reply is answered. For a thread that polls instead of waiting."""
-        if not self.answered and self._waiters is not None:
+        if not self.answered:
             self._waiters.expect()
         return self.answered
 
@@ -199,9 +199,8 @@ class Reply:
             TimeoutError: The answer has not arrived in time. The reply is abandoned; the work continues.
         """
         if not self.answered:
-            waiters = self._waiters
             try:
-                answered = self._wait(timeout) if waiters is None else waiters.wait_for(self, timeout)
+                answered = self._waiters.wait_for(self, timeout)
             except BaseException as error:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
                 offer_cancel(error)
@@ -244,8 +243,7 @@ class Reply:
         Args:
             notify: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
         """
-        if self._waiters is not None:
-            self._waiters.listen(1)
+        self._waiters.listen(1)
         self.on_answer = notify
         if self.answered:
             notify()
@@ -253,8 +251,7 @@ class Reply:
     def unlisten(self) -> None:
         """Ends the effect of one `listen` call."""
         self.on_answer = None
-        if self._waiters is not None:
-            self._waiters.listen(-1)
+        self._waiters.listen(-1)
 
     def wait_answered(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns True if the answer has arrived.
@@ -264,7 +261,7 @@ class Reply:
         Args:
             seconds: Longest wait in seconds.
         """
-        return self.answered or self._wait(seconds)
+        return self.answered or self._waiters.wait_for(self, seconds)
 
     def wait_quietly(self, timeout: float | None) -> None:
         """Waits like `wait`, but leaves an error to `on_late_error`.
@@ -273,18 +270,8 @@ class Reply:
             timeout: Longest wait in seconds; None: without a limit.
         """
         if not self.answered:
-            self._wait(timeout)
+            self._waiters.wait_for(self, timeout)
         self.abandon()
-
-    def _wait(self, timeout: float | None) -> bool:
-        if self._waiters is not None:
-            return self._waiters.wait_for(self, timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        remaining = timeout
-        while not self.answered and (remaining is None or remaining > 0):
-            self.sleep(remaining)
-            remaining = None if deadline is None else deadline - time.monotonic()
-        return self.answered
 
     def sleep(self, seconds: float | None) -> None:
         """Blocks up to `seconds` for the answer or a `wake`; may return earlier.

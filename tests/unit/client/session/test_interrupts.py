@@ -6,11 +6,11 @@ import pytest
 
 import hearth
 from hearth.session.protocol import Session
-from hearth.session.reply import Reply
 from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.interrupts import interrupting
+from tests.support.client.replies import lone_reply
 
 
 def session() -> Session:
@@ -92,7 +92,7 @@ def test_interrupt_while_requesting(commands: int) -> None:
 
 def asking(step: int, queued: int) -> bool:
     core, launched = with_launches(queued)
-    reply = Reply(reports=True)
+    reply = lone_reply(reports=True)
     sent: list[tuple[int, bytes]] = []
 
     def ask() -> None:
@@ -134,7 +134,7 @@ def test_interrupt_while_preparing_a_batch_for_another_thread(commands: int) -> 
 
 def readying(step: int, queued: int) -> bool:
     core, launched = with_launches(queued)
-    reply = Reply(reports=True)
+    reply = lone_reply(reports=True)
 
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
     asked = bool(core.outstanding)
@@ -164,7 +164,7 @@ def test_interrupt_while_receiving(failing: bool) -> None:
         step += 1
         core, late, printed = session(), list[hearth.HearthError](), list[str]()
         core.on_output = printed.append
-        replies = [Reply(reports=True) for _ in range(3)]
+        replies = [lone_reply(reports=True) for _ in range(3)]
         replies[2].on_late_error = late.append
         replies[2].abandon()
         for request, reply in enumerate(replies, 1):
