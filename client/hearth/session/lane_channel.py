@@ -443,7 +443,11 @@ class LaneChannel:
                 self._sender_waits = False
                 if self.over:
                     return
-                self._flush()
+                try:
+                    if self.lane.blocked:
+                        self.lane.flush()
+                except OSError as error:
+                    self.abort(lane_lost(error))
                 if self._queue.queued:
                     self._expects_request = False  # no request followed the command
                 self._owner.queue_frees()
@@ -459,13 +463,6 @@ class LaneChannel:
                 idle = False
             except Empty:
                 idle = True
-
-    def _flush(self) -> None:
-        try:
-            if self.lane.blocked:
-                self.lane.flush()
-        except OSError as error:
-            self.abort(lane_lost(error))
 
 
 def _lane_error(error: Exception) -> HearthError:

@@ -104,7 +104,7 @@ class FramedTransport(Transport):
             call.cancel()
 
     def _start(
-        self, method: str, message: bytes, timeout: float | None, metadata: Metadata = (), *, more: bool = False
+        self, method: str, message: bytes, timeout: float | None, metadata: Metadata, *, more: bool = False
     ) -> FramedExchange:
         if self._closed:
             raise closed(self.target)
@@ -175,7 +175,7 @@ class _Upload(_Answer):
         try:
             return int(super().result().received)
         except HearthError as error:
-            if self._call.cancelled and error.broken and self._cancelled:
+            if self._cancelled and error.broken:
                 raise errors.TransferError(
                     "the upload was cancelled.", reason="CANCELLED", fix="start it again."
                 ) from None

@@ -81,11 +81,11 @@ class GrpcTransport(Transport):
             request_serializer=type(request).SerializeToString,
             response_deserializer=response_type.FromString,
         )
-        try:
-            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
-        except ValueError:  # gRPC's answer to a closed channel
-            raise self._closed_or_broken() from None
-        return _Answer(call, self.target, partial(self.call_channel.mark_stale, channel))
+        return _Answer(
+            self._start(stub.future, request, timeout, self._call_metadata()),
+            self.target,
+            partial(self.call_channel.mark_stale, channel),
+        )
 
     def _call_once(self, path: str, request: Any, response_type: Any, timeout: float) -> Any:
         of_transfer = path == DEVICE + TRANSFER_STATUS
@@ -97,7 +97,7 @@ class GrpcTransport(Transport):
             response_deserializer=response_type.FromString,
         )
         try:
-            return stub(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
+            return stub(request, timeout=timeout, metadata=self._call_metadata())
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self.target)
         except ValueError:  # gRPC's answer to a closed channel
@@ -183,14 +183,22 @@ class GrpcTransport(Transport):
         return closed(self.target) if self.call_channel.closed else unreached(self.target, "the channel was closed")
 
 
-class _Stream(Generic[T]):
-    """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
+class _Call:
+    """A call in flight. `mark_stale` reports that its connection broke."""
 
     def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
         self._call = call
         self._target = target
         self._mark_stale = mark_stale
-        self._is_left = False
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class _Stream(_Call, Generic[T]):
+    """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
+
+    _is_left = False
 
     def __iter__(self) -> Iterator[T]:
         try:
@@ -206,21 +214,13 @@ class _Stream(Generic[T]):
             self._mark_stale()
         raise error
 
-    def cancel(self) -> None:
-        self._call.cancel()
-
     def leave(self) -> None:
         self._is_left = True  # the channel stays, because other calls use it
         self._call.cancel()
 
 
-class _Answer:
+class _Answer(_Call):
     """Pending response of a unary call."""
-
-    def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
-        self._call = call
-        self._target = target
-        self._mark_stale = mark_stale
 
     def result(self) -> Any:
         try:
@@ -232,9 +232,6 @@ class _Answer:
         except grpc.FutureCancelledError:
             error = self._cancelled()
         raise error
-
-    def cancel(self) -> None:
-        self._call.cancel()
 
     def _cancelled(self) -> HearthError:
         # cancelled because its channel was closed
