@@ -90,7 +90,7 @@ def find(
             f"{' and '.join(tls_arguments)} can be used only with TLS, and {target.address} is used without TLS.",
             reason="INVALID_ARGUMENT",
             fix=f'use TLS: "https://{target.address}".'
-            if target.address[:5] != "unix:"
+            if not target.unix_path
             else "omit them: a Unix socket needs no TLS.",
         )
     secret, origin = _token(token, environ)
@@ -142,10 +142,9 @@ def opening(credentials: Credentials, target: Target, seconds: float = TICKET_S)
     """
     if credentials.token:
         return bearer(credentials)
-    path = target.address.removeprefix("unix:")
-    if path == target.address:
+    if not target.unix_path:
         return ()
-    ticket = _ticket(identity_path(path), seconds)
+    ticket = _ticket(identity_path(target.unix_path), seconds)
     return (("hearth-ticket", ticket),) if ticket else ()
 
 
