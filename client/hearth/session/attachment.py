@@ -7,7 +7,6 @@ The work goes over a lane (`hearth.session.lane_channel`), is held back for a la
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -23,7 +22,7 @@ from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import new_session
 from hearth.session.reply import Reply
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth.session.waiters import Waiters
 from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import SpinWait
@@ -56,27 +55,24 @@ class Attachment:
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
-        kernel_output: KernelOutput | None = None,
-        requests: Iterator[int] | None = None,
-        timing: Timing = TIMING,
+        kernel_output: KernelOutput,
+        requests: Iterator[int],
+        timing: Timing,
     ) -> None:
         """Stores the callbacks.
 
-        `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering;
-        None: the numbers begin with 1. `on_end` is called with the attachment, its final error and True if that error
-        has to be reported.
+        `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering.
+        `on_end` is called with the attachment, its final error and True if that error has to be reported.
         """
         self._timing = timing
         self._yield_interval = timing.yield_interval
-        self._requests_minted = requests if requests is not None else itertools.count(1)
-        self.session = new_session(limits, next(self._requests_minted))
+        self._requests_minted = requests
+        self.session = new_session(limits, next(requests))
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
-        self._before_return: Callable[[], None] | None = None
+        self.session.on_output = kernel_output.add
+        self._before_return = kernel_output.deliver
         """Called by a waiting thread before its wait for an answer returns."""
-        if kernel_output is not None:
-            self.session.on_output = kernel_output.add
-            self._before_return = kernel_output.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None

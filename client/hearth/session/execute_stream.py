@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth.transport.backoff import Backoff, may_replace_stream
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -111,13 +111,7 @@ class ExecuteStream:
     """Execute stream of one attachment, opened once. Its receiving thread ends with the attachment."""
 
     def __init__(
-        self,
-        driver: StreamDriver,
-        transport: Transport,
-        token: str,
-        device: int,
-        lease: float,
-        timing: Timing = TIMING,
+        self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float, timing: Timing
     ) -> None:
         self.outages: deque[float] = deque(maxlen=_MAX_OUTAGES)
         """Durations of the last outages, from the break to the next attach, in seconds."""

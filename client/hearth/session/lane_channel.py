@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
 from hearth.session.receiver_role import ReceiverRole
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class LaneChannel:
     """Channel over a live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
     def __init__(
-        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing = TIMING
+        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing
     ) -> None:
         self._timing = timing
         self._request_window_s = timing.request_window

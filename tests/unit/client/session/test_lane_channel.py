@@ -95,7 +95,7 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
     owner = SimpleNamespace(session=session, waiters=SimpleNamespace(sleepers=[], watchers=0, listeners=0))
     lock = threading.Lock()
     with lock:
-        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
+        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None, Timing()).start("lane")  # type: ignore[arg-type]
     assert (sent, sent_before) == ([1], [1, 1])
 
 
