@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
-from hearth.session.execute_stream import ExecuteStream
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import new_session
@@ -30,6 +29,8 @@ from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from hearth.codec.encode import Plain
     from hearth.session.kernel_output import KernelOutput
     from hearth.session.memory import Kind, Space
@@ -38,6 +39,23 @@ if TYPE_CHECKING:
     from hearth.session.views import AttachmentView
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
+
+    class Stream(Protocol):
+        """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""
+
+        resumed: int
+        """Number of outages after which the stream was resumed."""
+
+        def cancel(self) -> None:
+            """Drops the stream; another one continues unless the attachment is over."""
+
+        def put_into_effect(self, command: commands_pb2.Command) -> None:
+            """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+
+            Args:
+                command: The command, with its request number.
+            """
+
 
 _AWAY_S = 1.0
 """Seconds for which `settle` waits for a broken connection to be resumed."""
@@ -77,7 +95,7 @@ class Attachment:
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self.execute: ExecuteStream | None = None
+        self.execute: Stream | None = None
         self.spin_wait = SpinWait(cores())
         """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
