@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
     from hearth.session.views import AttachmentView
-    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
+    from hearth.transport.memory_segments import Signals
 
     class Stream(Protocol):
         """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""

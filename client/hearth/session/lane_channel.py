@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply, ReplyLike
     from hearth.session.views import LaneChannelView
     from hearth.session.waiters import Waiters
-    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane, ReceivedFrame
+    from hearth.transport.memory_segments import Signals
 
     class Owner(Protocol):
         """The attachment. Its methods are called with its lock held."""

@@ -102,7 +102,7 @@ class Reply:
     request = 0
     """Number of the request; 0: no number is needed."""
     signalled_result: commands_pb2.Result | None = None
-    """The result that a completion signal stands for (`hearth.transport.copy_signals`); None: no signal completes the
+    """The result that a completion signal stands for (`memory_segments.Signals`); None: no signal completes the
     reply."""
     on_error: Callable[[], None] | None = None
     """Called when the command fails, so that a transfer waiting for the same command ends."""

@@ -169,7 +169,7 @@ class SegmentConnection:
 
         Args:
             segment: Segment of this process.
-            signals: True if the segment holds completion signals (`hearth.transport.copy_signals`).
+            signals: True if the segment holds completion signals (`memory_segments.Signals`).
 
         Returns:
             The number by which commands name the segment, or 0 if the device process refuses it or the total size would
