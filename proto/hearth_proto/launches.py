@@ -85,14 +85,7 @@ class LaunchFlag(enum.IntFlag):
     ATTRIBUTES = 128  # attributes follow the extension
 
 
-KNOWN_FLAGS = int(
-    LaunchFlag.VALIDATE
-    | LaunchFlag.UNCHECKED
-    | LaunchFlag.COOPERATIVE
-    | LaunchFlag.EXTENDED
-    | LaunchFlag.FIT
-    | LaunchFlag.ATTRIBUTES
-)
+KNOWN_FLAGS = sum(LaunchFlag)
 
 
 class AttributeBit(enum.IntFlag):
@@ -104,9 +97,7 @@ class AttributeBit(enum.IntFlag):
     WINDOW = 8
 
 
-KNOWN_ATTRIBUTES = int(
-    AttributeBit.PROGRAMMATIC | AttributeBit.PRIORITY | AttributeBit.MEM_SYNC_DOMAIN | AttributeBit.WINDOW
-)
+KNOWN_ATTRIBUTES = sum(AttributeBit)
 ACCESS_PROPERTIES = ("normal", "streaming", "persisting")
 """Names of the properties of accesses, at their values of CUaccessProperty."""
 MEM_SYNC_DOMAINS = ("default", "remote")

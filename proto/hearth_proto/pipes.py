@@ -10,6 +10,8 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
 
 STALL_S = 20.0
 """Seconds for which a peer may stall while a frame is partly sent or received."""
@@ -20,6 +22,11 @@ KeepWaiting = Callable[[], bool]
 """Callback that returns True to keep waiting, though nothing has arrived for a while."""
 
 Part = bytes | bytearray | memoryview
+T = TypeVar("T")
+_SCRATCH = 256 << 10
+"""Size, in bytes, of the memory into which `Pipe.skip` receives."""
+_GATHERED = 32
+"""Maximum number of small frames that are sent together."""
 
 
 class PipeEnded(ConnectionError):
@@ -36,6 +43,7 @@ class Pipe:
     def __init__(self, connection: socket.socket, stall: float = STALL_S) -> None:
         self._connection = connection
         self._stall = stall
+        self._scratch: memoryview | None = None
         tune(connection)
         self._prepare()
 
@@ -65,6 +73,15 @@ class Pipe:
                 raise PipeEnded("the connection was closed")
             received += count
 
+    def skip(self, size: int) -> None:
+        """Receives `size` bytes and drops them. Blocks and raises like `receive`."""
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH))
+        while size:
+            count = min(size, _SCRATCH)
+            self.receive(self._scratch[:count])
+            size -= count
+
     def send(self, parts: Sequence[Part]) -> None:
         """Sends all parts in order, and blocks until they are sent. Raises `PipeStalled` or `OSError`."""
         remaining = sum(map(len, parts))
@@ -87,6 +104,23 @@ class Pipe:
     def close(self) -> None:
         """Closes the socket. Called when no thread uses it any more."""
         self._connection.close()
+
+
+def take_frames(outgoing: SimpleQueue[bytes | T | None]) -> tuple[list[Part], T | None] | None:
+    """Waits for frames to send, and takes those that are sent together: small ones, up to the first chunk.
+
+    Returns:
+        The small frames and the chunk behind them, if there is one; None at the None that ends the queue.
+    """
+    parts: list[Part] = []
+    while not parts or (len(parts) < _GATHERED and not outgoing.empty()):
+        item = outgoing.get()
+        if item is None:
+            return None
+        if not isinstance(item, bytes):
+            return parts, item
+        parts.append(item)
+    return parts, None
 
 
 def tune(connection: socket.socket) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.endpoint.credentials import bearer, opening
+from hearth.endpoint.open_session import framed_transport, grpc_transport
 from hearth.errors import ClosedError, HearthError, UnsupportedError
 from hearth_proto.v1 import node_pb2
 
@@ -149,15 +151,15 @@ class AdminClient:
         credentials, timeout = self._credentials, self._timeout
         if self.deadline is not None:
             timeout = min(timeout, max(_LAST_CALL_S, self.deadline - time.monotonic()))
-        if self.target.address[:5] == "unix:" and not self.target.tls:
-            framed = self._transport("frames", self._framed)
+        if self.target.unix_path:
+            framed = self._transport("frames", partial(framed_transport, self.target))
             framed.metadata = bearer(credentials)  # the daemon reads this process's user from the socket
             try:
                 return framed.start_call(method, request, response_type, timeout)
             except HearthError as error:
                 if not error.broken:
                     raise
-        grpc = self._transport("grpc", self._grpc)
+        grpc = self._transport("grpc", partial(grpc_transport, self.target, credentials))
         grpc.metadata = opening(credentials, self.target)  # a ticket is valid for one call
         return grpc.start_call(method, request, response_type, timeout)
 
@@ -167,17 +169,6 @@ class AdminClient:
         if self._closed:
             self._transports[protocol].close()
         return self._transports[protocol]
-
-    def _framed(self) -> Transport:
-        from hearth.transport.framed import FramedTransport
-
-        return FramedTransport(self.target.address)
-
-    def _grpc(self) -> Transport:
-        from hearth.transport.grpc import GrpcTransport
-
-        channel = self._credentials.channel() if self.target.tls else None
-        return GrpcTransport(self.target.address, loopback=self.target.loopback, credentials=channel)
 
     def _not_implemented(self, method: str, error: UnsupportedError) -> UnsupportedError:
         """Builds the error for a daemon that does not implement the call."""

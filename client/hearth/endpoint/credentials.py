@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 TOKEN = "HEARTH_TOKEN"
 TOKEN_FILE = "HEARTH_TOKEN_FILE"
-CA = "HEARTH_CA"
-CERTIFICATE = "HEARTH_CERTIFICATE"
-KEY = "HEARTH_KEY"
+_VARIABLES = {"ca": "HEARTH_CA", "certificate": "HEARTH_CERTIFICATE", "key": "HEARTH_KEY"}
+"""Environment variable of each PEM file, by the argument that it replaces."""
 
 Metadata = tuple[tuple[str, str], ...]
 TICKET_S = 5.0
@@ -84,13 +83,14 @@ def find(
         AuthenticationError: The token would be sent unencrypted to another host.
     """
     environ = os.environ if environ is None else environ
-    tls_arguments = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
+    arguments = {"ca": ca, "certificate": certificate, "key": key}
+    tls_arguments = [name for name, value in arguments.items() if value]
     if tls_arguments and not target.tls:
         raise ArgumentError(
             f"{' and '.join(tls_arguments)} can be used only with TLS, and {target.address} is used without TLS.",
             reason="INVALID_ARGUMENT",
             fix=f'use TLS: "https://{target.address}".'
-            if target.address[:5] != "unix:"
+            if not target.unix_path
             else "omit them: a Unix socket needs no TLS.",
         )
     secret, origin = _token(token, environ)
@@ -102,15 +102,11 @@ def find(
         )
     if not target.tls:
         return Credentials(secret, shown=f"a token from {origin}" if secret else "none")
-    files = {
-        "ca": (ca or environ.get(CA), f"{'the argument ca' if ca else CA}"),
-        "certificate": (
-            certificate or environ.get(CERTIFICATE),
-            "the argument certificate" if certificate else CERTIFICATE,
-        ),
-        "key": (key or environ.get(KEY), "the argument key" if key else KEY),
+    paths = {name: path or environ.get(_VARIABLES[name]) for name, path in arguments.items()}
+    pem = {
+        name: _pem(path, f"the argument {name}" if arguments[name] else _VARIABLES[name])
+        for name, path in paths.items()
     }
-    pem = {name: _pem(path, source) for name, (path, source) in files.items()}
     if (pem["certificate"] is None) != (pem["key"] is None):
         present = "certificate" if pem["certificate"] is not None else "key"
         raise ArgumentError(
@@ -119,7 +115,7 @@ def find(
             fix="pass both certificate= and key=, or set HEARTH_CERTIFICATE and HEARTH_KEY.",
         )
     parts = [f"a token from {origin}"] if secret else []
-    parts += [f"the certificate {files['certificate'][0]}"] if pem["certificate"] is not None else []
+    parts += [f"the certificate {paths['certificate']}"] if pem["certificate"] is not None else []
     return Credentials(secret, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "none")
 
 
@@ -142,10 +138,9 @@ def opening(credentials: Credentials, target: Target, seconds: float = TICKET_S)
     """
     if credentials.token:
         return bearer(credentials)
-    path = target.address.removeprefix("unix:")
-    if path == target.address:
+    if not target.unix_path:
         return ()
-    ticket = _ticket(identity_path(path), seconds)
+    ticket = _ticket(identity_path(target.unix_path), seconds)
     return (("hearth-ticket", ticket),) if ticket else ()
 
 

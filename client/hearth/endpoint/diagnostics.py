@@ -66,7 +66,7 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
             fix="pass the authority that issued it as ca= (or HEARTH_CA), and connect by a name that the "
             "certificate contains.",
         )
-    if target.address[:5] == "unix:":
+    if target.unix_path:
         return _no_socket(target, address) or _unanswered(address, error)
     known = _wrong_protocol(target, address, credentials)
     return known or (_unanswered(address, error) if _accepts(target) else _not_listening(address, error))
@@ -106,12 +106,12 @@ def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> H
     return None
 
 
-def _not_listening(address: str, error: HearthError, reason: str = "", fix: str = "") -> ConnectError:
+def _not_listening(address: str, error: HearthError, reason: str = "") -> ConnectError:
     return ConnectError(
         f"no daemon answers at {address}: {reason or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
-        fix=fix
-        or "start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or HEARTH_TARGET.",
+        fix="start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or "
+        "HEARTH_TARGET.",
         retry_after=error.retry_after or _AGAIN_S,
     )
 
@@ -135,7 +135,7 @@ def _short(text: str) -> str:
 
 def _no_socket(target: Target, address: str) -> ConnectError | None:
     """Returns the error that explains why a Unix socket refuses connections; None if it accepts one."""
-    path = target.address.removeprefix("unix:")
+    path = target.unix_path
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:

@@ -106,11 +106,9 @@ def _by_frames(
     Returns None if the daemon does not accept frames or does not answer; gRPC is then tried, and can explain the
     failure. Raises the daemon's error.
     """
-    if target.address[:5] != "unix:" or target.tls:
+    if not target.unix_path:
         return None
-    from hearth.transport.framed import FramedTransport
-
-    transport = FramedTransport(target.address)
+    transport = framed_transport(target)
     transport.metadata = bearer(credentials)
     try:
         return transport, wait_for_answer(
@@ -128,8 +126,6 @@ def _by_grpc(
     from hearth_proto import polling
 
     polling.import_grpc(polling.CLIENT)
-    from hearth.transport.grpc import GrpcTransport
-
     if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
         raise UnsupportedError(
             "this process was forked from one that had already connected; gRPC's threads do not survive a "
@@ -138,9 +134,7 @@ def _by_grpc(
             fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True
-    transport = GrpcTransport(
-        target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
-    )
+    transport = grpc_transport(target, credentials)
     for attempts_left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is valid for one call
         try:
@@ -152,6 +146,21 @@ def _by_grpc(
                 continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
     raise AssertionError("the last attempt returns or raises")
+
+
+def framed_transport(target: Target) -> Transport:
+    """Returns a new transport to a daemon at a Unix socket, over frames."""
+    from hearth.transport.framed import FramedTransport
+
+    return FramedTransport(target.address)
+
+
+def grpc_transport(target: Target, credentials: Credentials) -> Transport:
+    """Returns a new transport to a daemon over gRPC, whose channels use TLS if the target does."""
+    from hearth.transport.grpc import GrpcTransport
+
+    channel = credentials.channel() if target.tls else None
+    return GrpcTransport(target.address, loopback=target.loopback, credentials=channel)
 
 
 def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:

@@ -30,6 +30,11 @@ class Target(NamedTuple):
     """True if the address was given with ``https://``: the connection uses TLS, and the daemon presents a
     certificate."""
 
+    @property
+    def unix_path(self) -> str:
+        """Path of the daemon's Unix socket; empty for an address of another kind."""
+        return "" if self.tls or self.address[:5] != "unix:" else self.address[5:]
+
 
 def resolve(
     target: str | None, origin: str = "the argument of connect()", system_socket: str = SYSTEM_SOCKET

@@ -7,7 +7,6 @@ The work goes over a lane (`hearth.session.lane_channel`), is held back for a la
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
-from hearth.session.execute_stream import ExecuteStream
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import new_session
 from hearth.session.reply import Reply
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth.session.waiters import Waiters
 from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import SpinWait
@@ -31,14 +29,33 @@ from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from hearth.codec.encode import Plain
     from hearth.session.kernel_output import KernelOutput
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
     from hearth.session.views import AttachmentView
-    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
+    from hearth.transport.memory_segments import Signals
+
+    class Stream(Protocol):
+        """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""
+
+        resumed: int
+        """Number of outages after which the stream was resumed."""
+
+        def cancel(self) -> None:
+            """Drops the stream; another one continues unless the attachment is over."""
+
+        def put_into_effect(self, command: commands_pb2.Command) -> None:
+            """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+
+            Args:
+                command: The command, with its request number.
+            """
+
 
 _AWAY_S = 1.0
 """Seconds for which `settle` waits for a broken connection to be resumed."""
@@ -56,32 +73,29 @@ class Attachment:
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
-        kernel_output: KernelOutput | None = None,
-        requests: Iterator[int] | None = None,
-        timing: Timing = TIMING,
+        kernel_output: KernelOutput,
+        requests: Iterator[int],
+        timing: Timing,
     ) -> None:
         """Stores the callbacks.
 
-        `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering;
-        None: the numbers begin with 1. `on_end` is called with the attachment, its final error and True if that error
-        has to be reported.
+        `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering.
+        `on_end` is called with the attachment, its final error and True if that error has to be reported.
         """
         self._timing = timing
         self._yield_interval = timing.yield_interval
-        self._requests_minted = requests if requests is not None else itertools.count(1)
-        self.session = new_session(limits, next(self._requests_minted))
+        self._requests_minted = requests
+        self.session = new_session(limits, next(requests))
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
-        self._before_return: Callable[[], None] | None = None
+        self.session.on_output = kernel_output.add
+        self._before_return = kernel_output.deliver
         """Called by a waiting thread before its wait for an answer returns."""
-        if kernel_output is not None:
-            self.session.on_output = kernel_output.add
-            self._before_return = kernel_output.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self.execute: ExecuteStream | None = None
+        self.execute: Stream | None = None
         self.spin_wait = SpinWait(cores())
         """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
@@ -256,7 +270,7 @@ class Attachment:
             on_error: The reply's `on_error`; None: nothing is called.
         """
         request = next(self._requests_minted)
-        reply = Reply(reports=reports, waiters=self.waiters)
+        reply = Reply(self.waiters, reports=reports)
         reply.before_return = self._before_return
         reply.request = request
         if on_error is not None:
@@ -300,7 +314,7 @@ class Attachment:
         Args:
             command: Command, which receives its request number here: the numbers have the order of the commands.
         """
-        reply = Reply(waiters=self.waiters)
+        reply = Reply(self.waiters)
         try:
             with self._lock:
                 if self.session.error is not None:
@@ -383,11 +397,6 @@ class Attachment:
         for command in free_commands(self._freed):
             self.session.add(command.SerializeToString())
 
-    def changed(self) -> None:
-        """Notifies waiting threads that something arrived over the lane. Called with the lock held."""
-        if self.waiters.watchers:
-            self.waiters.changed()
-
     # ---- called by the sending and the receiving thread ----
 
     def begin(self) -> int:
@@ -421,7 +430,7 @@ class Attachment:
                         self.queue_frees()
                     request = session.next_request(idle)
                     if request is not None:
-                        self.changed()
+                        self.waiters.changed()
                         return request
                     self._sender_waits = True
                 calls = self._calls
@@ -443,7 +452,7 @@ class Attachment:
             self.session.receive(response)
             if self.session.fail_later is None:
                 self._wake_sender()
-                self.changed()
+                self.waiters.changed()
             return self.session.fail_later
 
     def process_early(self, response: bytes) -> bool:
@@ -461,7 +470,7 @@ class Attachment:
                 return False
             if self._sender_waits and session.receipts.due:
                 self._wake_sender()
-            self.changed()
+            self.waiters.changed()
         return True
 
     def _position(self) -> ClientPosition | None:
@@ -485,7 +494,7 @@ class Attachment:
             if channel is not None:
                 channel.abort(broken(f"{reason}."))
         if channel is None and self.execute is not None:
-            self.execute.reopen()
+            self.execute.cancel()
 
     def suspend(self, error: HearthError) -> None:
         """Leaves the lane and stops output until another stream is attached.
@@ -557,7 +566,7 @@ class Attachment:
             if isinstance(reply, Reply):
                 reply.forked(refusal)
         if self.channel is not None:
-            self.channel.forked()
+            self.channel.lane.release()
 
     @property
     def _holds_work(self) -> bool:

@@ -246,25 +246,16 @@ class Connection(ABC):
         """
         self.attachment().submit(command)
 
-    def call(
-        self,
-        command: commands_pb2.Command | Plain,
-        *,
-        attachment: Attachment | None = None,
-        timeout: float | None = None,
-    ) -> commands_pb2.Result:
+    def call(self, command: commands_pb2.Command | Plain) -> commands_pb2.Result:
         """Sends a command and waits for its answer.
 
         Args:
             command: Command without a request number.
-            attachment: Attachment over which the command is sent; None: the current one.
-            timeout: Longest wait in seconds; None: without a limit.
 
         Raises:
             HearthError: The command failed.
-            TimeoutError: The answer has not arrived in time.
         """
-        return (attachment or self.attachment()).request(command).wait(timeout)
+        return self.attachment().request(command).wait()
 
     def request(
         self,
@@ -287,12 +278,7 @@ class Connection(ABC):
         return PendingResult((attachment or self.attachment()).request(command), read)
 
     def report(
-        self,
-        command: commands_pb2.Command | Plain,
-        *,
-        attachment: Attachment | None = None,
-        barrier: bool = False,
-        timeout: float | None = None,
+        self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> commands_pb2.Result:
         """Sends a command that reports earlier failures, and waits for its answer like `call`.
 
@@ -302,9 +288,8 @@ class Connection(ABC):
             command: Command without a request number.
             attachment: Attachment over which the command is sent; None: the current one.
             barrier: True if the command covers all streams; otherwise it covers the stream that it names.
-            timeout: Longest wait in seconds; None: without a limit.
         """
-        return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
+        return self.reporting(command, attachment=attachment, barrier=barrier).wait()
 
     def reporting(
         self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False

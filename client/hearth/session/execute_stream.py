@@ -9,19 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth.transport.backoff import Backoff, may_replace_stream
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
     from hearth.session.lane_channel import LaneChannel
-    from hearth.session.protocol import Session
     from hearth.transport.base import Responses, Transport
-    from hearth.transport.lane import Lane
 
 ATTACH_S = 3.0
 """Seconds within which an opened stream has to be attached; after that, it is abandoned for another."""
@@ -38,98 +37,23 @@ _LANE_RETRY_MAX_S = 60.0
 with each consecutive attempt."""
 
 
-class StreamDriver(Protocol):
-    """The attachment that drives the stream, and owns the lock. Called from the sending and the receiving thread."""
-
-    session: Session
-    over: threading.Event
-
-    def begin(self) -> int:
-        """Begins another stream, and returns its number. Earlier streams send nothing more."""
-
-    def next_request(self, stream: int) -> bytes | None:
-        """Blocks until there is a request for this stream, and returns it; None: the stream has ended.
-
-        Args:
-            stream: Number of the stream, as `begin` returned it.
-        """
-
-    def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
-        """Processes a response. Returns the error with which the response ends the attachment, if any.
-
-        Args:
-            response: Response of the daemon, received on the stream.
-        """
-
-    def process_early(self, response: bytes) -> bool:
-        """Processes a serialized response that completes a request. Returns False, with nothing done, for any other.
-
-        Args:
-            response: Serialized `ExecuteResponse`.
-        """
-
-    def suspend(self, error: HearthError) -> None:
-        """Called when the stream broke.
-
-        Args:
-            error: Error with which the stream broke.
-        """
-
-    def end(self, error: HearthError) -> None:
-        """Called when the attachment has ended.
-
-        Args:
-            error: Error with which the attachment has ended.
-        """
-
-    def hold_work(self) -> None:
-        """Called when a lane is offered: nothing is sent for a while."""
-
-    def may_open_lane(self) -> bool:
-        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream.
-
-        If True, nothing is sent until `use_lane`.
-        """
-
-    def idle(self) -> bool:
-        """True if nothing is queued or in flight."""
-
-    def use_lane(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
-        """Continues over `lane`, or over the stream if it is None.
-
-        Args:
-            lane: Connected lane; None: none could be opened.
-            on_end: Called by the lane's thread as its last step.
-            name: Prefix of the names of the lane's threads.
-
-        Returns:
-            The channel over the lane; None: the stream carries the work.
-        """
-
-
 class ExecuteStream:
     """Execute stream of one attachment, opened once. Its receiving thread ends with the attachment."""
 
     def __init__(
-        self,
-        driver: StreamDriver,
-        transport: Transport,
-        token: str,
-        device: int,
-        lease: float,
-        timing: Timing = TIMING,
+        self, attachment: Attachment, transport: Transport, token: str, device: int, lease: float, timing: Timing
     ) -> None:
         self.outages: deque[float] = deque(maxlen=_MAX_OUTAGES)
         """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
         """Number of outages after which the stream was resumed."""
-        self._driver = driver
+        self._attachment = attachment
         self._transport = transport
         self._token = token
         self._device = device
         self._lease = lease
-        self._lock = threading.Lock()
         self._responses: Responses | None = None
+        """The stream that was opened last."""
         self._offer: device_pb2.LaneOffer | None = None
         self._channel: LaneChannel | None = None
         self._fruitless_lanes = 0
@@ -140,25 +64,21 @@ class ExecuteStream:
         none."""
 
     def open(self) -> None:
-        """Sends the first attach, and starts the receiving thread, which passes responses to the driver."""
+        """Sends the first attach, and starts the receiving thread, which passes responses to the attachment."""
         responses = self._attach()
         name = f"hearth-receive-{self._device}"
         threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
 
     def cancel(self) -> None:
-        """Drops the stream. The driver's `over` is already set."""
-        responses = self._current()
+        """Drops the stream; another one continues unless the attachment is over."""
+        responses = self._responses
         if responses is not None:
             responses.cancel()
-
-    def reopen(self) -> None:
-        """Drops the stream; another one continues."""
-        self.cancel()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
         """Asks the daemon for its position in the attachment. Raises `HearthError`."""
         request = device_pb2.AttachmentStatusRequest(
-            session_token=self._token, device=self._device, generation=self._driver.session.generation
+            session_token=self._token, device=self._device, generation=self._attachment.session.generation
         )
         answer: device_pb2.AttachmentStatusResponse = self._transport.call_device(
             "AttachmentStatus", request, device_pb2.AttachmentStatusResponse, _STATUS_S
@@ -172,38 +92,34 @@ class ExecuteStream:
             command: The command, with its request number.
         """
         request = device_pb2.CancelRequest(
-            session_token=self._token, device=self._device, generation=self._driver.session.generation, command=command
+            session_token=self._token,
+            device=self._device,
+            generation=self._attachment.session.generation,
+            command=command,
         )
         self._transport.call_device("Cancel", request, commands_pb2.Done, _STATUS_S)
 
     def _attach(self) -> Responses:
         """Opens a stream. Raises `HearthError`."""
-        number = self._driver.begin()
-        attach = self._driver.session.attach(self._token, self._device)
-        responses = self._transport.execute(self._requests(number, attach), self._process_early)
-        with self._lock:
-            self._responses = responses
-        if self._driver.over.is_set():  # the attachment may have ended after `cancel` read the previous stream
+        number = self._attachment.begin()
+        attach = self._attachment.session.attach(self._token, self._device)
+        self._responses = responses = self._transport.execute(self._requests(number, attach), self._process_early)
+        if self._attachment.over.is_set():  # the attachment may have ended after `cancel` read the previous stream
             responses.cancel()
         return responses
-
-    def _current(self) -> Responses | None:
-        """Returns the stream that was opened last."""
-        with self._lock:
-            return self._responses
 
     def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
         """Yields the requests to gRPC's sending thread."""
         yield attach
-        while (request := self._driver.next_request(number)) is not None:
+        while (request := self._attachment.next_request(number)) is not None:
             yield request
 
     def _run(self, responses: Responses) -> None:
-        stream = iter(responses)
+        attachment, stream = self._attachment, iter(responses)
         try:
             while True:
                 error = self._cause(self._receive(stream))
-                if not (may_replace_stream(error) and self._driver.session.attached) or self._driver.over.is_set():
+                if not (may_replace_stream(error) and attachment.session.attached) or attachment.over.is_set():
                     break
                 stream = self._reattach(error)
         except HearthError as refusal:
@@ -213,8 +129,8 @@ class ExecuteStream:
                 f"the connection failed: {failure!r}.", reason="INTERNAL", fix="connect again, and report the error."
             )
         if isinstance(error, DeviceLostError):
-            self._driver.session.device_lost = True
-        self._driver.end(error)
+            attachment.session.device_lost = True
+        attachment.end(error)
 
     def _receive(self, stream: Iterator[device_pb2.ExecuteResponse]) -> HearthError:
         """Processes responses until the stream ends, and returns the error with which it ended."""
@@ -236,22 +152,21 @@ class ExecuteStream:
         if offered and self._transport.lanes and self._fruitless_lanes < _MAX_FRUITLESS_LANES:
             self._offer = response.attached.lane
             self._lane_retry_at = time.monotonic() + self._retry_pause
-            self._driver.hold_work()
-        error = self._driver.deliver(response)
+            self._attachment.hold_work()
+        error = self._attachment.deliver(response)
         if error is not None:
             return error
-        if self._offer is not None and self._driver.may_open_lane():
+        if self._offer is not None and self._attachment.may_open_lane():
             self._open_lane(self._offer)
-        elif self._lane_retry_at is not None and time.monotonic() >= self._lane_retry_at and self._driver.idle():
+        elif self._lane_retry_at is not None and time.monotonic() >= self._lane_retry_at and self._attachment.idle():
             return self._replace_for_lane()
         return None
 
     def _replace_for_lane(self) -> HearthError:
         """Leaves the stream for another that may have a lane. Returns the error with which the stream ends."""
         self._retry_pause = min(2 * self._retry_pause, _LANE_RETRY_MAX_S)
-        responses = self._current()
-        if responses is not None:
-            responses.leave()
+        if self._responses is not None:
+            self._responses.leave()
         return broken("the stream was closed so that a new one can get a lane.")
 
     def _process_early(self, response: bytes) -> bool:
@@ -259,14 +174,14 @@ class ExecuteStream:
 
         Called by the transport's thread, after all responses before it were delivered.
         """
-        return self._channel is None and self._offer is None and self._driver.process_early(response)
+        return self._channel is None and self._offer is None and self._attachment.process_early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None
         lane = self._transport.lane(offer)
-        responses = self._current()
+        responses = self._responses
         assert responses is not None
-        self._channel = self._driver.use_lane(lane, responses.leave, f"hearth-lane-{self._device}")
+        self._channel = self._attachment.use_lane(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:
             self._lane_retry_at, self._retry_pause = None, self._first_retry_pause
 
@@ -280,7 +195,7 @@ class ExecuteStream:
             self._responses.leave()
         if channel.error is not None:
             return channel.error
-        if isinstance(stream_error, DeviceLostError) and not self._driver.session.device_lost:
+        if isinstance(stream_error, DeviceLostError) and not self._attachment.session.device_lost:
             return broken(stream_error.message)  # the next attach reports what was lost with it
         return stream_error
 
@@ -289,8 +204,8 @@ class ExecuteStream:
 
         Raises the daemon's refusal, or `ConnectError` after the lease.
         """
-        driver, backoff, started = self._driver, Backoff(self._lease), time.monotonic()
-        driver.suspend(cause)
+        attachment, backoff, started = self._attachment, Backoff(self._lease), time.monotonic()
+        attachment.suspend(cause)
         last_present = started  # monotonic time at which the daemon last existed, or may have existed
         while True:
             try:
@@ -299,7 +214,7 @@ class ExecuteStream:
                 self.resumed += 1
                 return stream
             except HearthError as error:
-                if not may_replace_stream(error) or driver.over.is_set():
+                if not may_replace_stream(error) or attachment.over.is_set():
                     raise
                 retry_after = error.retry_after or 0.0
             if not self._transport.absent():
@@ -307,7 +222,7 @@ class ExecuteStream:
             pause = backoff.pause(retry_after)
             if pause is None or time.monotonic() - last_present > _ABSENT_S:
                 raise self._lost(cause, time.monotonic() - started)
-            driver.over.wait(pause)
+            attachment.over.wait(pause)
 
     def _attach_once(self) -> Iterator[device_pb2.ExecuteResponse]:
         """Makes one attempt to attach again."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
 from hearth.session.receiver_role import ReceiverRole
-from hearth.session.timing import TIMING, Timing
+from hearth.session.timing import Timing
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply, ReplyLike
     from hearth.session.views import LaneChannelView
     from hearth.session.waiters import Waiters
-    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane, ReceivedFrame
+    from hearth.transport.memory_segments import Signals
 
     class Owner(Protocol):
         """The attachment. Its methods are called with its lock held."""
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
         def queue_frees(self) -> None:
             """Queues commands that free the released handles."""
 
-        def changed(self) -> None:
-            """Notifies the threads that wait for a change of the attachment."""
-
 
 _RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
 
@@ -55,7 +52,7 @@ class LaneChannel:
     """Channel over a live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
     def __init__(
-        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing = TIMING
+        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing
     ) -> None:
         self._timing = timing
         self._request_window_s = timing.request_window
@@ -111,10 +108,6 @@ class LaneChannel:
 
         return LaneChannelView(self._sender_waits, self._expects_request, self._done)
 
-    def forked(self) -> None:
-        """Releases the lane in the child process of a fork. Takes no lock."""
-        self.lane.release()
-
     # ---- out ----
 
     def close(self) -> None:
@@ -168,9 +161,9 @@ class LaneChannel:
             if numbered is not None:
                 lane.send(*numbered)
         except OSError as error:
-            self._break(lane_lost(error))
+            self.abort(lane_lost(error))
         except BaseException as error:  # as in `send_queued`
-            self._break(lane_lost(error))
+            self.abort(lane_lost(error))
             session.interrupted()
             raise
         if numbered is None:
@@ -213,9 +206,9 @@ class LaneChannel:
                 if not (queue.queued or session.resend):
                     break
         except OSError as error:
-            self._break(lane_lost(error))
+            self.abort(lane_lost(error))
         except BaseException as error:  # KeyboardInterrupt: a frame may be partly sent, or a batch not at all
-            self._break(lane_lost(error))  # unacknowledged batches are sent over the next lane
+            self.abort(lane_lost(error))  # unacknowledged batches are sent over the next lane
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
@@ -234,9 +227,6 @@ class LaneChannel:
         Args:
             error: Error with which the lane ends, unless it has ended before.
         """
-        self._break(error)
-
-    def _break(self, error: HearthError) -> None:
         if not self.over:
             self.error = error
             self.close()
@@ -321,7 +311,7 @@ class LaneChannel:
                         return
         except Exception as error:
             with lock:
-                self._break(_lane_error(error))
+                self.abort(_lane_error(error))
                 self._leave_role(thread)
 
     def _complete_signalled(self, reply: Reply, polling_started: float, thread: int) -> None:
@@ -354,7 +344,7 @@ class LaneChannel:
         """
         if self.role.holder == thread:
             if self._is_delivering:
-                self._break(lane_lost("receiving was interrupted"))  # the frames are sent again over the next lane
+                self.abort(lane_lost("receiving was interrupted"))  # the frames are sent again over the next lane
             self._leave_role(thread)
         self.role.wake_thread()  # also if the exception came while the role was left: perhaps no thread was woken
 
@@ -368,14 +358,13 @@ class LaneChannel:
 
     def expect(self) -> None:
         """Wakes the background thread to receive if no thread does, because something depends on the next response."""
-        if self.role.parked:
-            self.role.wake_thread()
+        self.role.wake_thread()
 
     def _leave_role(self, thread: int) -> None:
         self._is_delivering = False
         if self._nested:  # the handler may have received what its thread waits for, and no further frame may arrive
             self._nested = False
-            self._break(lane_lost("a signal handler waited for a response"))
+            self.abort(lane_lost("a signal handler waited for a response"))
         self.role.leave(thread)
         self._users -= 1
         if not self._users:
@@ -421,7 +410,7 @@ class LaneChannel:
                     role.holder = 0
         except Exception as error:
             with lock:
-                self._break(_lane_error(error))
+                self.abort(_lane_error(error))
         self._on_end()
 
     def _process_frames(self, frames: list[ReceivedFrame]) -> bool:
@@ -438,13 +427,13 @@ class LaneChannel:
             else:
                 raise FrameError(f"a frame of kind {kind} arrived on a lane")
             if session.fail_later is not None:
-                self._break(session.fail_later)
+                self.abort(session.fail_later)
                 return False
         self.received_any = True
         if self._queue.queued or session.resend or session.receipts.due:
             self._send_remaining()
         if self._waiters.watchers:
-            self._owner.changed()
+            self._waiters.changed()
         return not self.over
 
     def _send(self) -> None:
@@ -454,12 +443,16 @@ class LaneChannel:
                 self._sender_waits = False
                 if self.over:
                     return
-                self._flush()
+                try:
+                    if self.lane.blocked:
+                        self.lane.flush()
+                except OSError as error:
+                    self.abort(lane_lost(error))
                 if self._queue.queued:
                     self._expects_request = False  # no request followed the command
                 self._owner.queue_frees()
                 self.send_queued(idle)
-                self._owner.changed()
+                self._waiters.changed()
                 blocked = self.lane.blocked
                 self._sender_waits = not blocked
             if blocked:
@@ -470,13 +463,6 @@ class LaneChannel:
                 idle = False
             except Empty:
                 idle = True
-
-    def _flush(self) -> None:
-        try:
-            if self.lane.blocked:
-                self.lane.flush()
-        except OSError as error:
-            self._break(lane_lost(error))
 
 
 def _lane_error(error: Exception) -> HearthError:

@@ -28,28 +28,20 @@ if TYPE_CHECKING:
 
 ConnectionFactory = Callable[["Transport", str, int, Limits, float, float], Connection]
 
-_INTEGERS = "integers"
-"""Feature of a daemon that converts the integers of a launch to the types of the kernel's parameters."""
-_PREMUL_SUM = "premul_sum"
-"""Feature of a daemon whose collectives have premultiplied sums."""
-_STRUCT_POINTERS = "struct_pointers"
-"""Feature of a daemon that takes device pointers in structs."""
-_GRAPH_COMPOSITION = "graph_composition"
-"""Feature of a daemon that captures events and launches of graphs."""
-_GRAPH_MEMORY = "graph_memory"
-"""Feature of a daemon that captures copies from and to pinned memory, and allocates memory during a capture."""
-_GRAPH_CONDITIONALS = "graph_conditionals"
-"""Feature of a daemon that captures conditional nodes."""
-_GRAPH_BRANCHES = "graph_branches"
-"""Feature of a daemon that captures conditional nodes with several bodies."""
-_DISPATCH_OPTIONS = "dispatch_options"
-"""Feature of a daemon whose dispatches have modes, clusters and cooperative launches."""
-_LAUNCH_ATTRIBUTES = "launch_attributes"
-"""Feature of a daemon that takes attributes of launches."""
-_LINKING = "linking"
-"""Feature of a daemon that links modules."""
-_PUBLISHED_EVENTS = "published_events"
-"""Feature of a daemon whose sessions share events by name."""
+_FEATURES = {
+    "converts_integers": "integers",
+    "premultiplies": "premul_sum",
+    "struct_pointers": "struct_pointers",
+    "composes_graphs": "graph_composition",
+    "graph_memory": "graph_memory",
+    "graph_conditionals": "graph_conditionals",
+    "graph_branches": "graph_branches",
+    "dispatch_options": "dispatch_options",
+    "launch_attributes": "launch_attributes",
+    "links": "linking",
+    "publishes_events": "published_events",
+}
+"""Feature by which a daemon announces each ability in `Limits`."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -72,17 +64,7 @@ class NodeSession:
         self.opened = opened
         self.timeout = timeout
         self.limits = _limits(opened.limits)._replace(
-            converts_integers=_INTEGERS in opened.features,
-            premultiplies=_PREMUL_SUM in opened.features,
-            struct_pointers=_STRUCT_POINTERS in opened.features,
-            composes_graphs=_GRAPH_COMPOSITION in opened.features,
-            graph_memory=_GRAPH_MEMORY in opened.features,
-            graph_conditionals=_GRAPH_CONDITIONALS in opened.features,
-            graph_branches=_GRAPH_BRANCHES in opened.features,
-            dispatch_options=_DISPATCH_OPTIONS in opened.features,
-            launch_attributes=_LAUNCH_ATTRIBUTES in opened.features,
-            links=_LINKING in opened.features,
-            publishes_events=_PUBLISHED_EVENTS in opened.features,
+            **{ability: feature in opened.features for ability, feature in _FEATURES.items()}
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

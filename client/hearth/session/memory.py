@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hearth.codec import encode
 from hearth_proto.later import commands_pb2
@@ -54,20 +54,11 @@ def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command
         kind, handle = handles.popleft()
         if kind == "buffer":
             buffers.append(handle)
-        elif kind == "stream":
-            commands.append(commands_pb2.Command(destroy_stream=commands_pb2.DestroyStream(stream=handle)))
-        elif kind == "event":
-            commands.append(commands_pb2.Command(destroy_event=commands_pb2.DestroyEvent(event=handle)))
-        elif kind == "tensor_map":
-            destroy_tensor_map = commands_pb2.DestroyTensorMap(tensor_map=handle)
-            commands.append(commands_pb2.Command(destroy_tensor_map=destroy_tensor_map))
-        elif kind == "graph":
-            commands.append(commands_pb2.Command(destroy_graph=commands_pb2.DestroyGraph(graph=handle)))
-        elif kind == "prepared":
-            destroy_prepared = commands_pb2.DestroyPrepared(prepared=handle)
-            commands.append(commands_pb2.Command(destroy_prepared=destroy_prepared))
-        else:
+        elif kind == "module":
             commands.append(encode.unload_module(handle))
+        else:  # all other kinds have a command with one field, such as `DestroyStream.stream`
+            destroy: dict[str, Any] = {f"destroy_{kind}": {kind: handle}}
+            commands.append(commands_pb2.Command(**destroy))
     if len(buffers) <= _MAX_PLAIN:
         return [encode.free(buffers), *commands] if buffers else commands
     frees = [

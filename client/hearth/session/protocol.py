@@ -55,7 +55,7 @@ class Session:
     Requests with numbers below `first_request` belong to an earlier attachment, whose answers may still arrive.
     """
 
-    def __init__(self, limits: Limits, first_request: int = 0, receipts: Receipts | None = None) -> None:
+    def __init__(self, limits: Limits, first_request: int = 0) -> None:
         self.limits = limits
         self.queue = SendQueue(limits)
         """Commands that are not part of a batch yet."""
@@ -67,7 +67,7 @@ class Session:
         self.draining = False
         self.on_output: Callable[[str], None] = lambda text: None
         """Receives the text that kernels of the session printed."""
-        self.receipts = receipts if receipts is not None else Receipts()
+        self.receipts = Receipts()
         self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
         self._completed = 0
@@ -215,7 +215,7 @@ class Session:
         receipts = self.receipts
         if receipts.due or (idle and receipts.has_unreported_downloads):
             return 0, receipts.take_request()
-        return self._next()
+        return self._next_batch()
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """Combines `add` and `next_numbered` for the usual case.
@@ -300,11 +300,8 @@ class Session:
             raise
         return True
 
-    def next_batch(self) -> bytes | None:
+    def _next_batch(self) -> tuple[int, bytes] | None:
         """Returns the next batch: one that has to be sent again, otherwise as much of the queue as fits."""
-        return None if (numbered := self._next()) is None else numbered[1]
-
-    def _next(self) -> tuple[int, bytes] | None:
         if not self.sendable:
             return None
         if self.resend:
@@ -466,17 +463,6 @@ class Session:
                 self._unacked_bytes = 0
             self.acked = seq
 
-    def receive_serialized(self, data: bytes) -> None:
-        """Processes one serialized response.
-
-        The most frequent ones, an empty or an expected result, are read without building a protobuf message.
-
-        Args:
-            data: Serialized `ExecuteResponse`.
-        """
-        if not self.receive_done(data):
-            self.receive_other(data)
-
     def receive_other(self, data: bytes) -> None:
         """Processes a serialized response for which `receive_done` returned False.
 
@@ -491,7 +477,7 @@ class Session:
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """Processes an empty or an expected result of a pending request.
+        """Processes an empty or an expected result of a pending request, without building a protobuf message.
 
         Args:
             data: Serialized `ExecuteResponse`.

@@ -72,7 +72,7 @@ class ReceiverRole:
         if self.parked and self._pause == self._slow_tick_s:
             self._wake_parked()
             return True
-        return self.parked and self._pause == self._tick_s
+        return self.ticking
 
     @property
     def parked_indefinitely(self) -> bool:

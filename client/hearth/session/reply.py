@@ -102,7 +102,7 @@ class Reply:
     request = 0
     """Number of the request; 0: no number is needed."""
     signalled_result: commands_pb2.Result | None = None
-    """The result that a completion signal stands for (`hearth.transport.copy_signals`); None: no signal completes the
+    """The result that a completion signal stands for (`memory_segments.Signals`); None: no signal completes the
     reply."""
     on_error: Callable[[], None] | None = None
     """Called when the command fails, so that a transfer waiting for the same command ends."""
@@ -120,7 +120,7 @@ class Reply:
     """Queue on which waiting threads sleep; most replies need none."""
     _answer_handled = False
 
-    def __init__(self, *, reports: bool = False, waiters: ReplyWaiters | None = None) -> None:
+    def __init__(self, waiters: ReplyWaiters, *, reports: bool = False) -> None:
         self.reports = reports
         """True if the command reports the errors of earlier commands (sync, read, flush, end of a profile)."""
         self._waiters = waiters
@@ -129,7 +129,7 @@ class Reply:
     @property
     def done(self) -> bool:
         """True once the reply is answered. For a thread that polls instead of waiting."""
-        if not self.answered and self._waiters is not None:
+        if not self.answered:
             self._waiters.expect()
         return self.answered
 
@@ -199,9 +199,8 @@ class Reply:
             TimeoutError: The answer has not arrived in time. The reply is abandoned; the work continues.
         """
         if not self.answered:
-            waiters = self._waiters
             try:
-                answered = self._wait(timeout) if waiters is None else waiters.wait_for(self, timeout)
+                answered = self._waiters.wait_for(self, timeout)
             except BaseException as error:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
                 offer_cancel(error)
@@ -244,8 +243,7 @@ class Reply:
         Args:
             notify: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
         """
-        if self._waiters is not None:
-            self._waiters.listen(1)
+        self._waiters.listen(1)
         self.on_answer = notify
         if self.answered:
             notify()
@@ -253,8 +251,7 @@ class Reply:
     def unlisten(self) -> None:
         """Ends the effect of one `listen` call."""
         self.on_answer = None
-        if self._waiters is not None:
-            self._waiters.listen(-1)
+        self._waiters.listen(-1)
 
     def wait_answered(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns True if the answer has arrived.
@@ -264,7 +261,7 @@ class Reply:
         Args:
             seconds: Longest wait in seconds.
         """
-        return self.answered or self._wait(seconds)
+        return self.answered or self._waiters.wait_for(self, seconds)
 
     def wait_quietly(self, timeout: float | None) -> None:
         """Waits like `wait`, but leaves an error to `on_late_error`.
@@ -273,18 +270,8 @@ class Reply:
             timeout: Longest wait in seconds; None: without a limit.
         """
         if not self.answered:
-            self._wait(timeout)
+            self._waiters.wait_for(self, timeout)
         self.abandon()
-
-    def _wait(self, timeout: float | None) -> bool:
-        if self._waiters is not None:
-            return self._waiters.wait_for(self, timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        remaining = timeout
-        while not self.answered and (remaining is None or remaining > 0):
-            self.sleep(remaining)
-            remaining = None if deadline is None else deadline - time.monotonic()
-        return self.answered
 
     def sleep(self, seconds: float | None) -> None:
         """Blocks up to `seconds` for the answer or a `wake`; may return earlier.
@@ -434,18 +421,17 @@ OnCompletion = Callable[["commands_pb2.Result | None", "HearthError | None"], No
 class CompletionHandler:
     """Receives the completion of a one-way command that uses client memory, once, in the receiving thread.
 
-    That thread holds the attachment's lock: the callback must not block. The handler refers to the memory that the
-    command uses; the session refers to the handler until the answer has arrived.
+    That thread holds the attachment's lock: the callback must not block. The session refers to the handler, and so to
+    what the callback refers to, until the answer has arrived.
     """
 
-    __slots__ = ("_end", "abandoned", "keep", "reports")
+    __slots__ = ("_end", "abandoned", "reports")
 
     expected = None
 
-    def __init__(self, end: OnCompletion, keep: object = None, *, reports: bool = False) -> None:
+    def __init__(self, end: OnCompletion, *, reports: bool = False) -> None:
         self.reports = reports
         self.abandoned = False
-        self.keep = keep
         self._end = end
 
     def set_result(self, result: commands_pb2.Result) -> None:

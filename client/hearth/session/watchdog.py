@@ -15,10 +15,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import HearthError, TimeoutError, UnsupportedError
 from hearth.session.timing import TIMING, Timing
+
+if TYPE_CHECKING:
+    from hearth_proto.v1 import device_pb2
 
 MAX_PAUSE_S = 30.0
 """Maximum pause, in seconds, between two calls. Each pause is twice the previous one."""
@@ -37,39 +40,7 @@ class ClientPosition(NamedTuple):
     """True if the attachment uses a lane."""
 
 
-class DaemonPosition(Protocol):
-    """Position of an attachment, as the daemon knows it: `AttachmentStatusResponse`."""
-
-    @property
-    def known(self) -> bool:
-        """True if the daemon has a stream for the attachment."""
-        ...
-
-    @property
-    def lane(self) -> bool:
-        """True if the daemon uses a lane for the attachment."""
-        ...
-
-    @property
-    def last_seq(self) -> int:
-        """Number of the last batch that the daemon has received."""
-        ...
-
-    @property
-    def responses(self) -> int:
-        """Number of results and events that the daemon has sent."""
-        ...
-
-    def HasField(self, name: str) -> bool:
-        """True if the daemon has set the optional field `name`: without `last_seq`, it does not know the last batch.
-
-        Args:
-            name: Name of the field.
-        """
-        ...
-
-
-def missing(client: ClientPosition, daemon: DaemonPosition) -> str:
+def missing(client: ClientPosition, daemon: device_pb2.AttachmentStatusResponse) -> str:
     """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing.
 
     Args:
@@ -100,7 +71,7 @@ class Watchdog:
     def __init__(
         self,
         read_position: Callable[[], ClientPosition | None],
-        ask: Callable[[], DaemonPosition],
+        ask: Callable[[], device_pb2.AttachmentStatusResponse],
         reconnect: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         timing: Timing = TIMING,

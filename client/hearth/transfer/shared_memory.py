@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from hearth.errors import HearthError
 from hearth.transfer.ring_buffer import SLOT_BYTES, Ring, Slot
 from hearth.transport import memory_segments
-from hearth.transport.copy_signals import Signals
-from hearth.transport.memory_segments import Segment, SegmentPosition, address_of, known_segments
+from hearth.transport.memory_segments import Segment, SegmentPosition, Signals, address_of, known_segments
 from hearth.transport.segment_pool import pool
 from hearth.transport.segments import ConnectionLost, open_segments
 from hearth_proto.frames import Kind
@@ -77,7 +76,7 @@ class Shared:
 
         Args:
             segment: Segment of this process.
-            signals: True if the segment holds completion signals (`hearth.transport.copy_signals`).
+            signals: True if the segment holds completion signals (`memory_segments.Signals`).
 
         Returns:
             The number, or 0 if the segment cannot be registered.

@@ -12,11 +12,11 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from hearth import errors
 from hearth.errors import HearthError
-from hearth.transport.errors import unreached
+from hearth.transport.base import unanswered, unreached
 from hearth_proto import calls, frames
 from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
@@ -41,8 +41,6 @@ class FramedExchange:
 
         Raises `OSError`, or `ValueError` for an invalid path.
         """
-        self.cancelled = False
-        """True once the client has ended the call."""
         self._target = target
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._keepalive = keepalive
@@ -122,7 +120,7 @@ class FramedExchange:
         except HearthError:
             raise  # some of them are OSErrors as well
         except (OSError, FrameError) as error:
-            raise self._broken(error) from None
+            raise unreached(self._target, getattr(error, "strerror", None) or str(error)) from None
         finally:
             self.close()
 
@@ -140,11 +138,7 @@ class FramedExchange:
                 pinged = False
                 self._received = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
-                raise errors.TimeoutError(
-                    f"the daemon at {self._target} did not answer in time.",
-                    reason="DEADLINE_EXCEEDED",
-                    fix="check the daemon with `hearth status`, or use a longer timeout.",
-                )
+                raise unanswered(self._target)
             elif pinged:
                 raise ConnectionError("the daemon stopped responding")
             else:
@@ -165,14 +159,10 @@ class FramedExchange:
             self._sending.release()
         return True
 
-    def _broken(self, error: Exception) -> HearthError:
-        return unreached(self._target, getattr(error, "strerror", None) or str(error))
-
     # ---- closing ----
 
     def cancel(self) -> None:
         """Ends the call, from any thread: the daemon abandons it, and threads that send or receive here are woken."""
-        self.cancelled = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -229,8 +219,7 @@ def send_in_thread(call: FramedExchange, requests: Iterator[bytes], name: str) -
         requests: Serialized messages.
         name: Name of the thread.
     """
-    send: Callable[[Iterator[bytes]], None] = call.send
-    threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()
+    threading.Thread(target=call.send, args=(requests,), name=name, daemon=True).start()
 
 
 def _after_fork() -> None:

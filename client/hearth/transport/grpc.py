@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
-from hearth import errors, telemetry
-from hearth.transport import errors as transport_errors
-from hearth.transport.cancellation import AbortReporter
+from hearth import errors
+from hearth.transport.base import DEVICE, NODE, TRANSFER_STATUS, UNIX, Transport, closed, unanswered, unreached
 from hearth.transport.grpc_channel import ReopenedChannel
-from hearth.transport.lane import Lane, open_lane
 from hearth_proto.v1 import device_pb2, status_pb2
 
 if TYPE_CHECKING:
     from hearth.errors import HearthError
     from hearth.transport.base import Early
 
-_DEVICE = "/hearth.v1.DeviceService/"
-_NODE = "/hearth.v1.NodeService/"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_receive_message_length", 32 << 20),
@@ -40,7 +36,6 @@ _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
 _RESULT = b"\x1a"
 """First byte of an ExecuteResponse that carries a result: field 3, length-delimited."""
 _ACCEPTED_EARLY = object()
-_OPEN_BULK_S = 5.0
 T = TypeVar("T")
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -59,40 +54,17 @@ def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | ob
     return device_pb2.ExecuteResponse.FromString(message)
 
 
-class GrpcTransport:
+class GrpcTransport(Transport):
     """Channels to one daemon, opened at their first use. Thread-safe."""
 
     def __init__(self, target: str, *, loopback: bool, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self.target = target
-        self.metadata: tuple[tuple[str, str], ...] = ()
-        """Metadata that identifies the caller in each call."""
-        self.session_id = ""
-        self.lanes = target.startswith(transport_errors.UNIX)
-        self.stripes: int | None = 0 if self.lanes else None
+        same_host = target.startswith(UNIX)
+        super().__init__(target, lanes=same_host, stripes=0 if same_host else None)
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self.call_channel = ReopenedChannel(self._open, target)
         """gRPC channel of unary calls and Execute streams."""
         self._bulk_channel = ReopenedChannel(self._open, target)
-        self._abort_reporter = AbortReporter(self.transfer_status)
-
-    def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of NodeService, and waits for the answer. Raises `HearthError`.
-
-        Args:
-            method: Name of the method; the methods of `errors.SAFE` are repeated if the connection breaks.
-            request: Request message.
-            response_type: Class of the answer.
-            timeout: Longest wait in seconds for each attempt.
-        """
-        return self._unary(
-            self.call_channel,
-            _NODE + method,
-            request,
-            response_type,
-            timeout,
-            transport_errors.TRIES if method in transport_errors.SAFE else 1,
-        )
 
     def start_call(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
@@ -105,88 +77,34 @@ class GrpcTransport:
         """
         channel = self.call_channel.channel()
         stub: Any = channel.unary_unary(
-            _NODE + method,
+            NODE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
+        )
+        return _Answer(
+            self._start(stub.future, request, timeout, self._call_metadata()),
+            self.target,
+            partial(self.call_channel.mark_stale, channel),
+        )
+
+    def _call_once(self, path: str, request: Any, response_type: Any, timeout: float) -> Any:
+        of_transfer = path == DEVICE + TRANSFER_STATUS
+        reopened_channel = self._bulk_channel if of_transfer else self.call_channel
+        channel = reopened_channel.channel()
+        stub: Callable[..., Any] = channel.unary_unary(
+            path,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response_type.FromString,
         )
         try:
-            call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
+            return stub(request, timeout=timeout, metadata=self._call_metadata())
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error, self.target)
         except ValueError:  # gRPC's answer to a closed channel
-            raise self._closed_or_broken() from None
-        return _Answer(call, self.target, partial(self.call_channel.mark_stale, channel))
-
-    def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of DeviceService, and waits for the answer. Raises `HearthError`.
-
-        Args:
-            method: Name of the method.
-            request: Request message.
-            response_type: Class of the answer.
-            timeout: Longest wait in seconds.
-        """
-        attempts = transport_errors.TRIES if method in transport_errors.SAFE else 1
-        return self._unary(self.call_channel, _DEVICE + method, request, response_type, timeout, attempts)
-
-    def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has, over the channel for bulk data.
-
-        Args:
-            request: Names the transfer.
-
-        Raises:
-            HearthError: The call failed; a timeout is treated as a broken connection.
-        """
-        try:
-            answer: device_pb2.TransferStatusResponse = self._unary(
-                self._bulk_channel,
-                _DEVICE + "TransferStatus",
-                request,
-                device_pb2.TransferStatusResponse,
-                transport_errors.STATUS_S,
-                1,
-            )
-        except errors.TimeoutError as error:
-            raise transport_errors.unreached(self.target, error.message) from None
-        return answer
-
-    def _unary(
-        self,
-        reopened_channel: ReopenedChannel,
-        path: str,
-        request: Any,
-        response_type: Any,
-        timeout: float,
-        attempts: int,
-    ) -> Any:
-        while True:
-            attempts -= 1
-            channel = reopened_channel.channel()
-            stub: Callable[..., Any] = channel.unary_unary(
-                path,
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=response_type.FromString,
-            )
-            try:
-                return stub(request, timeout=timeout, wait_for_ready=False, metadata=self._call_metadata())
-            except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error, self.target)
-            except ValueError:  # gRPC's answer to a closed channel
-                error = self._closed_or_broken()
-            if error.broken or (reopened_channel is self._bulk_channel and isinstance(error, errors.TimeoutError)):
-                reopened_channel.mark_stale(channel)
-            if not error.broken or not attempts:
-                raise error
-
-    def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none.
-
-        Args:
-            request: Device, its generation, and the number of stripes.
-        """
-        answer: device_pb2.OpenBulkResponse = self._unary(
-            self.call_channel, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
-        )
-        return answer
+            error = self._closed_or_broken()
+        if error.broken or (of_transfer and isinstance(error, errors.TimeoutError)):
+            reopened_channel.mark_stale(channel)
+        raise error
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream.
@@ -198,7 +116,7 @@ class GrpcTransport:
         """
         channel = self.call_channel.channel()
         stub: Callable[..., Any] = channel.stream_stream(
-            _DEVICE + "Execute",
+            DEVICE + "Execute",
             request_serializer=_identity,
             response_deserializer=partial(_read_early, early),
         )
@@ -208,14 +126,6 @@ class GrpcTransport:
             partial(self.call_channel.mark_stale, channel),
         )
 
-    def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane in addition to an Execute stream; returns None if that fails.
-
-        Args:
-            offer: Path of the daemon's socket, and the ticket.
-        """
-        return open_lane(offer.path, offer.ticket)
-
     def upload(self, requests: Iterator[bytes]) -> _Upload:
         """Opens an Upload stream on the channel for bulk data.
 
@@ -224,7 +134,7 @@ class GrpcTransport:
         """
         channel = self._bulk_channel.channel()
         stub: Any = channel.stream_unary(
-            _DEVICE + "Upload",
+            DEVICE + "Upload",
             request_serializer=_identity,
             response_deserializer=device_pb2.UploadResponse.FromString,
         )
@@ -243,7 +153,7 @@ class GrpcTransport:
         """
         channel = self._bulk_channel.channel()
         stub: Callable[..., Any] = channel.unary_stream(
-            _DEVICE + "Download",
+            DEVICE + "Download",
             request_serializer=device_pb2.DownloadRequest.SerializeToString,
             response_deserializer=_identity,
         )
@@ -252,19 +162,6 @@ class GrpcTransport:
             self.target,
             partial(self._bulk_channel.mark_stale, channel),
         )
-
-    def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly. Does not block, and never fails.
-
-        Args:
-            request: Names the transfer.
-            seconds: Seconds after which the report is not repeated any more.
-        """
-        self._abort_reporter.add(request, seconds)
-
-    def absent(self) -> bool:
-        """True if no process listens at the daemon's address."""
-        return transport_errors.absent(self.target)
 
     def close(self) -> None:
         """Closes the channels, which ends open streams."""
@@ -276,10 +173,6 @@ class GrpcTransport:
             return grpc.secure_channel(self.target, self._credentials, options=self._options)
         return grpc.insecure_channel(self.target, options=self._options)
 
-    def _call_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of a call: the caller's identity and the current span."""
-        return self.metadata + telemetry.context()
-
     def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
         try:
             return stub(request, timeout=timeout, metadata=metadata)
@@ -287,21 +180,25 @@ class GrpcTransport:
             raise self._closed_or_broken() from None
 
     def _closed_or_broken(self) -> HearthError:
-        return (
-            transport_errors.closed(self.target)
-            if self.call_channel.closed
-            else transport_errors.unreached(self.target, "the channel was closed")
-        )
+        return closed(self.target) if self.call_channel.closed else unreached(self.target, "the channel was closed")
 
 
-class _Stream(Generic[T]):
-    """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
+class _Call:
+    """A call in flight. `mark_stale` reports that its connection broke."""
 
     def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
         self._call = call
         self._target = target
         self._mark_stale = mark_stale
-        self._is_left = False
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class _Stream(_Call, Generic[T]):
+    """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
+
+    _is_left = False
 
     def __iter__(self) -> Iterator[T]:
         try:
@@ -317,21 +214,13 @@ class _Stream(Generic[T]):
             self._mark_stale()
         raise error
 
-    def cancel(self) -> None:
-        self._call.cancel()
-
     def leave(self) -> None:
         self._is_left = True  # the channel stays, because other calls use it
         self._call.cancel()
 
 
-class _Answer:
+class _Answer(_Call):
     """Pending response of a unary call."""
-
-    def __init__(self, call: Any, target: str, mark_stale: Callable[[], None]) -> None:
-        self._call = call
-        self._target = target
-        self._mark_stale = mark_stale
 
     def result(self) -> Any:
         try:
@@ -344,12 +233,9 @@ class _Answer:
             error = self._cancelled()
         raise error
 
-    def cancel(self) -> None:
-        self._call.cancel()
-
     def _cancelled(self) -> HearthError:
         # cancelled because its channel was closed
-        return transport_errors.unreached(self._target, "the call was cancelled")
+        return unreached(self._target, "the call was cancelled")
 
 
 class _Upload(_Answer):
@@ -381,13 +267,9 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
         code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(phrase in text for phrase in _BREAKS))
     ):  # fmt: skip
-        return transport_errors.unreached(target, text)
+        return unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TimeoutError(
-            f"the daemon at {target} did not answer in time.",
-            reason="DEADLINE_EXCEEDED",
-            fix="check the daemon with `hearth status`, or use a longer timeout.",
-        )
+        return unanswered(target)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",

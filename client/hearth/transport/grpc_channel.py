@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
-from hearth.transport import errors
+from hearth.transport.base import closed
 
 
 class ReopenedChannel:
@@ -28,7 +28,7 @@ class ReopenedChannel:
         """Returns the current channel, and opens one if needed. Raises `ClosedError`."""
         with self._lock:
             if self.closed:
-                raise errors.closed(self._target)
+                raise closed(self._target)
             stale_channel, channel = None, self._channel
             if channel is None or self._stale:
                 stale_channel = channel

@@ -45,16 +45,21 @@ class LaneEnded(OSError):
     """Raised if the other side closed the lane."""
 
 
-def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
+def connect_with_ticket(path: str, ticket: bytes, seconds: float) -> tuple[socket.socket, FrameReader, list[Frame]]:
     """Connects to `path`, presents the ticket and waits for the device process's first frame.
 
     Args:
         path: Path of the daemon's Unix socket for tickets.
-        ticket: Ticket that the daemon offered; valid once.
+        ticket: Ticket of the daemon; valid once.
         seconds: Timeout in seconds.
 
     Returns:
-        The lane, or None if it could not be opened.
+        The connection, the reader of its frames, and the frames behind the first one.
+
+    Raises:
+        OSError: There is no listener, the ticket was refused, or no frame has arrived in time.
+        FrameError: The first frame is not LIVE.
+        ValueError: The path is invalid.
     """
     deadline = monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -71,15 +76,26 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
                 raise LaneEnded("the ticket was refused")
             received = reader.feed(data)
         if received[0].kind != Kind.LIVE:
-            raise FrameError(f"a lane began with a frame of kind {received[0].kind}")
-        connection.settimeout(None)
-    except (OSError, FrameError, ValueError):  # invalid path, no listener, or no answer
-        connection.close()
-        return None
+            raise FrameError(f"the connection began with a frame of kind {received[0].kind}")
+        connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
     except BaseException:
         connection.close()
         raise
-    return Lane(connection, reader, received[1:])
+    return connection, reader, received[1:]
+
+
+def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
+    """Opens a lane; returns None if it could not be opened.
+
+    Args:
+        path: Path of the daemon's Unix socket for tickets.
+        ticket: Ticket that the daemon offered; valid once.
+        seconds: Timeout in seconds.
+    """
+    try:
+        return Lane(*connect_with_ticket(path, ticket, seconds))
+    except (OSError, FrameError, ValueError):
+        return None
 
 
 class Lane:

@@ -94,8 +94,7 @@ class FreeBlocks:
         dropped = []
         while self.bytes > max_bytes:
             block = next(iter(self._order.values()))
-            blocks = self._by_size[block.size]
-            del blocks[next(index for index, candidate in enumerate(blocks) if candidate is block)]
+            self._by_size[block.size].pop(0)  # the oldest of its size, because it is the oldest of all
             self._remove(block)
             dropped.append(block)
         return dropped

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import from_status
+from hearth.transport.lane import connect_with_ticket
 from hearth_proto import frames
 from hearth_proto.frames import PLACE, FrameError, FrameReader, Kind
 from hearth_proto.v1.status_pb2 import Status
@@ -49,7 +50,7 @@ class ConnectionLost(OSError):
 def open_segments(
     path: str, ticket: bytes, max_bytes: int, mint: Callable[[], int], seconds: float = LIVE_S
 ) -> SegmentConnection:
-    """Connects to a Unix socket, presents the ticket and waits for the device process's first frame.
+    """Opens a connection for segments.
 
     Args:
         path: Path of the daemon's Unix socket for tickets.
@@ -61,24 +62,11 @@ def open_segments(
     Raises:
         OSError: The connection could not be opened.
     """
-    deadline = time.monotonic() + seconds
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(seconds)
-        connection.connect(path)
-        connection.sendall(frames.encode(Kind.TICKET, ticket))
-        opened = SegmentConnection(connection, max_bytes, mint)
-        first = opened.receive(deadline)
-        if first[0].kind != Kind.LIVE:
-            raise ConnectionLost(f"the connection began with a frame of kind {first[0].kind}")
-        connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
-    except (FrameError, ValueError) as error:  # invalid frames or an invalid path
-        connection.close()
+        connection, _, _ = connect_with_ticket(path, ticket, seconds)
+    except (FrameError, ValueError) as error:
         raise ConnectionLost(str(error)) from None
-    except BaseException:
-        connection.close()
-        raise
-    return opened
+    return SegmentConnection(connection, max_bytes, mint)
 
 
 class _Sent(NamedTuple):
@@ -181,7 +169,7 @@ class SegmentConnection:
 
         Args:
             segment: Segment of this process.
-            signals: True if the segment holds completion signals (`hearth.transport.copy_signals`).
+            signals: True if the segment holds completion signals (`memory_segments.Signals`).
 
         Returns:
             The number by which commands name the segment, or 0 if the device process refuses it or the total size would
@@ -214,7 +202,7 @@ class SegmentConnection:
                 if self.registered_bytes + segment.size > self.max_bytes:
                     return 0
                 sent = self._send(segment, signals)
-            return sent.number if self._wait_accepted(sent) else 0
+            return sent.number if self._wait_accepted(ident, sent) else 0
         except (OSError, FrameError, ValueError) as error:
             self.close()
             raise ConnectionLost(str(error)) from None
@@ -285,10 +273,9 @@ class SegmentConnection:
             self.close()
             raise
 
-    def _wait_accepted(self, sent: _Sent) -> bool:
+    def _wait_accepted(self, ident: int, sent: _Sent) -> bool:
         """Waits for the answer to a registration; returns True if commands may name the segment."""
         deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
-        ident = next(ident for ident, entry in self._sent.items() if entry is sent)
         while ident not in self._numbers:
             if self._sent.get(ident) is not sent:
                 return False
@@ -300,7 +287,14 @@ class SegmentConnection:
 
         The thread that sent a request may have been interrupted.
         """
-        for frame in self.receive(deadline):
+        received: list[Frame] = []
+        while not received:
+            self._wait(select.POLLIN, deadline)
+            data = self._connection.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionLost("the daemon closed the connection")
+            received = self._reader.feed(data)
+        for frame in received:
             ident = next((ident for ident, entry in self._sent.items() if entry.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:
                 self._numbers[ident] = frame.id
@@ -313,21 +307,6 @@ class SegmentConnection:
                 self._placements[frame.id] = frame.kind != Kind.ABORT
             else:
                 raise FrameError(f"a frame of kind {frame.kind} arrived for the unknown id {frame.id}")
-
-    def receive(self, deadline: float) -> list[Frame]:
-        """Waits for the next frames. Raises `OSError` or `FrameError`.
-
-        Args:
-            deadline: Monotonic time in seconds.
-        """
-        received: list[Frame] = []
-        while not received:
-            self._wait(select.POLLIN, deadline)
-            data = self._connection.recv(_READ_BYTES)
-            if not data:
-                raise ConnectionLost("the daemon closed the connection")
-            received = self._reader.feed(data)
-        return received
 
     def _wait(self, event: int, deadline: float) -> None:
         poll = select.poll()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hearth_proto import frames
 from hearth_proto.frames import STRIPE_OFFSET, FrameError, Kind
-from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, receive_within, tune
+from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, receive_within, take_frames, tune
 from hearth_proto.stripes import HEAD, OFFSET, TICKET_NAME, StripeHead, chunk_head, read_head, taken
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 OPEN_S = 4.0
 """Timeout, in seconds, for a new stripe to go live."""
 _KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.ABORT})
-_SCRATCH = 256 << 10
-_GATHERED = 32
 
 
 class StripeTiming(NamedTuple):
@@ -178,7 +176,6 @@ class Stripe:
         self._closed = False
         self._outgoing: SimpleQueue[bytes | tuple[OutgoingUpload, int] | None] = SimpleQueue()
         self._sender: threading.Thread | None = None
-        self._scratch: memoryview | None = None
         self._last_frame_at = time.monotonic()
         threading.Thread(target=self._main, name="hearth-stripe-in", daemon=True).start()
 
@@ -288,7 +285,7 @@ class Stripe:
         size = frame.length - OFFSET
         destination = carried.place(self, offset, size) if carried is not None else None
         if carried is None or destination is None:
-            self._skip(pipe, size)
+            pipe.skip(size)
         else:
             is_complete = False
             try:
@@ -299,36 +296,26 @@ class Stripe:
                 carried.chunk_placed(self, offset, size, is_complete)
         self._outgoing.put(taken(frame.id, offset))
 
-    def _skip(self, pipe: Pipe, size: int) -> None:
-        if self._scratch is None:
-            self._scratch = memoryview(bytearray(_SCRATCH))
-        while size:
-            count = min(size, _SCRATCH)
-            pipe.receive(self._scratch[:count])
-            size -= count
-
     # ---- sending thread ----
 
     def _send(self, pipe: Pipe) -> None:
-        outgoing = self._outgoing
         try:
-            while True:
-                parts: list[Part] = []
-                chunk: tuple[OutgoingUpload, int] | None = None
-                while chunk is None and (not parts or (len(parts) < _GATHERED and not outgoing.empty())):
-                    item = outgoing.get()
-                    if item is None:
-                        return
-                    if isinstance(item, tuple):
-                        chunk = item
-                    else:
-                        parts.append(item)
-                if chunk is not None:
-                    self._send_chunk(pipe, parts, *chunk)
-                else:
-                    pipe.send(parts)
+            while self._send_next(pipe):
+                pass
         except OSError:
             pipe.shutdown()  # the receiving thread then ends, after it has joined this one
+
+    def _send_next(self, pipe: Pipe) -> bool:
+        """Waits for the next frames and sends them, and keeps no reference to them. Returns False at the end."""
+        taken_frames = take_frames(self._outgoing)
+        if taken_frames is None:
+            return False
+        parts, chunk = taken_frames
+        if chunk is not None:
+            self._send_chunk(pipe, parts, *chunk)
+        else:
+            pipe.send(parts)
+        return True
 
     @staticmethod
     def _send_chunk(pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth_proto.reasons import CODES, Reason
+from hearth_proto.reasons import Reason
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, on_cpu
 from tests.support.daemon.pages import Command, Reader, commands, fences, needs, same
 from tests.support.folders import ROOT
@@ -96,5 +96,5 @@ def test_a_page_that_is_wrong(page: str, tmp_path: Path) -> None:
 def test_every_reason_is_explained() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", page, re.MULTILINE)
-    assert dict(rows) == {reason.value: CODES[reason].name for reason in Reason}
+    assert dict(rows) == {reason.value: reason.code.name for reason in Reason}
     assert len(rows) == len(Reason)

@@ -22,7 +22,7 @@ import pytest
 
 import hearth
 from hearth.session.timing import Timing
-from hearth.transport import framed
+from hearth.transport import base
 from hearth.transport.lane import Lane
 from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, command_of, marked, needs_devices, wait_until
@@ -125,7 +125,7 @@ def test_client_without_its_lane_is_answered(
     the device process is stopped, to which the front has handed over the lane by then."""
     pid = paused.process.pid if victim == "front" else paused.device_pid()
     given_up = threading.Event()
-    original, threads = framed.open_lane, []
+    original, threads = base.open_lane, []
 
     def pause() -> None:
         given_up.wait(30)
@@ -142,7 +142,7 @@ def test_client_without_its_lane_is_answered(
             given_up.set()
 
     with hearth.connect(paused.unix, timeout=60) as node:
-        monkeypatch.setattr(framed, "open_lane", late)
+        monkeypatch.setattr(base, "open_lane", late)
         gpu = node.device(0)
         connection_of(gpu).timing = Timing(lane_retry=600.0)
         x = gpu.zeros(4, np.int32)

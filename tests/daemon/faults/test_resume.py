@@ -18,8 +18,8 @@ import pytest
 
 import hearth
 from hearth.transfer import grpc_stream
-from hearth.transport import errors as transport_errors
 from hearth.transport import grpc as transport
+from hearth.transport.base import unreached
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.cutter import Budget, Cutter, random_cuts
@@ -346,7 +346,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
                 assert came.wait(30)
                 cutter.refuse()
                 cutter.cut()
-                raise transport_errors.unreached("there", "a test")
+                raise unreached("there", "a test")
             return deliver(response)
 
         monkeypatch.setattr(grpc_stream.GrpcDownload, "into", download)

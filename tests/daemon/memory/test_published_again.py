@@ -15,12 +15,10 @@ import pytest
 
 import hearth
 from hearth import errors
-from hearth.transport import framed
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, device_pb2_grpc
 from tests.support.client.internals import connection_of
-from tests.support.compiled import skip_if_compiled
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.raw import TIMEOUT, Raw, refused
@@ -185,7 +183,6 @@ LOST = [errors.broken("the daemon is gone"), errors.TimeoutError("not in time"),
 def test_attachment_without_an_answer_is_given_back(
     daemon: DaemonProcess, gpu: hearth.Device, error: BaseException, unpublished: bool
 ) -> None:
-    skip_if_compiled(framed)
     array = gpu.asarray(bytearray(DATA))
     gpu.publish("w", array)
     with daemon.connect() as node:
@@ -212,7 +209,6 @@ def writable(gpu: hearth.Device, array: hearth.DeviceArray) -> bool:
 
 
 def test_client_attaches_again_after_a_lost_answer(daemon: DaemonProcess, gpu: hearth.Device) -> None:
-    skip_if_compiled(framed)
     gpu.publish("w", gpu.asarray(bytearray(DATA)))
     with daemon.connect() as node:
         other = node.device(0)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.transport import framed as transport
+from hearth.transport import base as transport
 from hearth.transport import lane as lanes
 from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until

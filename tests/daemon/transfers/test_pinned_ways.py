@@ -10,12 +10,11 @@ import pytest
 
 import hearth
 from hearth.transfer import ring_buffer
-from hearth.transport import framed, memory_segments
+from hearth.transport import memory_segments
 from hearth.transport.memory_segments import known_segments
 from hearth.transport.segment_pool import pool
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of, memory_of
-from tests.support.compiled import skip_if_compiled
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.pinned_arrays import (
@@ -84,7 +83,6 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
 
 
 def test_daemon_without_shared_memory_is_queried_once(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_if_compiled(framed)
     transport, asked = connection_of(gpu).transport, []
 
     def refused(request: object) -> None:
@@ -99,7 +97,6 @@ def test_daemon_without_shared_memory_is_queried_once(gpu: hearth.Device, monkey
 
 
 def test_failing_connections_are_not_retried_for_ever(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_if_compiled(framed)
     transport, asked = connection_of(gpu).transport, []
 
     def nowhere(request: object) -> device_pb2.OpenBulkResponse:

@@ -10,7 +10,7 @@ import pytest
 
 from hearth.session.timing import TIMING
 from hearth.transfer import shared_memory
-from hearth.transport import framed, grpc
+from hearth.transport import base
 from hearth.transport.lane import open_lane
 from hearth.transport.segments import open_segments
 
@@ -25,8 +25,7 @@ def long_timeouts() -> Iterator[None]:
     """Makes the clients of this process wait for lanes and segment connections even if the machine is busy. Otherwise
     they would use the slower path after one or two seconds, and a test of the faster path would fail."""
     with pytest.MonkeyPatch.context() as patch:  # a test may undo the changes of the `monkeypatch` fixture
-        for transport in (framed, grpc):
-            patch.setattr(transport, "open_lane", partial(open_lane, seconds=OPEN_S))
+        patch.setattr(base, "open_lane", partial(open_lane, seconds=OPEN_S))
         patch.setattr(shared_memory, "open_segments", partial(open_segments, seconds=OPEN_S))
         patch.setattr(TIMING, "lane_hold", HOLD_S)
         yield

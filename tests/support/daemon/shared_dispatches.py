@@ -11,10 +11,8 @@ import pytest
 import hearth
 from hearth import In, Out
 from hearth.transfer import registered
-from hearth.transport import framed
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of
-from tests.support.compiled import skip_if_compiled
 from tests.support.daemon.dispatches import blocks
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.pinned_arrays import INLINE, pinned
@@ -50,7 +48,6 @@ def went(daemon: DaemonProcess, before: list[int], *wanted: int) -> None:
 
 def refused(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a daemon that does not share memory."""
-    skip_if_compiled(framed)
 
     def open_bulk(request: object) -> None:
         raise hearth.UnsupportedError("no", reason="UNSUPPORTED")
@@ -60,7 +57,6 @@ def refused(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates an old daemon that shares memory, but does not support transfers in it."""
-    skip_if_compiled(framed)
     ask = connection_of(gpu).transport.open_bulk
 
     def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:

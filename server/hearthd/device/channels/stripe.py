@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from hearth_proto.frames import STRIPE_OFFSET, FrameError, Kind, encode
-from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, tune
+from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, take_frames, tune
 from hearth_proto.stripes import CHUNK_BYTES, HEAD, OFFSET, StripeHead, chunk_head, credit, read_head
 from hearth_proto.tls_pipe import TlsPipe
 from hearthd.device.backend.resources import HostBuffer
@@ -36,8 +36,6 @@ REMEMBERED = 256
 """Number of ended transfers remembered because chunks of them may still arrive."""
 
 _KINDS = frozenset({Kind.UPLOAD, Kind.DOWNLOAD, Kind.STRIPE, Kind.TAKEN})
-_SCRATCH = 256 << 10
-_GATHERED = 32
 
 
 class OutgoingChunk(NamedTuple):
@@ -129,7 +127,6 @@ class Stripe:
         self._interrupted: list[HostBuffer] = []
         """Memory that a thread was using when the connection broke."""
         self._sender: threading.Thread | None = None
-        self._scratch: memoryview | None = None
         threading.Thread(target=self._main, name="stripe-in", daemon=True).start()
 
     # ---- called on the device-handle thread ----
@@ -262,7 +259,7 @@ class Stripe:
         if claimed is None or size > claimed[0].size:
             if claimed is not None:
                 self._post_event(partial(self._owner.arrived, self, frame.id, offset, size, claimed[0], 0.0))
-            self._skip(pipe, size)
+            pipe.skip(size)
             return
         host, granted = claimed
         try:
@@ -291,36 +288,26 @@ class Stripe:
                 del self._revoked[transfer]
             return None
 
-    def _skip(self, pipe: Pipe, size: int) -> None:
-        if self._scratch is None:
-            self._scratch = memoryview(bytearray(_SCRATCH))
-        while size:
-            count = min(size, _SCRATCH)
-            pipe.receive(self._scratch[:count])
-            size -= count
-
     # ---- on the sending thread ----
 
     def _send(self, pipe: Pipe) -> None:
-        out = self._out
         try:
-            while True:
-                parts: list[Part] = []
-                chunk: OutgoingChunk | None = None
-                while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
-                    item = out.get()
-                    if item is None:
-                        return
-                    if isinstance(item, OutgoingChunk):
-                        chunk = item
-                    else:
-                        parts.append(item)
-                if chunk is None:
-                    pipe.send(parts)
-                else:
-                    self._send_chunk(pipe, parts, chunk)
+            while self._send_next(pipe):
+                pass
         except OSError:
             pipe.shutdown()  # the receiving thread then ends, and joins this thread
+
+    def _send_next(self, pipe: Pipe) -> bool:
+        """Waits for the next frames and sends them, and keeps no reference to them. Returns False at the end."""
+        taken_frames = take_frames(self._out)
+        if taken_frames is None:
+            return False
+        parts, chunk = taken_frames
+        if chunk is None:
+            pipe.send(parts)
+        else:
+            self._send_chunk(pipe, parts, chunk)
+        return True
 
     def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: OutgoingChunk) -> None:
         parts.append(chunk_head(chunk.transfer, chunk.offset, chunk.size))

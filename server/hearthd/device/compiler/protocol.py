@@ -214,7 +214,7 @@ def unpack_refusal(head: dict[str, Any]) -> Refusal:
     """
     reason = Reason.INTERNAL
     if head.get("reason") in _REASONS:
-        reason = Reason(head["reason"])
+        reason = Reason[head["reason"]]
     details, fields = head.get("details"), head.get("fields")
     return Refusal(
         reason,

@@ -10,6 +10,7 @@ from hearth.collectives.completion import KEPT, LastOperation, LastOperations, w
 from hearth.errors import LaunchError, TransferError
 from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.replies import lone_reply
 
 
 class Device:
@@ -26,7 +27,7 @@ class Device:
     def request(self, command: c.Command) -> Reply:
         if self.lost:
             raise TransferError("lost", reason="DEVICE_LOST")
-        reply = Reply()
+        reply = lone_reply()
         self.requests.append((command.stream, str(command.WhichOneof("kind")), reply))
         if command.HasField("destroy_event"):
             self.sent.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from hearth.errors import ClosedError
 from hearth.session.attachment import Attachment
+from hearth.session.kernel_output import KernelOutput
 from hearth.session.memory import DeferredFrees
 from hearth.session.send_queue import Limits
 from hearth.session.timing import Timing
@@ -50,7 +52,8 @@ def note() -> commands_pb2.Command:
 @pytest.fixture
 def work() -> Attachment:
     """An attachment whose sender checks for work without a wake-up only once a minute."""
-    return Attachment(Limits(), lambda *_: None, lambda error: None, timing=Timing(idle=60.0, lane_hold=60.0))
+    timing = Timing(idle=60.0, lane_hold=60.0)
+    return Attachment(Limits(), lambda *_: None, lambda error: None, KernelOutput(), itertools.count(1), timing)
 
 
 def end(work: Attachment, *senders: Sender) -> None:

@@ -83,7 +83,7 @@ def test_a_refused_command_leaves_the_order_of_the_others(monkeypatch: pytest.Mo
     session.queue.put(commands_pb2.Command(sync=commands_pb2.Sync()).SerializeToString())
     line = line_before()
     session.attached = True
-    assert session.next_batch() is not None
+    assert session.next_request() is not None
     log = session.queue.callers
     assert log is not None and log.find(1, 1) == line and log.find(1, 2) == ""
 

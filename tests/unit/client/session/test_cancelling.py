@@ -10,6 +10,7 @@ from hearth.errors import UnsupportedError
 from hearth.session.cancelling import Cancelling, all_work
 from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2
+from tests.support.client.replies import lone_reply
 
 
 class FakeExecute:
@@ -33,7 +34,7 @@ class FakeAttachment:
     def ask_in_order(self, command: commands_pb2.Command) -> Reply:
         command.request = 7
         self.queued.append(command)
-        return Reply()
+        return lone_reply()
 
 
 def test_the_same_command_is_queued_and_put_into_effect() -> None:

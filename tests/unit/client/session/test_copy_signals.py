@@ -14,8 +14,7 @@ from hearth.codec.decode import DONE
 from hearth.session import attachment as attachments
 from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
-from hearth.transport.copy_signals import Signals
-from hearth.transport.memory_segments import Segment
+from hearth.transport.memory_segments import Segment, Signals
 from hearth.transport.spin_wait import CORES, MIN_PREDICTED_BYTES, UP, SpinWait
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2

@@ -28,7 +28,7 @@ def fill(number: int) -> bytes:
 
 def sent(session: Session) -> list[tuple[str, int]]:
     """Returns the steps of the next batch, with counted graph launches expanded."""
-    batch = session.next_batch()
+    batch = session.next_request()
     if batch is None:
         return []
     steps: list[tuple[str, int]] = []
@@ -84,7 +84,7 @@ def test_consecutive_counts_are_merged_into_one_command() -> None:
         session.queue.count_up("a", 3, lambda n: launch_of(1, n))
     session.queue.count_up("b", 1, lambda n: launch_of(2, n))
     assert session.queue.queued == 1001
-    commands = device_pb2.ExecuteRequest.FromString(session.next_batch() or b"").batch.commands
+    commands = device_pb2.ExecuteRequest.FromString(session.next_request() or b"").batch.commands
     assert [(each.launch_graph.graph, each.launch_graph.count) for each in commands] == [(1, 3000), (2, 1)]
     session.queue.count_up("b", 1, lambda n: launch_of(2, n))  # not merged, because the previous command has been sent
     assert len(sent(session)) == 1
@@ -98,5 +98,5 @@ def test_counting_up_keeps_the_queue_s_bound_and_the_count_s() -> None:
     session = attached()
     session.queue.count_up("a", COUNT_MAX, lambda n: launch_of(1, n))
     session.queue.count_up("a", 1, lambda n: launch_of(1, n))
-    commands = device_pb2.ExecuteRequest.FromString(session.next_batch() or b"").batch.commands
+    commands = device_pb2.ExecuteRequest.FromString(session.next_request() or b"").batch.commands
     assert [each.launch_graph.count for each in commands] == [COUNT_MAX, 1]

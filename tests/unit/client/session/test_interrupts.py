@@ -6,11 +6,11 @@ import pytest
 
 import hearth
 from hearth.session.protocol import Session
-from hearth.session.reply import Reply
 from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.interrupts import interrupting
+from tests.support.client.replies import lone_reply
 
 
 def session() -> Session:
@@ -92,7 +92,7 @@ def test_interrupt_while_requesting(commands: int) -> None:
 
 def asking(step: int, queued: int) -> bool:
     core, launched = with_launches(queued)
-    reply = Reply(reports=True)
+    reply = lone_reply(reports=True)
     sent: list[tuple[int, bytes]] = []
 
     def ask() -> None:
@@ -115,7 +115,7 @@ def asking(step: int, queued: int) -> bool:
     assert seqs == [1] and launches == launched and streams == [*range(1, queued + 1), *[0] * asked]
     assert [command.request for command in commands if command.request] == [7] * asked
     if asked:
-        core.receive_serialized(bytes.fromhex("1a0408071a00"))
+        assert core.receive_done(bytes.fromhex("1a0408071a00"))
     core.acknowledge(1)
     assert core.fail_later is None and reply.answered is asked and core.unreported is not asked
     assert core.idle and not core.queue.queued_bytes and not core.inspect().unacked_bytes and not core.queue.run_bytes
@@ -134,7 +134,7 @@ def test_interrupt_while_preparing_a_batch_for_another_thread(commands: int) -> 
 
 def readying(step: int, queued: int) -> bool:
     core, launched = with_launches(queued)
-    reply = Reply(reports=True)
+    reply = lone_reply(reports=True)
 
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
     asked = bool(core.outstanding)
@@ -148,7 +148,7 @@ def readying(step: int, queued: int) -> bool:
     assert launches == launched + b"x" * 40 and streams == [*range(1, queued + 1), *[0] * asked]
     assert asked or hit
     if asked:
-        core.receive_serialized(bytes.fromhex("1a0408071a00"))
+        assert core.receive_done(bytes.fromhex("1a0408071a00"))
     core.acknowledge(len(sent))
     assert core.fail_later is None and reply.answered is asked
     assert core.idle and not core.queue.queued_bytes and not core.inspect().unacked_bytes and not core.queue.run_bytes
@@ -164,7 +164,7 @@ def test_interrupt_while_receiving(failing: bool) -> None:
         step += 1
         core, late, printed = session(), list[hearth.HearthError](), list[str]()
         core.on_output = printed.append
-        replies = [Reply(reports=True) for _ in range(3)]
+        replies = [lone_reply(reports=True) for _ in range(3)]
         replies[2].on_late_error = late.append
         replies[2].abandon()
         for request, reply in enumerate(replies, 1):
@@ -181,7 +181,9 @@ def test_interrupt_while_receiving(failing: bool) -> None:
 
         def receive(core: Session = core, said: list[device_pb2.ExecuteResponse] = said) -> None:
             for response in said:
-                core.receive_serialized(response.SerializeToString())
+                data = response.SerializeToString()
+                if not core.receive_done(data):
+                    core.receive_other(data)
 
         hit = interrupting(receive, step)
         if hit:

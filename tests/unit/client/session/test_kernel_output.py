@@ -10,8 +10,8 @@ import pytest
 from hearth.errors import HearthError
 from hearth.session.kernel_output import KernelOutput
 from hearth.session.protocol import Limits, Session
-from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2, device_pb2
+from tests.support.client.replies import lone_reply
 
 
 def test_output_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_output_event_reaches_the_handler_without_ending_the_session() -> None:
 def test_waiting_thread_delivers_output_before_it_returns(fails: bool) -> None:
     output, texts = KernelOutput(), []
     output.callback = texts.append
-    reply = Reply()
+    reply = lone_reply()
     reply.before_return = output.deliver
     output.add("text")
     if fails:

@@ -25,7 +25,7 @@ from hearth.session.lane_channel import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth.session.timing import TIMING, Timing
-from hearth.transport import grpc as transports
+from hearth.transport import base
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
@@ -95,7 +95,7 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
     owner = SimpleNamespace(session=session, waiters=SimpleNamespace(sleepers=[], watchers=0, listeners=0))
     lock = threading.Lock()
     with lock:
-        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
+        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None, Timing()).start("lane")  # type: ignore[arg-type]
     assert (sent, sent_before) == ([1], [1, 1])
 
 
@@ -169,7 +169,7 @@ def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu
 def test_work_is_sent_over_the_stream_without_a_lane(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
+    monkeypatch.setattr(base, "open_lane", partial(open_lane, seconds=0.05))
     if flaw == "silent":
         daemon.silent = True
     elif flaw == "no_path":
@@ -188,7 +188,7 @@ def test_work_is_sent_over_the_stream_without_a_lane(
 def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session on a machine that was busy for a second gets a lane later. The stream is kept while answers are
     pending, and each further attempt waits longer."""
-    monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
+    monkeypatch.setattr(base, "open_lane", partial(open_lane, seconds=0.05))
     daemon.silent = True
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:

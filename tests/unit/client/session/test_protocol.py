@@ -23,7 +23,7 @@ def ack(seq: int) -> device_pb2.ExecuteResponse:
 
 
 def batch(session: Session) -> commands_pb2.Batch | None:
-    data = session.next_batch()
+    data = session.next_request()
     return None if data is None else device_pb2.ExecuteRequest.FromString(data).batch
 
 
@@ -170,14 +170,14 @@ def test_a_command_that_fits_no_batch_is_refused() -> None:
 def test_nothing_is_sent_before_the_attach_and_limits_are_taken_from_it() -> None:
     session = Session(Limits())
     session.queue.launch(bytes(64))
-    assert session.next_batch() is None
+    assert session.next_request() is None
     attached(session, max_batches_in_flight=1, max_batch_bytes=2000)
     assert session.limits.max_batch_bytes == 2000
-    assert session.next_batch() is not None
+    assert session.next_request() is not None
     session.queue.launch(bytes(64))
-    assert session.next_batch() is None
+    assert session.next_request() is None
     session.receive(ack(1))
-    assert session.next_batch() is not None
+    assert session.next_request() is not None
 
 
 def test_reattach_continues_the_batch_numbers() -> None:
@@ -226,7 +226,7 @@ def test_sync_of_all_streams_settles_earlier_work() -> None:
     session = attached(Session(Limits()))
     session.queue.launch(bytes(64))
     session.add(b"", 1, Recorder(True), barrier=True)
-    session.next_batch()
+    session.next_request()
     session.receive(result(1))
     assert not session.unreported
     session.queue.launch(bytes(64))

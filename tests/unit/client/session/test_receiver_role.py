@@ -26,6 +26,7 @@ from tests.support.client.fake_daemon import Response
 from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.lane_requests import answer, held_request, note, notes, role
+from tests.support.client.replies import lone_reply
 from tests.support.client.waits import wait_for
 from tests.support.compiled import skip_if_compiled
 
@@ -257,7 +258,7 @@ def _times_out_while_another_waits(daemon: LaneDaemon, work: Attachment, timeout
 
 
 def test_wake_up_before_the_thread_sleeps_is_not_lost() -> None:
-    reply = Reply()
+    reply = lone_reply()
     reply.wake()
     sleeping = threading.Thread(target=reply.sleep, args=(60.0,), daemon=True)
     sleeping.start()

@@ -29,7 +29,7 @@ def error(message: str) -> HearthError:
 
 def reporting(late: Callable[[HearthError], None], failure: HearthError | None = None) -> Reply:
     """Returns a reply to a synchronization: failed, or without an answer."""
-    reply = Reply(reports=True, waiters=InterruptedWaiters())
+    reply = Reply(InterruptedWaiters(), reports=True)
     reply.on_late_error = late
     if failure is not None:
         reply.set_error(failure)

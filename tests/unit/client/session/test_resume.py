@@ -103,7 +103,8 @@ class Daemon:
 class ResumeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.session = Session(Limits(max_batch_bytes=2000), receipts=Receipts(TOLD))
+        self.session = Session(Limits(max_batch_bytes=2000))
+        self.session.receipts = Receipts(TOLD)
         self.printed: list[str] = []
         self.session.on_output = self.printed.append
         self.daemon = Daemon()
@@ -276,7 +277,7 @@ def test_a_daemon_that_cannot_resume(answer: dict[str, int]) -> None:
     session = attached(Session(Limits()))
     recorder = Recorder()
     session.add(b"", 1, recorder)
-    assert session.next_batch()
+    assert session.next_request()
     session.suspend(hearth.ConnectError("cut off"))
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(**{"generation": 1, **answer})))
@@ -291,7 +292,7 @@ def test_a_daemon_that_counts_wrong(last_seq: int) -> None:
     session = attached(Session(Limits()))
     for _ in range(2):
         session.add(b"x")
-        assert session.next_batch()
+        assert session.next_request()
     session.receive(Response(ack=device_pb2.Ack(seq=1)))
     session.suspend(hearth.ConnectError("cut"))
     session.attach("t", 0)

@@ -182,9 +182,9 @@ def test_lost_answer_is_sent_again(forgetful: Forgetful, lanes: bool) -> None:
         connection.call(ask)
         assert (connection.attachment().channel is not None) is lanes
         forgetful.silent_from = 2
-        connection.call(ask, timeout=20)
+        connection.attachment().request(ask).wait(20)
         assert connection.outages == 1
-        connection.call(ask, timeout=20)
+        connection.attachment().request(ask).wait(20)
     assert forgetful.count("memory_usage") == 3, "each once"
 
 

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
-from hearth.session.reply import Reply
 from hearth.transfer import plan, ring_buffer, ring_copy, router, shared
 from hearth.transfer.plan import BufferRegion
 from hearth.transfer.ring_buffer import Ring, Slot
@@ -26,6 +25,7 @@ from hearth.transfer.ring_copy import RingDownload, RingUpload
 from hearth.transport.memory_segments import Segment
 from hearth_proto.layouts import RowLayout
 from hearth_proto.v1 import commands_pb2
+from tests.support.client.replies import lone_reply
 
 EACH = 1000
 REFUSED = HearthError("refused", reason="OUT_OF_BOUNDS")
@@ -282,7 +282,7 @@ def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch,
     limits = SimpleNamespace(max_inline_bytes=1000, max_batch_bytes=10_000)
     attachment: Any = SimpleNamespace(session=SimpleNamespace(limits=limits), submit=sent.append)
     rest = commands_pb2.Result(read=commands_pb2.ReadResult(data=bytes(size - 40), size=size - 40))
-    reply = Reply()
+    reply = lone_reply()
     reply.set_result(rest)
     attachment.request = lambda command, reports=False: sent.append(command) or reply
     connection: Any = SimpleNamespace(raise_deferred=lambda *_: None, mint=lambda: 3)
