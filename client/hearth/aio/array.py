@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hearth import dtypes, telemetry
 from hearth import progress as progresses
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
     from hearth.aio.stream import Stream
     from hearth.base_stream import BaseStream
@@ -168,11 +168,9 @@ class DeviceArray(BaseArray):
             reading = router.reading(connection, attachment, region, data, report)
             await connection.home.result_of(reading, timeout)
         elif not blocking and callers_memory and transfers.fillable(connection, attachment, data):
-            await transfers.fill(connection, cast("LoopAttachment", attachment), region, data, timeout, report)
+            await transfers.fill(connection, attachment, region, data, timeout, report)
         else:
-            await transfers.download(
-                connection, cast("LoopAttachment", attachment), region, data, timeout, report, owned=not callers_memory
-            )
+            await transfers.download(connection, attachment, region, data, timeout, report, owned=not callers_memory)
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
     async def item(self, *index: SupportsIndex) -> Any:
@@ -301,7 +299,7 @@ class DeviceArray(BaseArray):
         if plan.inline(len(data), attachment.session.limits):
             router.write(self._connection, attachment, region, data, report, shared=False)
         else:
-            transfers.upload(self._connection, cast("LoopAttachment", attachment), region, data, report)
+            transfers.upload(self._connection, attachment, region, data, report)
 
 
 def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, size: int) -> bool:

@@ -176,21 +176,25 @@ class GrpcUpload(_Stream["Sending"]):
 
 
 class GrpcDownload(_Stream["Chunks"]):
-    """A download, cut short `timeout` seconds after its creation (None: never)."""
+    """A download into `memory`, cut short `timeout` seconds after its creation (None: never)."""
 
-    def __init__(self, connection: Connection, number: int, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        memory: memoryview,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         super().__init__(connection, number)
+        self._memory = memory
+        self._progress = progress
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._begin()
 
-    def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
-
-        Args:
-            memory: Destination of the bytes.
-            progress: Receives the number of bytes that have arrived, and the total; None: not reported.
-        """
-        size, received = len(memory), 0
+    def result(self) -> int:
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
+        memory, size, received = self._memory, len(self._memory), 0
         with self._cancel_on_error():
             backoff, furthest, reported = Backoff(self._connection.lease), 0, 0
             while True:
@@ -205,8 +209,8 @@ class GrpcDownload(_Stream["Chunks"]):
                         if received - reported >= _REPORT_BYTES:
                             self._connection.report_received(self._number, received)
                             reported = received
-                        if progress is not None:
-                            progress(received, size)
+                        if self._progress is not None:
+                            self._progress(received, size)
                     break
                 except HearthError as error:
                     if received == size and error.broken:

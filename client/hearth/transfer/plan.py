@@ -218,13 +218,12 @@ def remaining_progress(progress: Progress | None, done: int, total: int) -> Prog
     return lambda more, _: progress(done + more, total)
 
 
-def short(received: int, size: int) -> TransferError:
-    """Returns the error of a read for which too few bytes arrived.
+def short(received: int, size: int, fix: str = "read the array again.") -> TransferError:
+    """Returns the error of a transfer for which too few bytes arrived.
 
     Args:
         received: Number of bytes that arrived.
         size: Number of bytes that were requested.
+        fix: What to do, as a sentence.
     """
-    return TransferError(
-        f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again."
-    )
+    return TransferError(f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix=fix)

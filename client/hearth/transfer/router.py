@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth.codec import encode
-from hearth.errors import HearthError, TransferError
+from hearth.errors import HearthError
 from hearth.session.reply import PendingResult, Reply
 from hearth.transfer import plan
 from hearth.transport.spin_wait import DOWN, UP
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
+    from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferRegion
+    from hearth.transfer.striped import Striped
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
@@ -118,7 +120,7 @@ def _upload(
     """Uploads over separate streams, while commands continue on the Execute stream."""
     number = connection.mint()
     with _aborting_if_interrupted(connection, number):
-        reply = _request_write(attachment, region, number, len(data))
+        reply = begin_upload(attachment, region, number, len(data))
         carry_upload(connection, attachment, reply, number, data, progress)
 
 
@@ -137,40 +139,21 @@ def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[No
         raise
 
 
-@contextlib.contextmanager
-def _withdrawing_on_failure(connection: Connection, reply: Reply, number: int) -> Iterator[None]:
-    """Context in which the separate streams of a transfer are opened.
-
-    Any failure abandons the reply of the transfer's command and aborts the transfer at the daemon.
-    """
-    try:
-        yield
-    except BaseException:
-        reply.abandon()
-        _abort(connection, number)
-        raise
-
-
 def _abort(connection: Connection, number: int) -> None:
     from hearth.transfer.grpc_stream import cancel_transfer
 
     cancel_transfer(connection, number)
 
 
-def begin_upload(connection: Connection, attachment: Attachment, region: BufferRegion, size: int) -> tuple[Reply, int]:
-    """Sends a write command whose bytes travel separately. Returns its reply and the number of the transfer.
+def begin_upload(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
+    """Sends a write command whose bytes travel separately. Returns its reply.
 
     Args:
-        connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
         region: Destination in the buffer, and the stream.
+        number: New number, of the transfer.
         size: Number of bytes.
     """
-    number = connection.mint()
-    return _request_write(attachment, region, number, size), number
-
-
-def _request_write(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
     command = region.write()
     command.write.transfer = number
     command.write.size = size
@@ -200,24 +183,42 @@ def carry_upload(
     """
     from hearth.transfer import striping  # imported only for arrays that may need it
 
-    size = len(data)
-    with _withdrawing_on_failure(connection, reply, number):
-        upload = striping.upload(connection, attachment, reply, number, data, progress)
-    reply.on_error = upload.cancel
-    if reply.error is not None:
-        upload.cancel()
+    open_upload = partial(striping.upload, connection, attachment, reply, number, data, progress)
+    received = _carry(connection, reply, number, open_upload)
+    if received != len(data):
+        raise plan.short(received, len(data), "upload the array again.")
+
+
+def _carry(
+    connection: Connection,
+    reply: Reply,
+    number: int,
+    open_transfer: Callable[[], GrpcUpload | GrpcDownload | Striped],
+    timeout: float | None = None,
+) -> int:
+    """Transfers the bytes of a command over separate streams, and waits for its answer.
+
+    If the streams cannot be opened, the transfer is aborted at the daemon. Returns the number of bytes.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        received = upload.result()
+        transfer = open_transfer()
+    except BaseException:
+        reply.abandon()
+        _abort(connection, number)
+        raise
+    reply.on_error = transfer.cancel
+    if reply.error is not None:
+        transfer.cancel()
+    try:
+        received = transfer.result()
     except HearthError as error:
         raise cause_of(reply, error) from None
     except BaseException:
         reply.abandon()
         raise
-    reply.wait()
-    if received != size:
-        raise TransferError(
-            f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
-        )
+    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return received
 
 
 def read(
@@ -328,26 +329,19 @@ def _download(
     """Downloads over separate streams, while commands continue on the Execute stream."""
     number = connection.mint()
     with _aborting_if_interrupted(connection, number):
-        reply = _request_large_read(attachment, region, number, len(into))
+        reply = begin_download(attachment, region, number, len(into))
         carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
-def begin_download(
-    connection: Connection, attachment: Attachment, region: BufferRegion, size: int
-) -> tuple[Reply, int]:
-    """Sends a read command whose bytes travel separately. Returns its reply and the number of the transfer.
+def begin_download(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
+    """Sends a read command whose bytes travel separately. Returns its reply.
 
     Args:
-        connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
         region: Source in the buffer, and the stream.
+        number: New number, of the transfer.
         size: Number of bytes.
     """
-    number = connection.mint()
-    return _request_large_read(attachment, region, number, size), number
-
-
-def _request_large_read(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
     command = region.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
@@ -391,23 +385,10 @@ def carry_download(
     """
     from hearth.transfer import striping
 
-    size = len(into)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    with _withdrawing_on_failure(connection, reply, number):
-        download = striping.download(connection, attachment, reply, number, into, timeout)
-    reply.on_error = download.cancel
-    if reply.error is not None:
-        download.cancel()
-    try:
-        received = download.into(into, progress)
-    except HearthError as error:
-        raise cause_of(reply, error) from None
-    except BaseException:
-        reply.abandon()
-        raise
-    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    if received != size:
-        raise plan.short(received, size)
+    open_download = partial(striping.download, connection, attachment, reply, number, into, timeout, progress)
+    received = _carry(connection, reply, number, open_download, timeout)
+    if received != len(into):
+        raise plan.short(received, len(into))
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:

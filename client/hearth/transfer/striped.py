@@ -119,6 +119,10 @@ class Striped(ABC):
         for stripe in ended:
             self.stripe_lost(stripe)
 
+    @abstractmethod
+    def result(self) -> int:
+        """Waits until all bytes have arrived, and returns their number. Raises `HearthError`."""
+
     # ---- waiting ----
 
     def _await(self, progress: Progress | None, deadline: float | None) -> bool:
@@ -205,8 +209,11 @@ class Striped(ABC):
 
     _stripe_count = 1
 
-    def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> GrpcUpload | GrpcDownload:
-        """Returns the transfer over gRPC, which is always available. Cancels it if this transfer was cancelled."""
+    def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> int:
+        """Carries out the transfer over gRPC, which is always available; cancels it if this transfer was cancelled.
+
+        Returns the number of bytes.
+        """
         self._leave()
         fallback = stream()
         with self._change:
@@ -214,7 +221,7 @@ class Striped(ABC):
             is_over = self._over
         if is_over:
             fallback.cancel()
-        return fallback
+        return fallback.result()
 
     @contextlib.contextmanager
     def _memory_in_use(self) -> Iterator[None]:
@@ -275,27 +282,28 @@ class Striped(ABC):
             self._error = self._error or error
             self._change.notify_all()
 
-    @abstractmethod
-    def credit(self, stripe: Stripe, chunks: int) -> None:
-        """Adds credit for `chunks` further chunks of an upload on a stripe.
+    # The first two happen to uploads only, the next two to downloads only.
+
+    def credit(self, stripe: Stripe, chunks: int) -> None:  # noqa: B027
+        """Adds credit for `chunks` further chunks of an upload on a stripe; does nothing for a download.
 
         Args:
             stripe: Stripe over which the chunks may be sent.
             chunks: Number of further chunks.
         """
 
-    @abstractmethod
-    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
-        """Counts the chunk of an upload at `offset`, which the daemon has received.
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:  # noqa: B027
+        """Counts the chunk of an upload at `offset`, which the daemon has received; does nothing for a download.
 
         Args:
             stripe: Stripe over which the message arrived.
             offset: Offset in bytes; the total size: the daemon has received all chunks.
         """
 
-    @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns the destination of a chunk of a download, valid until `chunk_placed`; None: the bytes are dropped.
+        """Returns the destination of a chunk of a download, valid until `chunk_placed`.
+
+        Returns None if the bytes are to be dropped, as those that arrive for an upload are.
 
         Args:
             stripe: Stripe over which the chunk arrives.
@@ -303,12 +311,12 @@ class Striped(ABC):
             size: Size of the chunk in bytes.
 
         Raises:
-            ValueError: The transfer has no such chunk.
+            ValueError: The download has no such chunk.
         """
+        return None
 
-    @abstractmethod
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
-        """Counts a received chunk of a download.
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:  # noqa: B027
+        """Counts a received chunk of a download; does nothing for an upload.
 
         Args:
             stripe: Stripe over which the chunk arrived.

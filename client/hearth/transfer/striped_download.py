@@ -37,27 +37,23 @@ class StripedDownload(Striped):
         chunk: int,
         generation: int,
         timeout: float | None = None,
+        progress: Progress | None = None,
     ) -> None:
         super().__init__(connection, stripes, reply, number, StripeCut(len(memory), chunk), Kind.DOWNLOAD, generation)
         self._memory = memory
+        self._progress = progress
         self._stripe_count = len(open_stripes)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.begin(open_stripes)
 
-    def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
-
-        Args:
-            memory: Destination of the bytes, the same as that of the constructor.
-            progress: Receives the number of bytes that have arrived, and the total; None: not reported.
-        """
+    def result(self) -> int:
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
+        memory, progress = self._memory, self._progress
         with self._memory_in_use():
             if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._wait_for_answer():
                 return len(memory)
             remaining = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
-            download = self._fall_back(lambda: GrpcDownload(self._connection, self.number, remaining))
-            assert isinstance(download, GrpcDownload)
-            return download.into(memory, progress)
+            return self._fall_back(lambda: GrpcDownload(self._connection, self.number, memory, remaining, progress))
 
     def _wait_for_answer(self) -> bool:
         """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived.
@@ -80,24 +76,6 @@ class StripedDownload(Striped):
             opened += 1
             if not self._reopen(opened):
                 return False
-
-    def credit(self, stripe: Stripe, chunks: int) -> None:
-        """Does nothing: only uploads have credits.
-
-        Args:
-            stripe: Not used.
-            chunks: Not used.
-        """
-        pass  # only uploads have credits
-
-    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
-        """Does nothing: the daemon acknowledges only chunks of uploads.
-
-        Args:
-            stripe: Not used.
-            offset: Not used.
-        """
-        pass
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         """Returns the chunk's part of the destination; None once no thread may access that memory.

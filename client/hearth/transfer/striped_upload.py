@@ -49,11 +49,9 @@ class StripedUpload(Striped):
             if self._wait_done(self._progress, None):
                 return len(self._data)
             limits = self._connection.limits
-            upload = self._fall_back(
+            return self._fall_back(
                 lambda: GrpcUpload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
             )
-            assert isinstance(upload, GrpcUpload)
-            return upload.result()
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
         """Hands out chunks to a stripe: first those that a broken stripe left, then new ones.
@@ -81,27 +79,6 @@ class StripedUpload(Striped):
             elif index in self._sending.get(stripe, ()):
                 self._sending[stripe].discard(index)
                 self._count(index)
-
-    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns None: no chunks arrive for an upload.
-
-        Args:
-            stripe: Not used.
-            offset: Not used.
-            size: Not used.
-        """
-        return None  # only downloads place chunks
-
-    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
-        """Does nothing: no chunks arrive for an upload.
-
-        Args:
-            stripe: Not used.
-            offset: Not used.
-            size: Not used.
-            is_complete: Not used.
-        """
-        pass
 
     def stripe_lost(self, stripe: Stripe) -> None:
         """Removes a stripe that has ended, and hands out its unacknowledged chunks to the other stripes.

@@ -54,6 +54,7 @@ def download(
     number: int,
     into: memoryview,
     timeout: float | None = None,
+    progress: Progress | None = None,
 ) -> GrpcDownload | StripedDownload:
     """Starts to receive the bytes of a transfer: over stripes if it is large and stripes are available, else over gRPC.
 
@@ -64,15 +65,16 @@ def download(
         number: Number of the transfer.
         into: Destination of the bytes.
         timeout: Seconds after which the transfer is cut short; None: never.
+        progress: Receives the number of bytes that have arrived, and the total; None: not reported.
     """
     route = _open_stripes(connection, attachment, len(into))
     if route is None:
-        return GrpcDownload(connection, number, timeout)
+        return GrpcDownload(connection, number, into, timeout, progress)
     from hearth.transfer.striped_download import StripedDownload
 
     stripes, open_stripes, chunk = route
     generation = attachment.session.generation
-    return StripedDownload(connection, stripes, reply, number, into, open_stripes, chunk, generation, timeout)
+    return StripedDownload(connection, stripes, reply, number, into, open_stripes, chunk, generation, timeout, progress)
 
 
 def _open_stripes(
