@@ -353,24 +353,6 @@ def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Computes the strides of a C-contiguous array.
-
-    Args:
-        shape: Elements along each axis.
-        itemsize: Bytes of an element.
-
-    Returns:
-        Bytes from one element to the next along each axis.
-    """
-    strides = []
-    stride = itemsize
-    for axis in reversed(shape):
-        strides.append(stride)
-        stride *= max(axis, 1)
-    return tuple(reversed(strides))
-
-
 def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     """Computes the shape that `reshape` results in.
 

@@ -135,7 +135,7 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     if isinstance(interface, dict):
         dtype = np.dtype(interface["typestr"])
         shape = tuple(int(axis) for axis in interface["shape"])
-        strides = interface.get("strides") or shapes.strides_of(shape, dtype.itemsize)
+        strides = interface.get("strides") or layouts.strides_of(shape, dtype.itemsize)
         known = tuple(stream for stream in (interface.get("stream"), producer) if stream is not None)
         return GpuMemory(_dense(obj, interface["data"][0], shape, strides, dtype), shape, dtype, known or None)
     kind = _dlpack_device(obj)[0]

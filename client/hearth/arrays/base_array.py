@@ -126,7 +126,7 @@ class BaseArray(DeviceOperand):
         """Bytes from one element to the next along each axis."""
         if self._strides is not None:
             return self._strides
-        return shapes.strides_of(self._shape, self._dtype.itemsize)
+        return layouts.strides_of(self._shape, self._dtype.itemsize)
 
     @property
     def pitch(self) -> int:

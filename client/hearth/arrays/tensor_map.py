@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict
 import numpy as np
 
 from hearth import base_stream as streams
-from hearth import shapes
 from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
 from hearth.session.memory import DeviceOperand, Memory, Space
+from hearth_proto import layouts
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
@@ -225,7 +225,7 @@ def _region(
         sizes, steps = (*array.shape[:-1], *(axis * packed for axis in array.shape[-1:])), array.strides
     else:
         sizes = _numbers("shape", shape, _U64)
-        steps = shapes.strides_of((*sizes[:-1], *(-(-axis // packed) for axis in sizes[-1:])), size)
+        steps = layouts.strides_of((*sizes[:-1], *(-(-axis // packed) for axis in sizes[-1:])), size)
     if strides is not None:
         steps = _numbers("strides", strides, _U64)
     if len(steps) != len(sizes):

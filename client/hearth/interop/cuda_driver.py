@@ -215,7 +215,7 @@ class _CurrentContext:
 
 
 class CudaMapping:
-    """GPU memory that is mapped here; see `hearth.interop.ipc_memory.Mapping`."""
+    """GPU memory that is mapped here."""
 
     cuda = True
 

@@ -23,6 +23,7 @@ from ctypes import (
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes
+from hearth_proto import layouts
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -209,7 +210,7 @@ class ConsumedTensor:
         self.strides = (
             tuple(tensor.strides[axis] * itemsize for axis in range(tensor.ndim))
             if tensor.strides
-            else shapes.strides_of(self.shape, itemsize)
+            else layouts.strides_of(self.shape, itemsize)
         )
         self.address = (tensor.data or 0) + tensor.byte_offset
         _rename(id(source), _NAME_USED)

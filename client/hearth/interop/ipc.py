@@ -22,13 +22,14 @@ from hearth import base_stream as streams
 from hearth.errors import ArgumentError, BufferLostError, ClosedError, HearthError
 from hearth.interop import dlpack
 from hearth.interop.ipc_file import fetch
-from hearth.interop.ipc_memory import MappableDevice, Mapping, device_of
+from hearth.interop.ipc_memory import device_of
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from hearth.interfaces import ArrayLike
+    from hearth.interop.ipc_memory import MappableDevice, Mapping
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.lease import NodeSession

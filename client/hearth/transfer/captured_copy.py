@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hearth.transfer.shared_memory import SharedMemory
 from hearth.transport.memory_segments import address_of, known_segments
-from hearth.transport.spin_wait import UP
 
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
@@ -50,15 +49,6 @@ def record(
     number = shared.number(position.segment) if register else shared.connection.number(position.segment)
     if not number:
         return False
-    size = len(data)
-    if direction == UP:
-        command = region.write()
-        command.write.size = size
-        location = command.write.shared
-    else:
-        command = region.read(size)
-        location = command.read.shared
-    location.segment, location.offset = number, position.offset
     position.segment.spoiled = True
-    attachment.submit(command)
+    attachment.submit(region.shared(direction, len(data), number, position.offset))
     return True

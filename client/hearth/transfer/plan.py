@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth.errors import TransferError
+from hearth.transport.spin_wait import UP
 from hearth_proto import chunks
 from hearth_proto.later import commands_pb2
 from hearth_proto.layouts import RowLayout
@@ -62,15 +63,14 @@ class BufferRegion(NamedTuple):
         """True for a range of bytes that one command copies."""
         return self.rows is None and self.split is None
 
-    def write(self) -> commands_pb2.Command:
-        """Returns a write command to this region; the caller adds the source of the bytes."""
+    def write(self, size: int = 0) -> commands_pb2.Command:
+        """Returns a write command to this region; the caller adds the source of the bytes.
+
+        Args:
+            size: Number of bytes; 0 if the command contains the bytes.
+        """
         command = commands_pb2.Command(stream=self.stream)
-        command.write.buffer = self.buffer
-        command.write.offset = self.offset
-        if self.rows is not None:
-            _set_rows(command.write.rows, self.rows)
-        if self.split is not None:
-            command.write.split.number, command.write.split.size = self.split
+        self._describe(command.write, size)
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
@@ -80,14 +80,29 @@ class BufferRegion(NamedTuple):
             size: Number of bytes.
         """
         command = commands_pb2.Command(stream=self.stream)
-        command.read.buffer = self.buffer
-        command.read.offset = self.offset
-        command.read.size = size
-        if self.rows is not None:
-            _set_rows(command.read.rows, self.rows)
-        if self.split is not None:
-            command.read.split.number, command.read.split.size = self.split
+        self._describe(command.read, size)
         return command
+
+    def shared(self, direction: int, size: int, segment: int, offset: int = 0) -> commands_pb2.Command:
+        """Returns a command that copies between this region and memory that is shared with the device.
+
+        Args:
+            direction: `UP`: from the memory to this region; `DOWN`: from this region to the memory.
+            size: Number of bytes.
+            segment: Number of the memory's segment.
+            offset: Offset in bytes in the segment.
+        """
+        command = self.write(size) if direction == UP else self.read(size)
+        location = (command.write if direction == UP else command.read).shared
+        location.segment, location.offset = segment, offset
+        return command
+
+    def _describe(self, message: commands_pb2.Write | commands_pb2.Read, size: int) -> None:
+        message.buffer, message.offset, message.size = self.buffer, self.offset, size
+        if self.rows is not None:
+            message.rows.width, message.rows.rows, message.rows.pitch = self.rows[1:]
+        if self.split is not None:
+            message.split.number, message.split.size = self.split
 
     def skip(self, done: int) -> BufferRegion:
         """Returns the region after the first `done` bytes; for rows, after the complete rows among them.
@@ -102,10 +117,6 @@ class BufferRegion(NamedTuple):
             offset=self.rows.offset + done_rows * self.rows.pitch, rows=self.rows.rows - done_rows
         )
         return self._replace(offset=self.offset + done_rows * rows.pitch, rows=rows)
-
-
-def _set_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
-    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
 def inline(size: int, limits: Limits) -> bool:

@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +23,7 @@ from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
 from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Pieces, Slot, piece_bytes
+from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 MAX_REQUESTED = SLOTS - 2
 """Maximum number of pieces that a download requests ahead. While it waits for a kernel, other transfers use the
 remaining slots."""
-_LEAVE_S = 5.0
-"""Seconds for which an interrupted caller waits for its helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -79,28 +77,25 @@ class _Transfer(ABC):
     def _work(self) -> None:
         """Copies pieces until none is left. Runs in the calling thread and in its helpers."""
 
-    def _run_copy(self) -> int:
-        """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost."""
+    def run(self) -> int:
+        """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost.
+
+        Raises an error that occurs before the end.
+        """
         if not self._possible:
             return 0
         try:
-            self._run(self._work)
+            self._run_threads()
         except HearthError:
             if self._lost():
                 return 0
             raise
         return min(self._next * self._pieces.piece_size, len(self._host))
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Runs `work` in this thread and in its helpers. Raises the first error of any of them."""
-        helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
+    def _run_threads(self) -> None:
+        """Copies the pieces in this thread and in its helpers. Raises the first error of any of them."""
         try:
-            work()
-            helpers.dismiss()
-        except BaseException as error:  # KeyboardInterrupt, raised outside of `work`
-            self._stop(error)
-            helpers.dismiss(_LEAVE_S)
-            raise
+            crew.run(self._work, min(self._threads, len(self._pieces)) - 1, self._stop)
         finally:
             with self._lock:
                 self._over, first_error = True, self._error  # later failures are reported elsewhere
@@ -166,7 +161,11 @@ class _Transfer(ABC):
 
 
 class RingUpload(_Transfer):
-    """Copy from `host` to a buffer. `waits`: the copy waits for slots that other transfers hold."""
+    """Copy from `host` to a buffer, which ends when the bytes were read and sent.
+
+    A later failure is reported like that of a one-way command. `waits`: the copy waits for slots that other transfers
+    hold.
+    """
 
     _COMMAND = "write"
 
@@ -182,13 +181,6 @@ class RingUpload(_Transfer):
         super().__init__(connection, shared, region, host, progress)
         self._waits = waits
 
-    def run(self) -> int:
-        """Returns the number of bytes that were read and sent, from the beginning.
-
-        Raises an error that occurs before the end; a later failure is reported like that of a one-way command.
-        """
-        return self._run_copy()
-
     def _work(self) -> None:
         ring = self._shared.ring
         try:
@@ -200,9 +192,7 @@ class RingUpload(_Transfer):
                 if piece is None:
                     return ring.release(slot)
                 slot.segment.bytes[: piece.size] = self._host[piece.start : piece.start + piece.size]
-                command = self._region_of(piece).write()
-                command.write.size = piece.size
-                command.write.shared.segment = slot.number
+                command = self._region_of(piece).shared(UP, piece.size, slot.number)
                 self._send(slot, command, CompletionHandler(partial(self._ended, slot)), one_way=True)
                 self._report(piece.size)
         except BaseException as error:
@@ -246,7 +236,7 @@ class RingDownload(_Transfer):
     def run(self) -> int:
         """Returns the number of bytes received, from the beginning. Raises the copy's error, or `TimeoutError`."""
         try:
-            return self._run_copy()
+            return super().run()
         finally:
             self._connection.kernel_output.deliver()
 
@@ -279,8 +269,7 @@ class RingDownload(_Transfer):
             if piece is None:
                 ring.release(slot)
                 break
-            command = self._region_of(piece).read(piece.size)
-            command.read.shared.segment = slot.number
+            command = self._region_of(piece).shared(DOWN, piece.size, slot.number)
             self._send(slot, command, CompletionHandler(partial(self._ended, slot, piece), reports=True), one_way=False)
         with self._lock:
             done = not self._requested and not self._needs_pieces()

@@ -73,8 +73,8 @@ def write(
     if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy, split = shared_transfer.write(
-            connection, attachment, region, data, progress, inline=inline, blocking=blocking
+        done, copy, split = shared_transfer.move(
+            UP, connection, attachment, region, data, None, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
@@ -154,9 +154,8 @@ def begin_upload(attachment: Attachment, region: BufferRegion, number: int, size
         number: New number, of the transfer.
         size: Number of bytes.
     """
-    command = region.write()
+    command = region.write(size)
     command.write.transfer = number
-    command.write.size = size
     return attachment.request(command)
 
 
@@ -266,8 +265,8 @@ def read(
     if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy, split = shared_transfer.read(
-            connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
+        done, copy, split = shared_transfer.move(
+            DOWN, connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy

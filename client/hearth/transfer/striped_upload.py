@@ -104,7 +104,7 @@ class StripedUpload(Striped):
                 return
             self._credits[stripe] -= 1
             self._sending.setdefault(stripe, set()).add(index)
-            stripe.put_chunk(_StripeSender(self, stripe), index)
+            stripe.put_chunk(self, index)
 
     def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
         """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
@@ -128,25 +128,3 @@ class StripedUpload(Striped):
         """
         with self._change:
             self._exit(stripe)
-
-
-class _StripeSender:
-    """The part of an upload that one stripe sends."""
-
-    __slots__ = ("_stripe", "_upload", "number")
-
-    def __init__(self, upload: StripedUpload, stripe: Stripe) -> None:
-        self.number = upload.number
-        self._upload = upload
-        self._stripe = stripe
-
-    def lend(self, index: int) -> tuple[int, memoryview] | None:
-        """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
-
-        Args:
-            index: Index of the chunk.
-        """
-        return self._upload.lend(self._stripe, index)
-
-    def chunk_sent(self) -> None:
-        self._upload.chunk_sent(self._stripe)
