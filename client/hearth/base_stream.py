@@ -23,7 +23,6 @@ from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from hearth.launch_recorder import LaunchRecorder, StreamCapture
@@ -383,9 +382,7 @@ class BaseStream(CupyNames):
         current_streams.set(StreamScope(streams, outer, {} if outer is None else outer.captures))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         scope = current_streams.get()
         if scope is None:
             return

@@ -14,7 +14,6 @@ from hearth.collectives.group_members import named_ranks, remaining
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from hearth.collectives.flight_recorder import FlightRecord
@@ -143,9 +142,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     async def __aenter__(self) -> Self:
         return await self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- internals ----

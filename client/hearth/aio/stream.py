@@ -5,6 +5,7 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
@@ -124,12 +125,8 @@ class Stream(BaseStream):
         connection = self._connection
         await connection.opened()
         event, is_new = self._probe_event()
-        if await connection.home.result_of(event._request_query(False)):
-            return True
-        if not is_new:
-            return False
-        await connection.opened()
-        return await connection.home.result_of(event._request_query(False))
+        query = partial(event._request_query, False)
+        return await connection.result_of(query) or (is_new and await connection.result_of(query))
 
 
 class Event(BaseEvent):
@@ -142,8 +139,7 @@ class Event(BaseEvent):
 
         Raises `LaunchError` if the event was recorded in a capture, which continues.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_query(False))
+        return await self._connection.result_of(partial(self._request_query, False))
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
@@ -157,8 +153,7 @@ class Event(BaseEvent):
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
-        await self._connection.opened()
-        await self._connection.home.result_of(self._request_query(True), timeout)
+        await self._connection.result_of(partial(self._request_query, True), timeout)
 
     @telemetry.traced("hearth.event.publish")
     async def publish(self, name: str, *, replace: bool = False) -> None:
@@ -177,8 +172,7 @@ class Event(BaseEvent):
             InvalidHandleError: Another event has the name (``NAME_IN_USE``), or the event was lost.
             UnsupportedError: The daemon is of an older version.
         """
-        await self._connection.opened()
-        await self._connection.home.result_of(self._request_publish(name, replace))
+        await self._connection.result_of(partial(self._request_publish, name, replace))
 
     def _submit_record(self, command: commands_pb2.Command, attachment: Attachment) -> None:
         if self._published:
@@ -202,8 +196,7 @@ class Event(BaseEvent):
             ArgumentError: One of the events was never recorded, or they belong to different devices.
             InvalidHandleError: An event was lost with its connection or device process.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_elapsed(start))
+        return await self._connection.result_of(partial(self._request_elapsed, start))
 
 
 async def attach_event(connection: LoopConnection, name: str, wait: float) -> Event:
@@ -224,9 +217,8 @@ async def attach_event(connection: LoopConnection, name: str, wait: float) -> Ev
     """
 
     async def attach() -> Event:
-        await connection.opened()
         event = Event(connection)
-        await connection.home.result_of(event._request_attach(name))
+        await connection.result_of(partial(event._request_attach, name))
         return event
 
     return await until_published(wait, attach)

@@ -26,8 +26,6 @@ from hearth import shapes
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy as np
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
@@ -233,9 +231,7 @@ class ConsumedTensor:
     def __enter__(self) -> ConsumedTensor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         deleter = self._managed.contents.deleter
         if deleter:
             deleter(self._managed)

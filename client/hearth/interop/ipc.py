@@ -26,8 +26,6 @@ from hearth.interop.ipc_memory import device_of
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hearth.interfaces import ArrayLike
     from hearth.interop.ipc_memory import MappableDevice, Mapping
     from hearth.session.attachment import Attachment
@@ -159,9 +157,7 @@ class Exported:
     def __enter__(self) -> Exported:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
