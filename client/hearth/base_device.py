@@ -184,7 +184,7 @@ class BaseDevice(ABC, Generic[A, S]):
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
                 plain = allocate(self, host.shape, host.element, stream)
-                host_copy.write_bytes(plain, host.data, stream, progress, blocking)
+                host_copy.write(plain, host.data, stream, progress, blocking)
                 return plain
         target = None if dtype is None else shapes.dtype_of(dtype)
         if isinstance(obj, BaseArray):

@@ -153,9 +153,9 @@ class DeviceArray(BaseArray):
         after `timeout` seconds.
         """
         connection, source = self._connection, host_copy.contiguous(self, stream)
-        region = host_copy.region_of(source, attachment, stream)
+        region, recorded = host_copy.region_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
-        if not blocking and callers_memory and host_copy.is_recorded(self, stream) and registered.shareable(data):
+        if not blocking and callers_memory and recorded and registered.shareable(data):
             from hearth.transfer import captured_copy
 
             await connection.wait_attached()  # memory is shared with a device process that is known

@@ -365,7 +365,7 @@ class BaseArray(DeviceOperand):
         if not np.is_imported():
             buffer = dtypes.host(a)
             if buffer is not None and buffer.element is self._dtype and buffer.shape == self._shape:
-                host_copy.write_bytes(self, buffer.data, stream, progress, blocking)
+                host_copy.write(self, buffer.data, stream, progress, blocking)
                 return
         dtype = self.dtype
         host = a if isinstance(a, np.ndarray) else host_copy.array_of(a, dtype)
