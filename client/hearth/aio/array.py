@@ -156,10 +156,10 @@ class DeviceArray(BaseArray):
         region, recorded = host_copy.region_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
         if not blocking and callers_memory and recorded and registered.shareable(data):
-            from hearth.transfer import captured_copy
+            from hearth.transfer import shared
 
             await connection.wait_attached()  # memory is shared with a device process that is known
-            record = partial(captured_copy.record, DOWN, connection, attachment, region, data)
+            record = partial(shared.record, DOWN, connection, attachment, region, data)
             if await connection.home.call(record):
                 return
         if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
@@ -286,9 +286,9 @@ class DeviceArray(BaseArray):
                 "which must not change until await gpu.synchronize().",
             )
         if recorded and registered.shareable(data):
-            from hearth.transfer import captured_copy
+            from hearth.transfer import shared
 
-            if captured_copy.record(UP, self._connection, attachment, region, data, register=False):
+            if shared.record(UP, self._connection, attachment, region, data, register=False):
                 return
             raise LaunchError(
                 "a copy from pinned memory cannot be recorded in the event loop before the memory is shared with the "

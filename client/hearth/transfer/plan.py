@@ -17,15 +17,9 @@ from hearth_proto.later import commands_pb2
 from hearth_proto.layouts import RowLayout
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from hearth.progress import Progress
+    from hearth.session.connection import Connection
     from hearth.session.send_queue import Limits
-
-    class Copies(Protocol):
-        """Counter of a connection's copies of `MIN_RING_BYTES` bytes or more."""
-
-        ring_sized_copies: int
 
 
 STRIPED_BYTES = 8 << 20
@@ -137,11 +131,11 @@ _RING_AFTER_COPIES = 4
 does not use it."""
 
 
-def should_use_ring(copies: Copies, size: int) -> bool:
+def should_use_ring(connection: Connection, size: int) -> bool:
     """Counts a copy that might travel in a batch.
 
     Args:
-        copies: Counter of the connection's copies.
+        connection: Connection to the device, which counts them.
         size: Size of the copy in bytes.
 
     Returns:
@@ -149,18 +143,18 @@ def should_use_ring(copies: Copies, size: int) -> bool:
     """
     if size < MIN_RING_BYTES:
         return False
-    copies.ring_sized_copies += 1
-    return copies.ring_sized_copies > _RING_AFTER_COPIES
+    connection.ring_sized_copies += 1
+    return connection.ring_sized_copies > _RING_AFTER_COPIES
 
 
-def uses_rings(copies: Copies, size: int) -> bool:
+def uses_rings(connection: Connection, size: int) -> bool:
     """Returns the result of `should_use_ring` for a copy that has already been counted.
 
     Args:
-        copies: Counter of the connection's copies.
+        connection: Connection to the device.
         size: Size of the copy in bytes.
     """
-    return size >= MIN_RING_BYTES and copies.ring_sized_copies > _RING_AFTER_COPIES
+    return size >= MIN_RING_BYTES and connection.ring_sized_copies > _RING_AFTER_COPIES
 
 
 def stripes(size: int, limit: int) -> int:

@@ -22,7 +22,7 @@ from hearth.session.late_errors import current_origin
 from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
-from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Pieces, Slot, piece_bytes
+from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Slot, piece_bytes, piece_starts
 from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class _Transfer(ABC):
         self._progress = progress
         self._threads = threads()
         width = region.rows.width if region.rows is not None else 1
-        self._pieces = Pieces(len(host), piece_bytes(len(host)), width)
-        self.split = (connection.mint(), len(host)) if self._possible and len(self._pieces) > 1 else None
+        self._starts = piece_starts(len(host), piece_bytes(len(host)), width)
+        """The first byte of each piece."""
+        self.split = (connection.mint(), len(host)) if self._possible and len(self._starts) > 1 else None
         """`BufferRegion.split` of all commands of the transfer, also of those that other routes send."""
         self._region = region._replace(split=self.split)
         self._lock = threading.Lock()
@@ -71,7 +72,7 @@ class _Transfer(ABC):
     @property
     def _possible(self) -> bool:
         """True if a piece fits a slot."""
-        return self._pieces.piece_size <= SLOT_BYTES
+        return self._starts.step <= SLOT_BYTES
 
     @abstractmethod
     def _work(self) -> None:
@@ -90,12 +91,12 @@ class _Transfer(ABC):
             if self._lost():
                 return 0
             raise
-        return min(self._next * self._pieces.piece_size, len(self._host))
+        return min(self._next * self._starts.step, len(self._host))
 
     def _run_threads(self) -> None:
         """Copies the pieces in this thread and in its helpers. Raises the first error of any of them."""
         try:
-            crew.run(self._work, min(self._threads, len(self._pieces)) - 1, self._stop)
+            crew.run(self._work, min(self._threads, len(self._starts)) - 1, self._stop)
         finally:
             with self._lock:
                 self._over, first_error = True, self._error  # later failures are reported elsewhere
@@ -112,7 +113,7 @@ class _Transfer(ABC):
         self._shared.ring.wake()
 
     def _needs_pieces(self) -> bool:
-        return not self._stopped and self._next < len(self._pieces)
+        return not self._stopped and self._next < len(self._starts)
 
     def _take_piece(self) -> Piece | None:
         """Takes the next piece, for which the caller already has a slot; None: no piece is left."""
@@ -125,8 +126,9 @@ class _Transfer(ABC):
     def _pick(self) -> Piece | None:
         if not self._needs_pieces():
             return None
+        start = self._starts[self._next]
         self._next += 1
-        return self._pieces[self._next - 1]
+        return Piece(start, min(self._starts.step, len(self._host) - start))
 
     def _region_of(self, piece: Piece) -> BufferRegion:
         region = self._region.skip(piece.start)

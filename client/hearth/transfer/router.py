@@ -109,9 +109,9 @@ def _captured(
     """Records a copy of shared memory in a graph. Returns False if the memory is not shared."""
     if "hearth.transport.memory_segments" not in sys.modules:
         return False
-    from hearth.transfer import captured_copy
+    from hearth.transfer import shared
 
-    return captured_copy.record(direction, connection, attachment, region, data)
+    return shared.record(direction, connection, attachment, region, data)
 
 
 def _upload(

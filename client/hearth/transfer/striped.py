@@ -1,4 +1,4 @@
-"""Base class of transfers over stripes: chunks in any order, sent again over other stripes when a stripe breaks.
+"""Transfers over stripes: chunks in any order, sent again over other stripes when a stripe breaks.
 
 If no stripe is left, others are opened. If that fails, the bytes travel over Upload and Download streams, under the
 same transfer number, so that their command keeps its place among the others.
@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +35,8 @@ REOPENINGS = 3
 _LEAVE_S = 0.1
 """Seconds for which a thread may access the caller's memory after the end, before its stripe is closed."""
 _POLL_S = 0.25
-"""Interval, in seconds, of the check for progress."""
+"""Interval, in seconds, of the check for progress, and of the check that the stripes of a download are alive while its
+answer is awaited."""
 _ANSWER_S = 1.0
 """Seconds to wait for the command's answer after the daemon has reported the end of a transfer."""
 
@@ -343,4 +345,209 @@ class Striped(ABC):
         if index not in self._done:
             self._done.add(index)
             self._bytes += self._cut.span(index)[1]
+            self._change.notify_all()
+
+
+class StripedUpload(Striped):
+    """An upload of `data` over stripes; `data` must not change until `result` has returned."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stripes: Stripes,
+        reply: Reply,
+        number: int,
+        data: memoryview,
+        open_stripes: Sequence[Stripe],
+        chunk: int,
+        generation: int,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(connection, stripes, reply, number, StripeCut(len(data), chunk), Kind.UPLOAD, generation)
+        self._data = data
+        self._progress = progress
+        self._stripe_count = len(open_stripes)
+        self._next = 0
+        self._resend: deque[int] = deque()
+        self._sending: dict[Stripe, set[int]] = {}
+        self.begin(open_stripes)
+
+    def result(self) -> int:
+        """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
+        with self._memory_in_use():
+            if self._wait_done(self._progress, None):
+                return len(self._data)
+            limits = self._connection.limits
+            return self._fall_back(
+                lambda: GrpcUpload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
+            )
+
+    def credit(self, stripe: Stripe, chunks: int) -> None:
+        """Hands out chunks to a stripe: first those that a broken stripe left, then new ones.
+
+        Args:
+            stripe: Stripe over which the chunks may be sent.
+            chunks: Number of further chunks.
+        """
+        with self._change:
+            if stripe in self._credits:
+                self._credits[stripe] += chunks
+                self._assign_chunks(stripe)
+
+    def chunk_acknowledged(self, stripe: Stripe, offset: int) -> None:
+        """Counts a chunk that the daemon has received, or all chunks if `offset` is the total size.
+
+        Args:
+            stripe: Stripe over which the chunk was sent; a message from another stripe is ignored.
+            offset: Offset of the chunk in bytes.
+        """
+        index = offset // self._cut.chunk
+        with self._change:
+            if offset == self._cut.size:
+                self._complete()
+            elif index in self._sending.get(stripe, ()):
+                self._sending[stripe].discard(index)
+                self._count(index)
+
+    def stripe_lost(self, stripe: Stripe) -> None:
+        """Removes a stripe that has ended, and hands out its unacknowledged chunks to the other stripes.
+
+        Args:
+            stripe: Stripe, which need not carry this transfer.
+        """
+        with self._change:
+            if self._credits.pop(stripe, None) is None:
+                return
+            self._resend.extend(sorted(self._sending.pop(stripe, ())))
+            for remaining in self._credits:
+                self._assign_chunks(remaining)
+            self._change.notify_all()
+
+    def _assign_chunks(self, stripe: Stripe) -> None:
+        while self._credits[stripe]:
+            if self._resend:
+                index = self._resend.popleft()
+            elif self._next < self._cut.count:
+                index, self._next = self._next, self._next + 1
+            else:
+                return
+            self._credits[stripe] -= 1
+            self._sending.setdefault(stripe, set()).add(index)
+            stripe.put_chunk(self, index)
+
+    def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
+        """Returns offset and bytes of a chunk, valid until `chunk_sent`; None once no thread may access the data.
+
+        Args:
+            stripe: Stripe whose thread sends the chunk.
+            index: Index of the chunk.
+        """
+        offset, size = self._cut.span(index)
+        with self._change:
+            if self._access_ended:
+                return None
+            self._enter(stripe)
+        return offset, self._data[offset : offset + size]
+
+    def chunk_sent(self, stripe: Stripe) -> None:
+        """Ends a stripe's access to the data that `lend` returned.
+
+        Args:
+            stripe: Stripe whose thread has sent the chunk, or failed to send it.
+        """
+        with self._change:
+            self._exit(stripe)
+
+
+class StripedDownload(Striped):
+    """A download over stripes into `memory`, cut short `timeout` seconds after its creation (None: never)."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stripes: Stripes,
+        reply: Reply,
+        number: int,
+        memory: memoryview,
+        open_stripes: Sequence[Stripe],
+        chunk: int,
+        generation: int,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(connection, stripes, reply, number, StripeCut(len(memory), chunk), Kind.DOWNLOAD, generation)
+        self._memory = memory
+        self._progress = progress
+        self._stripe_count = len(open_stripes)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.begin(open_stripes)
+
+    def result(self) -> int:
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
+        memory, progress = self._memory, self._progress
+        with self._memory_in_use():
+            if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._wait_for_answer():
+                return len(memory)
+            remaining = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+            return self._fall_back(lambda: GrpcDownload(self._connection, self.number, memory, remaining, progress))
+
+    def _wait_for_answer(self) -> bool:
+        """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived.
+
+        The last acknowledgement may be lost with a stripe; then the daemon sends those chunks again, over the other
+        stripes or new ones. Returns False if no stripes are available.
+        """
+        opened = 0
+        while True:
+            remaining = _POLL_S if self._deadline is None else min(_POLL_S, self._deadline - time.monotonic())
+            if remaining <= 0:
+                raise self._timeout_error()
+            if self._reply.wait_answered(remaining):
+                return True
+            with self._change:
+                if self._over or self._error is not None:
+                    return True  # the answer contains the reason
+                if self._credits and not self._check_silence():
+                    continue
+            opened += 1
+            if not self._reopen(opened):
+                return False
+
+    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        """Returns the chunk's part of the destination; None once no thread may access that memory.
+
+        Args:
+            stripe: Stripe over which the chunk arrives.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+        """
+        with self._change:
+            self._cut.index(offset, size)
+            if self._access_ended:
+                return None
+            self._enter(stripe)
+        return self._memory[offset : offset + size]
+
+    def chunk_placed(self, stripe: Stripe, offset: int, size: int, is_complete: bool) -> None:
+        """Counts the chunk if it has arrived completely; a chunk that arrives twice counts once.
+
+        Args:
+            stripe: Stripe over which the chunk arrived.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+            is_complete: True if all bytes have arrived.
+        """
+        with self._change:
+            if is_complete:
+                self._count(self._cut.index(offset, size))
+            self._exit(stripe)
+
+    def stripe_lost(self, stripe: Stripe) -> None:
+        """Removes a stripe that has ended; the daemon sends its chunks again over other stripes.
+
+        Args:
+            stripe: Stripe, which need not carry this transfer.
+        """
+        with self._change:
+            self._credits.pop(stripe, None)
             self._change.notify_all()

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.session.reply import Reply
     from hearth.transfer.stripe_pool import Stripes
-    from hearth.transfer.striped_download import StripedDownload
-    from hearth.transfer.striped_upload import StripedUpload
+    from hearth.transfer.striped import StripedDownload, StripedUpload
     from hearth.transport.stripe import Stripe
 
 
@@ -40,7 +39,7 @@ def upload(
     route = _open_stripes(connection, attachment, len(data))
     if route is None:
         return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
-    from hearth.transfer.striped_upload import StripedUpload
+    from hearth.transfer.striped import StripedUpload
 
     stripes, open_stripes, chunk = route
     generation = attachment.session.generation
@@ -70,7 +69,7 @@ def download(
     route = _open_stripes(connection, attachment, len(into))
     if route is None:
         return GrpcDownload(connection, number, into, timeout, progress)
-    from hearth.transfer.striped_download import StripedDownload
+    from hearth.transfer.striped import StripedDownload
 
     stripes, open_stripes, chunk = route
     generation = attachment.session.generation
