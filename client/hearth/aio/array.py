@@ -12,7 +12,6 @@ from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError, LaunchError
-from hearth.kernels.base_module import as_bytes
 from hearth.transfer import plan, registered, router
 from hearth.transport.spin_wait import DOWN, UP
 
@@ -25,13 +24,9 @@ if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
     from hearth.aio.stream import Stream
-    from hearth.base_stream import BaseStream
-    from hearth.dtypes import Dtype
-    from hearth.interfaces import DeviceContext
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
-    from hearth.session.memory import Memory
 
 
 _SHARED_READ_BYTES = 512 << 10
@@ -312,45 +307,3 @@ def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, s
         and size >= _SHARED_READ_BYTES
         and registered.likely(connection, attachment)
     )
-
-
-class GlobalArray(DeviceArray):
-    """The asyncio counterpart of `hearth.blocking.module.GlobalArray`: a variable of a module."""
-
-    __slots__ = ("_typed",)
-
-    def __init__(
-        self,
-        device: DeviceContext[DeviceArray],
-        memory: Memory,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        *,
-        typed: bool,
-    ) -> None:
-        super().__init__(device, memory, offset, shape, dtype)
-        self._typed = typed
-
-    def set(
-        self,
-        a: Any,
-        stream: BaseStream | None = None,
-        *,
-        blocking: bool = False,
-        progress: bool | Progress | None = None,
-    ) -> None:
-        """Overwrites the variable with a host array, like `DeviceArray.set`.
-
-        Args:
-            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
-                given no dtype.
-            stream: Stream that orders the write; None: the current one.
-            blocking: Must be False in the event loop, which cannot wait in this call.
-            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
-
-        Raises:
-            ArgumentError: The size or shape differs, or `blocking` is True in the event loop.
-            DtypeError: The dtypes differ.
-        """
-        super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

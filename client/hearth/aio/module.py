@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hearth import telemetry
-from hearth.aio.array import GlobalArray
+from hearth.aio.array import DeviceArray
 from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
-from hearth.kernels.base_module import BaseModule, logged
+from hearth.kernels.base_module import BaseGlobalArray, BaseModule, logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +122,12 @@ class Function(BaseFunction):
         if described is None:
             self._described = described = await self._connection.result_of(self._request_description)
         return described
+
+
+class GlobalArray(BaseGlobalArray, DeviceArray):
+    """The asyncio counterpart of `hearth.blocking.module.GlobalArray`: a variable of a module."""
+
+    __slots__ = ()
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
