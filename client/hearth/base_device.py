@@ -138,7 +138,6 @@ class BaseDevice(ABC, Generic[A, S]):
             if a._device._node._session is not self._node._session:
                 raise UnsupportedError(
                     f"{a!r} belongs to another session.",
-                    reason="UNSUPPORTED",
                     fix="copy through the host, gpu.asarray(x.get()), or use a hearth.Group over both devices.",
                 )
             is_own = stream is None or isinstance(stream, BaseStream)

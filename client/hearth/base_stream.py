@@ -116,7 +116,6 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
     check_stream(stream)
     raise ArgumentError(
         f"{stream!r} belongs to another device or session.",
-        reason="INVALID_ARGUMENT",
         fix=f"create one with node.device({connection.ordinal}).stream().",
     )
 
@@ -135,7 +134,7 @@ def check_event(value: object) -> None:
 def _check_type(value: object, expected: type, noun: str, fix: str) -> None:
     if not isinstance(value, expected):
         message = f"{value!r} ({type(value).__name__}) is not {noun} of Hearth."
-        raise ArgumentError(message, reason="INVALID_ARGUMENT", fix=fix)
+        raise ArgumentError(message, fix=fix)
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
@@ -462,7 +461,7 @@ class BaseEvent(CupyNames):
         attachment = self._connection.attachment()
         self._check_owned()
         if not name:
-            raise ArgumentError("the name is empty.", reason="INVALID_ARGUMENT", fix="pass 1 to 200 characters.")
+            raise ArgumentError("the name is empty.", fix="pass 1 to 200 characters.")
         command = commands_pb2.Command()
         command.publish_event.event = self._recorded_on(attachment, self._connection)
         command.publish_event.name, command.publish_event.replace = name, replace
@@ -485,13 +484,11 @@ class BaseEvent(CupyNames):
         if self._attachment is None:
             raise ArgumentError(
                 "the event has not been recorded.",
-                reason="INVALID_ARGUMENT",
                 fix="record it first: stream.record(event).",
             )
         if self._attachment is not attachment:
             raise InvalidHandleError(
                 "the event was lost with the connection or device process on which it was recorded.",
-                reason="INVALID_HANDLE",
                 fix="record it again.",
             )
         return self._handle
@@ -501,7 +498,6 @@ class BaseEvent(CupyNames):
             raise ArgumentError(
                 f"the event belongs to device {self._connection.ordinal} of its session, not to device "
                 f"{connection.ordinal}.",
-                reason="INVALID_ARGUMENT",
                 fix="record an event on a stream of the same device.",
             )
 
@@ -572,7 +568,6 @@ def check_published(connection: Connection) -> None:
     if not connection.limits.publishes_events:
         raise UnsupportedError(
             "the daemon is of an older version, which shares no events between sessions.",
-            reason="UNSUPPORTED",
             fix="wait for the event, event.synchronize(), before the other session continues; or update the daemon.",
         )
 
@@ -590,6 +585,5 @@ def check_composition(connection: Connection, lacks: str) -> None:
     if not connection.limits.composes_graphs:
         raise UnsupportedError(
             f"the daemon is of an older version, which {lacks}.",
-            reason="UNSUPPORTED",
             fix="record the work of the graph again, on one stream, or update the daemon.",
         )

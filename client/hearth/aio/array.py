@@ -276,7 +276,6 @@ class DeviceArray(BaseArray):
         if blocking:
             raise ArgumentError(
                 "blocking=True would block the event loop.",
-                reason="INVALID_ARGUMENT",
                 fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
                 "which must not change until await gpu.synchronize().",
             )

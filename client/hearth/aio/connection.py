@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hearth.aio.event_loop import Home, in_loop
 from hearth.aio.thread_pool import Work
-from hearth.errors import ClosedError, HearthError, QuotaExceededError, TimeoutError, UnavailableError
-from hearth.session.attachment import Attachment
+from hearth.errors import ClosedError, HearthError, QuotaExceededError, UnavailableError
+from hearth.session.attachment import Attachment, unanswered
 from hearth.session.connection import Connection
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.memory import Space
@@ -122,10 +122,7 @@ class LoopAttachment(Attachment):
         if error is not None:
             raise error.again()
         if not session.attached:
-            raise TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
+            raise unanswered(device, timeout)
 
     def end(self, error: HearthError) -> None:
         """Ends the attachment. While it is being opened, only a close ends it, because further attempts may follow.

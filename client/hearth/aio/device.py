@@ -592,6 +592,5 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
             f"{a!r} has to be converted on the host, and this call cannot wait for that in an event loop.",
-            reason="UNSUPPORTED",
             fix="use gpu.asarray(await x.get(), dtype).",
         )

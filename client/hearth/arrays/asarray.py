@@ -61,7 +61,6 @@ def memory_behind(obj: Any, stream: Any) -> GpuMemory:
         raise ArgumentError(
             f"the stream is a CUDA stream of this process, and this {type(obj).__name__} is not in GPU memory of "
             "this process.",
-            reason="INVALID_ARGUMENT",
             fix="pass a stream of the device, gpu.stream(), or leave out stream=.",
         )
     return memory
@@ -101,7 +100,6 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
             cause = f"{cause}; {error}"
     raise DtypeError(
         f"this {_name(obj)} cannot be converted to an array ({cause}).",
-        reason="INVALID_ARGUMENT",
         fix="pass an object that np.asarray accepts.",
     )
 
@@ -129,7 +127,6 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     except CONVERSION_FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
             f"this {_name(obj)} does not export its memory: {error}.",
-            reason="UNSUPPORTED",
             fix="detach it first: t.detach().",
         ) from None
     if isinstance(interface, dict):
@@ -149,7 +146,6 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
             f"this {_name(obj)} is on a device of DLPack type {kind}, which cannot be read here.",
-            reason="UNSUPPORTED",
             fix="pass it from host memory.",
         )
     return None
@@ -204,7 +200,7 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
     try:
         gpu = device_of(device.properties)
         if not isinstance(gpu, CudaDevice):
-            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED", fix=_TO_HOST)
+            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", fix=_TO_HOST)
     except UnsupportedError as error:
         raise _unreachable(obj, device, error) from error
     return gpu
@@ -214,7 +210,6 @@ def _unreachable(obj: Any, device: DeviceContext[Any], error: UnsupportedError) 
     return UnsupportedError(
         f"this {_name(obj)} is in GPU memory of this process, from which it cannot be copied to device "
         f"{device.ordinal}: {error.message}",
-        reason="UNSUPPORTED",
         fix=_TO_HOST,
         details=error.details,
     )
@@ -225,7 +220,6 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
     if rows is None or not rows.dense:
         raise UnsupportedError(
             f"this {_name(obj)} of shape {shape} is not contiguous (strides {tuple(strides)}).",
-            reason="UNSUPPORTED",
             fix="make it contiguous first: cupy.ascontiguousarray(a), or t.contiguous() for PyTorch.",
         )
     return address

@@ -556,7 +556,6 @@ class BaseArray(DeviceOperand):
             raise UnsupportedError(
                 f"the elements of this array of shape {self._shape} with strides {self.strides} are not in rows at a "
                 "constant distance from each other.",
-                reason="UNSUPPORTED",
                 fix="use a contiguous copy: x.copy().",
             )
         return rows if rows is not None else layouts.RowLayout(0, self.nbytes)

@@ -189,13 +189,11 @@ def check_source(array: ArrayLike, host: np.ndarray[Any, Any]) -> None:
     if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
         raise DtypeError(
             f"an array of {dtype} cannot be set from an array of {host.dtype}.",
-            reason="INVALID_ARGUMENT",
             fix=f"use a.astype({str(dtype)!r}).",
         )
     if host.shape != array._shape:
         raise ArgumentError(
             f"an array of shape {array._shape} cannot be set from an array of shape {host.shape}.",
-            reason="INVALID_ARGUMENT",
             fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
         )
 
@@ -356,11 +354,10 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
         description = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise ArgumentError(
             f"out is {description}; it must be a NumPy array of {array.dtype} {array._shape}.",
-            reason="INVALID_ARGUMENT",
             fix="pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
         )
     if not out.flags.writeable:
-        raise ArgumentError("out is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
+        raise ArgumentError("out is read-only.", fix="pass a writable array.")
     return out
 
 
@@ -393,6 +390,5 @@ def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     except CONVERSION_FAILURES as error:
         raise DtypeError(
             f"this {type(obj).__name__} cannot be converted to an array ({error}).",
-            reason="INVALID_ARGUMENT",
             fix="pass an object that np.asarray accepts.",
         ) from None

@@ -109,7 +109,6 @@ def _integer(entry: Any) -> int:
 def _unsupported(subject: str, fix: str) -> UnsupportedError:
     return UnsupportedError(
         f"{subject} cannot be expressed as a view, whose elements are at a constant distance along each axis.",
-        reason="UNSUPPORTED",
         fix=fix,
     )
 

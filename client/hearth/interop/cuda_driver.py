@@ -257,7 +257,6 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
         return driver
     raise UnsupportedError(
         f"this process has no CUDA driver, which is required to map exported memory: {cause}.",
-        reason="UNSUPPORTED",
         fix="run the program where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
     )
 
@@ -268,7 +267,6 @@ def _unusable(error: DriverError) -> UnsupportedError:
         fix = "unset CUDA_VISIBLE_DEVICES, or set it to the daemon's GPU (containers: --gpus all)"
     return UnsupportedError(
         f"this process can use no GPU, so it cannot map exported memory: cuInit returned {error.status_text}.",
-        reason="UNSUPPORTED",
         fix=f"{fix}; or copy with x.get().",
         details={"status": str(error.status)},
     )
@@ -313,7 +311,6 @@ def _ordinal(driver: Driver, uuid: str, name: str) -> int:
             return ordinal
     raise UnsupportedError(
         f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(uuids) or 'none'}.",
-        reason="UNSUPPORTED",
         fix="run the program on the daemon's host, with CUDA_VISIBLE_DEVICES set to that GPU, or copy with x.get().",
         details={"requested": uuid, "visible": ", ".join(uuids)},
     )

@@ -179,7 +179,6 @@ def export(array: ArrayLike) -> Exported:
     if not array.nbytes:
         raise ArgumentError(
             f"{array!r} has no elements, so it has no memory to export.",
-            reason="INVALID_ARGUMENT",
             fix="export an array that has elements.",
         )
     connection = array._connection
@@ -195,7 +194,6 @@ def export(array: ArrayLike) -> Exported:
             mapping.close()
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {array!r} was exported.",
-                reason="BUFFER_LOST",
                 fix="create the array again, and export the new array.",
             )
     except BaseException:

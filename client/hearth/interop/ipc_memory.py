@@ -62,7 +62,6 @@ class HostDevice:
         except (OSError, ValueError, OverflowError) as error:
             raise UnsupportedError(
                 f"{size} bytes of exported memory cannot be mapped: {error}.",
-                reason="UNSUPPORTED",
                 fix="check this process's limits (ulimit -v), or copy with x.get().",
             ) from error
 

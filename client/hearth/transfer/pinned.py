@@ -160,7 +160,6 @@ def _order(order: str, allowed: str) -> str:
     if not isinstance(order, str) or order not in allowed or len(order) != 1:
         raise ArgumentError(
             f"order is {order!r}, which is not supported.",
-            reason="INVALID_ARGUMENT",
             fix=f"use one of {', '.join(map(repr, allowed))}.",
         )
     return order

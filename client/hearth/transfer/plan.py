@@ -231,4 +231,4 @@ def short(received: int, size: int, fix: str = "read the array again.") -> Trans
         size: Number of bytes that were requested.
         fix: What to do, as a sentence.
     """
-    return TransferError(f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix=fix)
+    return TransferError(f"only {received} of {size} bytes arrived.", fix=fix)

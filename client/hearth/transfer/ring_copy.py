@@ -297,7 +297,6 @@ class RingDownload(_Transfer):
         except Empty:
             raise TimeoutError(
                 f"no answer within {self._timeout:g} s; the work continues.",
-                reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             ) from None
 

@@ -264,7 +264,6 @@ class Striped(ABC):
         target = self._connection.transport.target
         return errors.TimeoutError(
             f"the daemon at {target} did not answer in time.",
-            reason="DEADLINE_EXCEEDED",
             fix="check the daemon with `hearth status`, or use a longer timeout.",
         )
 
@@ -279,7 +278,7 @@ class Striped(ABC):
         try:
             error = errors.from_status(status_pb2.Status.FromString(status))
         except DecodeError:
-            error = TransferError("the daemon aborted the transfer.", reason="TRANSFER_ABORTED", fix="start it again.")
+            error = TransferError("the daemon aborted the transfer.", fix="start it again.")
         with self._change:
             self._error = self._error or error
             self._change.notify_all()
