@@ -352,7 +352,11 @@ class BaseStream(CupyNames):
             event._recorded_on(attachment, self._connection)
             event._capture.join(self, event)
         elif self._capture is not None:
-            raise _outside_capture(event)
+            raise LaunchError(
+                f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
+                reason="CAPTURE_INVALID",
+                fix="wait for the event before the capture, or record it on a stream that the capture contains.",
+            )
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.wait_event.event = event._recorded_on(attachment, self._connection)
         attachment.submit(command)
@@ -546,14 +550,6 @@ class BaseEvent(CupyNames):
         attachment = getattr(self, "_attachment", None)
         if attachment is not None and attachment.alive and attachment.space is not None:
             attachment.space.deferred_frees.add("event", self._handle)
-
-
-def _outside_capture(event: BaseEvent) -> LaunchError:
-    return LaunchError(
-        f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
-        reason="CAPTURE_INVALID",
-        fix="wait for the event before the capture, or record it on a stream that the capture contains.",
-    )
 
 
 def check_published(connection: Connection) -> None:

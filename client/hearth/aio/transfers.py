@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
-    from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
     from hearth.arrays.asarray import GpuMemory
     from hearth.base_stream import BaseStream
@@ -56,15 +55,11 @@ class _Transfer:
         self._connection = connection
         self._attachment = cast("LoopAttachment", attachment)
         self._size = size
-        self._report = None if report is None else _in_loop(connection.home, report)
+        # any thread may report progress; the event loop then calls `report`
+        self._report = None if report is None else lambda *done: connection.home.call_soon(partial(report, *done))
         self._lock = threading.Lock()
         self._number = connection.mint()
         self.reply = begin(attachment, region, self._number, size)
-
-
-def _in_loop(home: Home, report: Progress) -> Progress:
-    """Wraps a progress callback so that any thread may call it; the event loop then calls `report`."""
-    return lambda done, total: home.call_soon(partial(report, done, total))
 
 
 # ---- uploads ----

@@ -76,7 +76,7 @@ class Publications:
 
         _check_whole_buffer(array)
         array._usable()
-        self._connection.report(_sync_all(), barrier=True)
+        self._connection.report(commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True)), barrier=True)
         self._call(
             "Publish",
             device_pb2.PublishRequest(
@@ -300,9 +300,3 @@ def _check_whole_buffer(array: BaseArray) -> None:
             "can be published.",
             fix="publish a separate copy: x.copy().publish(name).",
         )
-
-
-def _sync_all() -> commands_pb2.Command:
-    command = commands_pb2.Command()
-    command.sync.all_streams = True
-    return command

@@ -202,7 +202,6 @@ class ConsumedTensor:
         self._managed = ctypes.cast(_pointer(id(source), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
-        self.device: tuple[int, int] = (tensor.device_type, tensor.device_id)
         self.shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
         itemsize = self.dtype.itemsize
         self.strides = (

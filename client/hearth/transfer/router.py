@@ -90,7 +90,10 @@ def write(
         if progress is not None:
             progress(size, size)
         return None
-    _upload(connection, attachment, region, data, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = begin_upload(attachment, region, number, len(data))
+        carry_upload(connection, attachment, reply, number, data, progress)
     return None
 
 
@@ -114,19 +117,9 @@ def _captured(
     return shared.record(direction, connection, attachment, region, data)
 
 
-def _upload(
-    connection: Connection, attachment: Attachment, region: BufferRegion, data: memoryview, progress: Progress | None
-) -> None:
-    """Uploads over separate streams, while commands continue on the Execute stream."""
-    number = connection.mint()
-    with _aborting_if_interrupted(connection, number):
-        reply = begin_upload(attachment, region, number, len(data))
-        carry_upload(connection, attachment, reply, number, data, progress)
-
-
 @contextlib.contextmanager
 def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[None]:
-    """Context in which a command that names a transfer is sent and the bytes are transferred.
+    """Context in which a command that names a transfer is sent, and its bytes travel over separate streams.
 
     KeyboardInterrupt aborts the transfer at the daemon: the command, and all later work, would wait for the bytes.
     """
@@ -276,7 +269,10 @@ def read(
     if inline:
         _request_read(attachment, region, into, progress).wait(remaining)
         return None
-    _download(connection, attachment, region, into, remaining, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = begin_download(attachment, region, number, len(into))
+        carry_download(connection, attachment, reply, number, into, remaining, progress)
     return None
 
 
@@ -315,21 +311,6 @@ def _request_read(
 
     command = encode.read(region.stream, region.buffer, region.offset, size) if region.plain else region.read(size)
     return PendingResult(attachment.request(command, reports=True), read)
-
-
-def _download(
-    connection: Connection,
-    attachment: Attachment,
-    region: BufferRegion,
-    into: memoryview,
-    timeout: float | None,
-    progress: Progress | None,
-) -> None:
-    """Downloads over separate streams, while commands continue on the Execute stream."""
-    number = connection.mint()
-    with _aborting_if_interrupted(connection, number):
-        reply = begin_download(attachment, region, number, len(into))
-        carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
 def begin_download(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
