@@ -148,9 +148,9 @@ class DeviceArray(BaseArray):
         after `timeout` seconds.
         """
         connection, source = self._connection, host_copy.contiguous(self, stream)
-        region, recorded = host_copy.region_of(source, attachment, stream)
+        region = host_copy.region_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
-        if not blocking and callers_memory and recorded and registered.shareable(data):
+        if not blocking and callers_memory and region.recorded and registered.shareable(data):
             from hearth.transfer import shared
 
             await connection.wait_attached()  # memory is shared with a device process that is known
@@ -266,12 +266,11 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> None:
         if not in_loop():  # a plain call from another thread, which may block
-            if recorded:
+            if region.recorded:
                 self._connection.block_until_attached()  # memory is shared with a device process that is known
-            router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)
+            router.write(self._connection, attachment, region, data, report, blocking=blocking)
             return
         if blocking:
             raise ArgumentError(
@@ -279,7 +278,7 @@ class DeviceArray(BaseArray):
                 fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
                 "which must not change until await gpu.synchronize().",
             )
-        if recorded and registered.shareable(data):
+        if region.recorded and registered.shareable(data):
             from hearth.transfer import shared
 
             if shared.record(UP, self._connection, attachment, region, data, register=False):

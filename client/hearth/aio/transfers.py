@@ -141,7 +141,7 @@ def copy_from_gpu(device: DeviceContext[A], obj: Any, memory: GpuMemory, stream:
     if not size:
         return array
     attachment = array._usable()
-    region, _ = host_copy.region_of(array, attachment, stream)
+    region = host_copy.region_of(array, attachment, stream)
 
     def source() -> memoryview:
         data = registered.memory(size) if registered.likely(connection, attachment) else None

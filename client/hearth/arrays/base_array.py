@@ -579,9 +579,8 @@ class BaseArray(DeviceOperand):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory, or records that if `recorded`; returns the copy if it can be repeated."""
+        """Writes host memory, or records that if the stream is recorded; returns the copy if it can be repeated."""
 
     # ---- refused ----
 

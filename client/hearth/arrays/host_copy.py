@@ -42,7 +42,6 @@ if TYPE_CHECKING:
             data: memoryview,
             report: Progress | None,
             blocking: bool,
-            recorded: bool,
         ) -> PinnedCopy | None: ...
 
 
@@ -137,7 +136,7 @@ class PinnedCopies:
         pair.copies[direction, None if on is None else id(on)] = copy
 
 
-def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> tuple[plan.BufferRegion, bool]:
+def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferRegion:
     """Describes the bytes of an array for a transfer.
 
     Args:
@@ -146,7 +145,7 @@ def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -
         on: Stream that orders the transfer; None: the current one.
 
     Returns:
-        Stream, buffer, offset and rows; and True if the stream is being recorded.
+        Stream, whether it is being recorded, buffer, offset and rows.
 
     Raises:
         UnsupportedError: The array does not consist of rows; `contiguous` makes a copy that does.
@@ -156,7 +155,7 @@ def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -
     stream = 0 if on is None else streams.resolve(on, array._connection, attachment)
     rows = None if array._rows is None else array._as_rows()
     recorded = on is not None and on._recorder is not None
-    return plan.BufferRegion(stream, array._memory.handle, array._offset, rows), recorded
+    return plan.BufferRegion(stream, array._memory.handle, array._offset, rows, None, recorded)
 
 
 def contiguous(array: A, on: BaseStream | None) -> A:
@@ -226,9 +225,9 @@ def write(
     else:
         dense = np.ascontiguousarray(host, array.dtype)
         data = plan.host_bytes(dense)
-    region, recorded = region_of(array, attachment, stream)
+    region = region_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
-    copy = array._send(attachment, region, data, report, blocking, recorded)
+    copy = array._send(attachment, region, data, report, blocking)
     if copy is not None and dense is host:
         _remember(array, dense, UP, stream, copy)
 
@@ -293,9 +292,9 @@ def fetch(
         HearthError: Earlier work on the stream or the array failed.
     """
     source = contiguous(array, on)
-    connection, (region, recorded) = array._connection, region_of(source, attachment, on)
+    connection, region = array._connection, region_of(source, attachment, on)
     report = progresses.reporter(show, "download")
-    copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking, recorded=recorded)
+    copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(region.stream, array._memory.handle)
     return copy if source is array else None

@@ -319,6 +319,5 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> PinnedCopy | None:
-        return router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)
+        return router.write(self._connection, attachment, region, data, report, blocking=blocking)

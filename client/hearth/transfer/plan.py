@@ -51,6 +51,9 @@ class BufferRegion(NamedTuple):
     split: tuple[int, int] | None = None
     """Number and total size in bytes of the copy of which the region is a piece, so that the daemon cancels all pieces
     or none; None: one command copies everything."""
+    recorded: bool = False
+    """True if the stream is being recorded: its graph accepts a copy from or to memory that is shared with the device,
+    unless the copy is to be waited for; the daemon refuses all others."""
 
     @property
     def plain(self) -> bool:

@@ -38,7 +38,6 @@ def write(
     *,
     blocking: bool = False,
     shared: bool = True,
-    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Writes `data` to `region` of a buffer.
 
@@ -54,8 +53,6 @@ def write(
         progress: Receives the number of bytes sent, and the total; None: not reported.
         blocking: True to wait until shared memory has been read.
         shared: True if shared memory may be used.
-        recorded: True if the stream is being recorded: its graph accepts a copy of shared memory, unless `blocking`;
-            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same write; None: there is none.
@@ -68,9 +65,9 @@ def write(
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
-    if recorded and not blocking and _captured(UP, connection, attachment, region, data):
+    if region.recorded and not blocking and _captured(UP, connection, attachment, region, data):
         return None
-    if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if shared and not region.recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy, split = shared_transfer.move(
@@ -222,7 +219,6 @@ def read(
     progress: Progress | None = None,
     *,
     blocking: bool = True,
-    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Reads bytes of `region` of a buffer into `into`, after the earlier work on its stream.
 
@@ -237,8 +233,6 @@ def read(
         timeout: Longest wait in seconds; None: without a limit.
         progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         blocking: True to wait until shared memory has been filled.
-        recorded: True if the stream is being recorded: its graph accepts a copy to shared memory, unless `blocking`;
-            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same read; None: there is none.
@@ -253,9 +247,9 @@ def read(
     connection.raise_deferred(region.stream, region.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if recorded and not blocking and _captured(DOWN, connection, attachment, region, into):
+    if region.recorded and not blocking and _captured(DOWN, connection, attachment, region, into):
         return None
-    if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if not region.recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy, split = shared_transfer.move(

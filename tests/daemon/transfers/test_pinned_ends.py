@@ -161,7 +161,7 @@ def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPa
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         number = connection.mint()
-        reply = router.begin_upload(attachment, host_copy.region_of(y, attachment, None)[0], number, y.nbytes)
+        reply = router.begin_upload(attachment, host_copy.region_of(y, attachment, None), number, y.nbytes)
         live.connection.close()
         gpu.stream().synchronize()  # the daemon has noticed before the client
         with monkeypatch.context() as patched:
@@ -192,7 +192,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         number = connection.mint()
-        reply = router.begin_upload(attachment, host_copy.region_of(z, attachment, mine)[0], number, z.nbytes)
+        reply = router.begin_upload(attachment, host_copy.region_of(z, attachment, mine), number, z.nbytes)
         live.connection.close()
         gpu.stream().synchronize()  # the daemon has noticed
         with monkeypatch.context() as patched:
