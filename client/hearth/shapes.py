@@ -212,30 +212,35 @@ def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
     return size
 
 
-def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[int]:
-    """Determines the axes that `squeeze` removes.
+def squeezed(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, axis: int | tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Computes the shape and strides without axes of length 1.
 
     Args:
         shape: Elements along each axis.
+        strides: Strides in bytes; None: those of C order.
         axis: Axis or axes to remove, negative ones counted from the end; None: all of length 1.
 
     Returns:
-        The axes to remove.
+        Shape and strides of the view.
 
     Raises:
         IndexError: There is no such axis.
         ArgumentError: A given axis is not of length 1.
     """
     if axis is None:
-        return {at for at, length in enumerate(shape) if length == 1}
-    removed = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
+        removed = {at for at, length in enumerate(shape) if length == 1}
+    else:
+        removed = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
     longer = sorted(at for at in removed if shape[at] != 1)
     if longer:
         raise ArgumentError(
             f"axis {longer[0]} of shape {shape} has length {shape[longer[0]]}; only axes of length 1 can be removed.",
             fix="use squeeze() without arguments to remove all axes of length 1.",
         )
-    return removed
+    remaining = [at for at in range(len(shape)) if at not in removed]
+    return tuple(shape[at] for at in remaining), None if strides is None else tuple(strides[at] for at in remaining)
 
 
 def permutation(axes: int, arguments: Sequence[Any]) -> tuple[int, ...]:

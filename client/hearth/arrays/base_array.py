@@ -250,9 +250,7 @@ class BaseArray(DeviceOperand):
             ArgumentError: An axis in `axis` is longer than 1.
             IndexError: There is no such axis.
         """
-        from hearth.arrays import views
-
-        shape, strides = views.squeezed(self._shape, self._strides, axis)
+        shape, strides = shapes.squeezed(self._shape, self._strides, axis)
         return self._view(0, shape, self._dtype, strides)
 
     @property

@@ -82,28 +82,6 @@ def reshaped(array: A, shape: tuple[SupportsIndex, ...], order: str, copy: bool 
     return array.copy()._view(0, new_shape, array._dtype)
 
 
-def squeezed(
-    shape: tuple[int, ...], strides: Strides, axis: int | tuple[int, ...] | None
-) -> tuple[tuple[int, ...], Strides]:
-    """Computes the shape and strides without axes of length 1.
-
-    Args:
-        shape: Elements along each axis.
-        strides: Strides in bytes; None: those of C order.
-        axis: The axes to remove; None: all of length 1.
-
-    Returns:
-        Shape and strides of the view.
-
-    Raises:
-        ArgumentError: An axis in `axis` is longer than 1.
-        IndexError: There is no such axis.
-    """
-    removed = shapes.squeezed(shape, axis)
-    remaining = [at for at in range(len(shape)) if at not in removed]
-    return tuple(shape[at] for at in remaining), None if strides is None else tuple(strides[at] for at in remaining)
-
-
 def copied(array: A, stream: BaseStream | None, order: str) -> A:
     """Copies an array to new memory without gaps; see `BaseArray.copy`.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.connection import Connection
     from hearth.session.reply import Reply
-    from hearth.transfer.stripe_pool import Stripes
+    from hearth.transfer.stripe_pool import Route
 
 REOPENINGS = 3
 """Maximum number of times that other stripes are opened without any progress in between."""
@@ -58,20 +58,24 @@ class Striped(ABC):
     def __init__(
         self,
         connection: Connection,
-        stripes: Stripes,
+        route: Route,
         reply: Reply,
         number: int,
-        cut: StripeCut,
+        memory: memoryview,
         kind: Kind,
-        generation: int,
+        progress: Progress | None,
     ) -> None:
         self.number = number
         self._connection = connection
-        self._stripes = stripes
+        self._pool = route.pool
+        self._generation = route.generation
+        self._stripe_count = len(route.stripes)
+        """Maximum number of stripes that are opened instead of broken ones."""
         self._reply = reply
-        self._generation = generation
-        self._cut = cut
+        self._memory = memory
+        self._cut = StripeCut(len(memory), route.chunk)
         self._kind = kind
+        self._progress = progress
         self._change = threading.Condition()
         self._credits: dict[Stripe, int] = {}
         """Stripes that carry the transfer, each with its number of unused credits."""
@@ -115,7 +119,7 @@ class Striped(ABC):
         with self._change:
             for stripe in stripes:
                 self._credits[stripe] = 0
-        ended = self._stripes.add_transfer(self.number, self, stripes)
+        ended = self._pool.add_transfer(self.number, self, stripes)
         for stripe in stripes:
             stripe.put(announce(self._kind, self.number, self._cut.chunk))
         for stripe in ended:
@@ -127,7 +131,7 @@ class Striped(ABC):
 
     # ---- waiting ----
 
-    def _await(self, progress: Progress | None, deadline: float | None) -> bool:
+    def _await(self, deadline: float | None) -> bool:
         """Waits for the end of the transfer. Returns False if no stripes are left. Raises `HearthError`."""
         reported, size = 0, self._cut.size
         while True:
@@ -142,8 +146,8 @@ class Striped(ABC):
                         return False
                     self._change.wait(_POLL_S if remaining is None else min(remaining, _POLL_S))
                 is_over, error, now, has_stripes = self._over, self._error, self._bytes, bool(self._credits)
-            if progress is not None and now > reported:
-                progress(now, size)
+            if self._progress is not None and now > reported:
+                self._progress(now, size)
             reported = now
             if now == size:
                 return True
@@ -166,7 +170,7 @@ class Striped(ABC):
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
             self._furthest, self._since = self._bytes, now
-        if now - self._since < self._stripes.timing.silent:
+        if now - self._since < self._pool.timing.silent:
             return False
         self._silent = True
         for stripe in self._credits:
@@ -183,13 +187,13 @@ class Striped(ABC):
             time.sleep(0.005)
         return self._reply.done and self._reply.error is None
 
-    def _wait_done(self, progress: Progress | None, deadline: float | None) -> bool:
+    def _wait_done(self, deadline: float | None) -> bool:
         """Waits for the end of the transfer, and opens other stripes as needed.
 
         Returns False if no stripes are available.
         """
         opened, previous_bytes = 0, -1
-        while not self._await(progress, deadline):
+        while not self._await(deadline):
             if self._bytes > previous_bytes:
                 opened, previous_bytes = 0, self._bytes
             opened += 1
@@ -204,12 +208,10 @@ class Striped(ABC):
         """
         if self._silent or times > REOPENINGS:
             return False
-        stripes = self._stripes.open(self._generation, self._stripe_count)
+        stripes = self._pool.open(self._generation, self._stripe_count)
         if stripes:
             self.begin(stripes)
         return bool(stripes)
-
-    _stripe_count = 1
 
     def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> int:
         """Carries out the transfer over gRPC, which is always available; cancels it if this transfer was cancelled.
@@ -238,7 +240,7 @@ class Striped(ABC):
             self._leave()
 
     def _leave(self) -> None:
-        self._stripes.drop(self.number)
+        self._pool.drop(self.number)
         deadline = time.monotonic() + _LEAVE_S
         with self._change:
             self._access_ended = True
@@ -353,32 +355,26 @@ class StripedUpload(Striped):
     def __init__(
         self,
         connection: Connection,
-        stripes: Stripes,
+        route: Route,
         reply: Reply,
         number: int,
         data: memoryview,
-        open_stripes: Sequence[Stripe],
-        chunk: int,
-        generation: int,
-        progress: Progress | None = None,
+        progress: Progress | None,
     ) -> None:
-        super().__init__(connection, stripes, reply, number, StripeCut(len(data), chunk), Kind.UPLOAD, generation)
-        self._data = data
-        self._progress = progress
-        self._stripe_count = len(open_stripes)
+        super().__init__(connection, route, reply, number, data, Kind.UPLOAD, progress)
         self._next = 0
         self._resend: deque[int] = deque()
         self._sending: dict[Stripe, set[int]] = {}
-        self.begin(open_stripes)
+        self.begin(route.stripes)
 
     def result(self) -> int:
         """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
         with self._memory_in_use():
-            if self._wait_done(self._progress, None):
-                return len(self._data)
+            if self._wait_done(None):
+                return len(self._memory)
             limits = self._connection.limits
             return self._fall_back(
-                lambda: GrpcUpload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
+                lambda: GrpcUpload(self._connection, self.number, self._memory, limits.max_chunk_bytes, self._progress)
             )
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
@@ -446,7 +442,7 @@ class StripedUpload(Striped):
             if self._access_ended:
                 return None
             self._enter(stripe)
-        return offset, self._data[offset : offset + size]
+        return offset, self._memory[offset : offset + size]
 
     def chunk_sent(self, stripe: Stripe) -> None:
         """Ends a stripe's access to the data that `lend` returned.
@@ -464,28 +460,22 @@ class StripedDownload(Striped):
     def __init__(
         self,
         connection: Connection,
-        stripes: Stripes,
+        route: Route,
         reply: Reply,
         number: int,
         memory: memoryview,
-        open_stripes: Sequence[Stripe],
-        chunk: int,
-        generation: int,
-        timeout: float | None = None,
-        progress: Progress | None = None,
+        timeout: float | None,
+        progress: Progress | None,
     ) -> None:
-        super().__init__(connection, stripes, reply, number, StripeCut(len(memory), chunk), Kind.DOWNLOAD, generation)
-        self._memory = memory
-        self._progress = progress
-        self._stripe_count = len(open_stripes)
+        super().__init__(connection, route, reply, number, memory, Kind.DOWNLOAD, progress)
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self.begin(open_stripes)
+        self.begin(route.stripes)
 
     def result(self) -> int:
         """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
         memory, progress = self._memory, self._progress
         with self._memory_in_use():
-            if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._wait_for_answer():
+            if self._wait_done(self._deadline) and self._bytes == len(memory) and self._wait_for_answer():
                 return len(memory)
             remaining = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
             return self._fall_back(lambda: GrpcDownload(self._connection, self.number, memory, remaining, progress))
