@@ -162,10 +162,11 @@ class DeviceArray(BaseArray):
         ):
             reading = router.reading(connection, attachment, region, data, report)
             await connection.home.result_of(reading, timeout)
-        elif not blocking and callers_memory and transfers.fillable(connection, attachment, data):
-            await transfers.fill(connection, attachment, region, data, timeout, report)
         else:
-            await transfers.download(connection, attachment, region, data, timeout, report, owned=not callers_memory)
+            waits = blocking or not callers_memory or not transfers.fillable(connection, attachment, data)
+            await transfers.download(
+                connection, attachment, region, data, timeout, report, owned=not callers_memory, blocking=waits
+            )
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
     async def item(self, *index: SupportsIndex) -> Any:

@@ -259,10 +259,13 @@ class _Download(_Transfer):
         report: Progress | None,
         *,
         owned: bool,
+        direct: bool,
     ) -> None:
+        """Begins the download. `direct`: its bytes are transferred to `into` without a copy."""
         super().__init__(connection, attachment, region, len(into), report, router.begin_download)
         self._into = into
         self._owned = owned
+        self._direct = direct
         self._buffer: memoryview | None = None
         """Receive buffer, copied to the caller's memory afterwards. While it is shared memory, the device writes
         to it."""
@@ -274,21 +277,15 @@ class _Download(_Transfer):
         Returns True if the bytes will be in shared memory when the read is answered, False if they are in the caller's
         memory already.
         """
-        size = len(self._into)
-        buffer = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
+        size, buffer = self._size, self._into if self._direct else None
+        if buffer is None and registered.likely(self._connection, self._attachment):
+            buffer = registered.memory(size)
         if buffer is None:
             buffer = self._into if self._owned else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         if self._transfer_to(buffer):
             return True
         self.copy_out()
         return False
-
-    def fill(self) -> bool:
-        """Transfers the bytes directly to their destination; called in a thread of the pool.
-
-        Returns True if they will be there when the read is answered, False if they are there already.
-        """
-        return self._transfer_to(self._into)
 
     def _transfer_to(self, buffer: memoryview) -> bool:
         """Transfers the bytes to `buffer`.
@@ -344,8 +341,9 @@ async def download(
     report: Progress | None,
     *,
     owned: bool,
+    blocking: bool,
 ) -> None:
-    """Reads bytes into memory. The memory is not written to after this coroutine has returned or raised.
+    """Reads bytes into memory. If `blocking`, the memory is not written to after this coroutine has ended.
 
     Args:
         connection: The connection to the device.
@@ -355,14 +353,17 @@ async def download(
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
         owned: Nothing else refers to `into`, so later writes to it do no harm.
+        blocking: False returns when it is certain that the device will fill the memory, in the order of the stream; an
+            error is then raised by the next await that reports errors. If the device cannot write to the memory,
+            returns when it is filled.
 
     Raises:
-        TimeoutError: The bytes have not arrived in time.
+        TimeoutError: The bytes have not arrived in time; or the device has not confirmed in time.
         HearthError: The read failed.
     """
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
-    transfer = _Download(connection, attachment, region, into, report, owned=owned)
+    transfer = _Download(connection, attachment, region, into, report, owned=owned, direct=not blocking)
     reply = transfer.reply
     work: Work[bool] | Work[None] = home.downloads.run(transfer.begin)
     shared = False
@@ -371,7 +372,7 @@ async def download(
         if not work.done():
             raise reply.given_up(timeout)
         shared = not work.exception() and bool(work.result())
-        if shared:
+        if shared and blocking:
             await home.wait_answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
             if not reply.answered:
                 raise reply.given_up(timeout)
@@ -383,8 +384,12 @@ async def download(
         if transfer.drop():
             await home.wait_uncancelled(work, error)
         raise
-    if shared:
+    if shared and blocking:
         reply.wait()
+    elif shared:
+        reply.abandon()
+        if report is not None:
+            report(len(into), len(into))
     work.result()
 
 
@@ -400,45 +405,3 @@ def fillable(connection: LoopConnection, attachment: Attachment, into: memoryvie
         True if it probably can.
     """
     return registered.shareable(into) and registered.likely(connection, attachment)
-
-
-async def fill(
-    connection: LoopConnection,
-    attachment: Attachment,
-    region: BufferRegion,
-    into: memoryview,
-    timeout: float | None,
-    report: Progress | None,
-) -> None:
-    """Makes the device fill memory in the order of the stream.
-
-    Returns when it is certain that the device will do so; an error is then raised by the next await that reports
-    errors. If the device cannot write to the memory, returns when the memory is filled.
-
-    Args:
-        connection: The connection to the device.
-        attachment: The attachment to use.
-        region: The bytes on the device to read, and the stream.
-        into: The memory to fill.
-        timeout: Seconds to wait at most; None: no limit.
-        report: Progress callback, called in the event loop; None: none.
-
-    Raises:
-        TimeoutError: The device has not confirmed in time.
-        HearthError: The read failed.
-    """
-    home = connection.home
-    transfer = _Download(connection, attachment, region, into, report, owned=True)
-    reply = transfer.reply
-    work = home.downloads.run(transfer.fill)
-    try:
-        await home.wait_done(work, timeout)
-        if not work.done():
-            raise reply.given_up(timeout)
-    except BaseException:
-        reply.abandon()
-        raise
-    if work.result():
-        reply.abandon()
-        if report is not None:
-            report(len(into), len(into))
