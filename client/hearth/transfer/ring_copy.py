@@ -79,30 +79,26 @@ class _Transfer(ABC):
         """Copies pieces until none is left. Runs in the calling thread and in its helpers."""
 
     def run(self) -> int:
-        """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost.
+        """Copies the pieces in this thread and in its helpers.
 
-        Raises an error that occurs before the end.
+        Returns the number of bytes moved, from the beginning; 0 if the segments were lost. Raises the first error that
+        occurs before the end.
         """
         if not self._possible:
             return 0
-        try:
-            self._run_threads()
-        except HearthError:
-            if self._lost():
-                return 0
-            raise
-        return min(self._next * self._starts.step, len(self._host))
-
-    def _run_threads(self) -> None:
-        """Copies the pieces in this thread and in its helpers. Raises the first error of any of them."""
         try:
             crew.run(self._work, min(self._threads, len(self._starts)) - 1, self._stop)
         finally:
             with self._lock:
                 self._over, first_error = True, self._error  # later failures are reported elsewhere
             self._shared.ring.reclaim(self)
+        if isinstance(first_error, HearthError):
+            if self._shared.lost(first_error):
+                return 0
+            raise first_error.again()
         if first_error is not None:
-            raise first_error.again() if isinstance(first_error, HearthError) else first_error
+            raise first_error
+        return min(self._next * self._starts.step, len(self._host))
 
     def _stop(self, error: BaseException | None = None) -> None:
         """Stops sending; `error` is the cause, if any."""
@@ -156,10 +152,6 @@ class _Transfer(ABC):
             if self._copied > self._reported:
                 self._reported = self._copied
                 self._progress(self._reported, len(self._host))
-
-    def _lost(self) -> bool:
-        """True if the transfer failed because the connection of its segments ended."""
-        return isinstance(self._error, HearthError) and self._shared.lost(self._error)
 
 
 class RingUpload(_Transfer):
