@@ -11,6 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
@@ -137,21 +138,15 @@ class CudaDevice:
         driver, handle, address = self._driver, c_ulonglong(), c_ulonglong()
         with _CurrentContext(driver, self._context):
             driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), _POSIX_FILE_DESCRIPTOR)
-            try:
+            with ExitStack() as release, ExitStack() as undo:
+                release.callback(driver.call, "cuMemRelease", handle)  # the mapping keeps the memory
                 driver.call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
-                try:
-                    driver.call("cuMemMap", address, size, 0, handle, 0)
-                    try:
-                        access = _AccessDesc(_Location(_LOCATION_DEVICE, self.ordinal), _READ_WRITE)
-                        driver.call("cuMemSetAccess", address, size, byref(access), 1)
-                    except BaseException:
-                        driver.call("cuMemUnmap", address, size)
-                        raise
-                except BaseException:
-                    driver.call("cuMemAddressFree", address, size)
-                    raise
-            finally:
-                driver.call("cuMemRelease", handle)  # the mapping keeps the memory
+                undo.callback(driver.call, "cuMemAddressFree", address, size)
+                driver.call("cuMemMap", address, size, 0, handle, 0)
+                undo.callback(driver.call, "cuMemUnmap", address, size)
+                access = _AccessDesc(_Location(_LOCATION_DEVICE, self.ordinal), _READ_WRITE)
+                driver.call("cuMemSetAccess", address, size, byref(access), 1)
+                undo.pop_all()
         return CudaMapping(self, address.value, size)
 
     def copy(self, destination: int, source: int, size: int, streams: Sequence[int] | None) -> None:
