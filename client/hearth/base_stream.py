@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from hearth.session.cancelling import Cancelling
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult, Reply
+
+
+E = TypeVar("E", bound="BaseEvent")
+"""The class of an event."""
 
 
 def current(connection: Connection) -> BaseStream | None:
@@ -303,8 +307,7 @@ class BaseStream(CupyNames):
                 reason="CAPTURE_INVALID",
                 fix="call it after the launch of the graph: stream.launch_host_func(f).",
             )
-        event = BaseEvent(self._connection)
-        self._record(event)
+        event = self._record(BaseEvent(self._connection))
         event._call_when_done(partial(fn, *args))
 
     def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any) -> None:
@@ -319,7 +322,7 @@ class BaseStream(CupyNames):
         """
         self.launch_host_func(callback, self, 0, arg)
 
-    def _record(self, event: BaseEvent) -> None:
+    def _record(self, event: E) -> E:
         check_event(event)
         attachment = self._connection.attachment()
         if self._capture is not None:
@@ -329,6 +332,7 @@ class BaseStream(CupyNames):
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.record_event.event = handle
         event._submit_record(command, attachment)
+        return event
 
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
@@ -373,8 +377,7 @@ class BaseStream(CupyNames):
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
             return probe[1], False
-        event = BaseEvent(self._connection)
-        self._record(event)
+        event = self._record(BaseEvent(self._connection))
         self._probe = (attachment, attachment.session.queue.submitted), event
         return event, True
 

@@ -78,9 +78,7 @@ class Stream(BaseStream):
             ArgumentError: The event belongs to another device, or was attached.
             LaunchError: The event is published; see `Event.publish`.
         """
-        event = Event(self._connection) if event is None else event
-        self._record(event)
-        return event
+        return self._record(Event(self._connection) if event is None else event)
 
     def begin_capture(self, mode: str | int | None = None) -> None:
         """Begins to record the work of this stream as a graph; see `hearth.Stream.begin_capture`. Does not wait.

@@ -1,7 +1,8 @@
 """Copies between host memory and a device process of this host: by one command for a segment, else by the ring.
 
 The result is the number of bytes that were moved, from the beginning; the rest has to take another route. For memory in
-a segment, it contains a prepared copy that repeats the same transfer.
+a segment, it contains a prepared copy that repeats the same transfer. A copy for a segment may be recorded in a graph,
+whose launches repeat it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def record(
     *,
     register: bool = True,
 ) -> bool:
-    """Records a copy in the graph that is being captured from the part's stream.
+    """Records a copy in the graph that is being captured from the region's stream.
 
     The graph keeps the memory registered. Other arrays never reuse it, because launches of the graph write to it at
     times that the client does not know.
