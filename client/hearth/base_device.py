@@ -138,7 +138,6 @@ class BaseDevice(ABC, Generic[A, S]):
             if a._device._node._session is not self._node._session:
                 raise UnsupportedError(
                     f"{a!r} belongs to another session.",
-                    reason="UNSUPPORTED",
                     fix="copy through the host, gpu.asarray(x.get()), or use a hearth.Group over both devices.",
                 )
             is_own = stream is None or isinstance(stream, BaseStream)
@@ -184,7 +183,7 @@ class BaseDevice(ABC, Generic[A, S]):
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
                 plain = allocate(self, host.shape, host.element, stream)
-                host_copy.write_bytes(plain, host.data, stream, progress, blocking)
+                host_copy.write(plain, host.data, stream, progress, blocking)
                 return plain
         target = None if dtype is None else shapes.dtype_of(dtype)
         if isinstance(obj, BaseArray):
@@ -194,24 +193,23 @@ class BaseDevice(ABC, Generic[A, S]):
             if same_session and (target is None or target == obj.dtype or device_copy.converts(obj.dtype, target)):
                 return device_copy.from_session(self, cast("A", obj), target, stream)
             obj = self._at_host(obj)  # an array of another session; or strings and dates, which only the host converts
-        uploaded: list[A] = []
-
-        def upload(host: np.ndarray[Any, Any]) -> None:
-            result = allocate(self, host.shape, shapes.dtype_of(host.dtype), stream)
-            host_copy.write(result, host, stream, progress, blocking)
-            uploaded.append(result)
-
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
-            upload(host_copy.array_of(obj, target))
-        else:
-            from hearth.arrays.asarray import gpu_memory_of, with_host_array
+            return self._upload(host_copy.array_of(obj, target), stream, progress, blocking)
+        from hearth.arrays.asarray import gpu_memory_of, host_array
 
-            memory = gpu_memory_of(obj)
-            if memory is not None:
-                copy = self._from_gpu(obj, memory, stream)
-                return copy if target is None else copy.astype(target, stream, copy=False)
-            with_host_array(obj, target, upload)
-        return uploaded[0]
+        memory = gpu_memory_of(obj)
+        if memory is not None:
+            copy = self._from_gpu(obj, memory, stream)
+            return copy if target is None else copy.astype(target, stream, copy=False)
+        with host_array(obj, target) as contents:
+            return self._upload(contents, stream, progress, blocking)
+
+    def _upload(
+        self, host: np.ndarray[Any, Any], stream: BaseStream | None, progress: bool | Progress | None, blocking: bool
+    ) -> A:
+        result = allocate(self, host.shape, shapes.dtype_of(host.dtype), stream)
+        host_copy.write(result, host, stream, progress, blocking)
+        return result
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array with arbitrary contents.

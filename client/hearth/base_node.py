@@ -80,13 +80,11 @@ def open_node_session(
     if not 0 <= launch_timeout <= _MAX_LAUNCH_TIMEOUT_S:
         raise ArgumentError(
             f"launch_timeout is {launch_timeout} s; it must be from 0 to {_MAX_LAUNCH_TIMEOUT_S:g}.",
-            reason="INVALID_ARGUMENT",
             fix=f"pass seconds up to {_MAX_LAUNCH_TIMEOUT_S:g}; 0 selects the daemon's default.",
         )
     if isolation not in (None, "shared", "dedicated"):
         raise ArgumentError(
             f"isolation is {isolation!r}, which is not a kind of isolation.",
-            reason="INVALID_ARGUMENT",
             fix='use "shared", "dedicated" or None.',
         )
     dedicated = None if isolation is None else isolation == "dedicated"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
@@ -23,7 +23,6 @@ from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from hearth.launch_recorder import LaunchRecorder, StreamCapture
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from hearth.session.cancelling import Cancelling
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult, Reply
+
+
+E = TypeVar("E", bound="BaseEvent")
+"""The class of an event."""
 
 
 def current(connection: Connection) -> BaseStream | None:
@@ -117,7 +120,6 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
     check_stream(stream)
     raise ArgumentError(
         f"{stream!r} belongs to another device or session.",
-        reason="INVALID_ARGUMENT",
         fix=f"create one with node.device({connection.ordinal}).stream().",
     )
 
@@ -136,7 +138,7 @@ def check_event(value: object) -> None:
 def _check_type(value: object, expected: type, noun: str, fix: str) -> None:
     if not isinstance(value, expected):
         message = f"{value!r} ({type(value).__name__}) is not {noun} of Hearth."
-        raise ArgumentError(message, reason="INVALID_ARGUMENT", fix=fix)
+        raise ArgumentError(message, fix=fix)
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
@@ -305,8 +307,7 @@ class BaseStream(CupyNames):
                 reason="CAPTURE_INVALID",
                 fix="call it after the launch of the graph: stream.launch_host_func(f).",
             )
-        event = BaseEvent(self._connection)
-        self._record(event)
+        event = self._record(BaseEvent(self._connection))
         event._call_when_done(partial(fn, *args))
 
     def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any) -> None:
@@ -321,7 +322,7 @@ class BaseStream(CupyNames):
         """
         self.launch_host_func(callback, self, 0, arg)
 
-    def _record(self, event: BaseEvent) -> None:
+    def _record(self, event: E) -> E:
         check_event(event)
         attachment = self._connection.attachment()
         if self._capture is not None:
@@ -331,6 +332,7 @@ class BaseStream(CupyNames):
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.record_event.event = handle
         event._submit_record(command, attachment)
+        return event
 
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
@@ -354,7 +356,11 @@ class BaseStream(CupyNames):
             event._recorded_on(attachment, self._connection)
             event._capture.join(self, event)
         elif self._capture is not None:
-            raise _outside_capture(event)
+            raise LaunchError(
+                f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
+                reason="CAPTURE_INVALID",
+                fix="wait for the event before the capture, or record it on a stream that the capture contains.",
+            )
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.wait_event.event = event._recorded_on(attachment, self._connection)
         attachment.submit(command)
@@ -367,8 +373,7 @@ class BaseStream(CupyNames):
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
             return probe[1]
-        event = BaseEvent(self._connection)
-        self._record(event)
+        event = self._record(BaseEvent(self._connection))
         self._probe = (attachment, attachment.session.queue.submitted), event
         return event
 
@@ -379,9 +384,7 @@ class BaseStream(CupyNames):
         current_streams.set(StreamScope(streams, outer, {} if outer is None else outer.captures))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         scope = current_streams.get()
         if scope is None:
             return
@@ -461,7 +464,7 @@ class BaseEvent(CupyNames):
         attachment = self._connection.attachment()
         self._check_owned()
         if not name:
-            raise ArgumentError("the name is empty.", reason="INVALID_ARGUMENT", fix="pass 1 to 200 characters.")
+            raise ArgumentError("the name is empty.", fix="pass 1 to 200 characters.")
         command = commands_pb2.Command()
         command.publish_event.event = self._recorded_on(attachment, self._connection)
         command.publish_event.name, command.publish_event.replace = name, replace
@@ -484,13 +487,11 @@ class BaseEvent(CupyNames):
         if self._attachment is None:
             raise ArgumentError(
                 "the event has not been recorded.",
-                reason="INVALID_ARGUMENT",
                 fix="record it first: stream.record(event).",
             )
         if self._attachment is not attachment:
             raise InvalidHandleError(
                 "the event was lost with the connection or device process on which it was recorded.",
-                reason="INVALID_HANDLE",
                 fix="record it again.",
             )
         return self._handle
@@ -500,7 +501,6 @@ class BaseEvent(CupyNames):
             raise ArgumentError(
                 f"the event belongs to device {self._connection.ordinal} of its session, not to device "
                 f"{connection.ordinal}.",
-                reason="INVALID_ARGUMENT",
                 fix="record an event on a stream of the same device.",
             )
 
@@ -551,14 +551,6 @@ class BaseEvent(CupyNames):
             attachment.space.deferred_frees.add("event", self._handle)
 
 
-def _outside_capture(event: BaseEvent) -> LaunchError:
-    return LaunchError(
-        f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
-        reason="CAPTURE_INVALID",
-        fix="wait for the event before the capture, or record it on a stream that the capture contains.",
-    )
-
-
 def check_published(connection: Connection) -> None:
     """Checks that the daemon shares events between sessions.
 
@@ -571,7 +563,6 @@ def check_published(connection: Connection) -> None:
     if not connection.limits.publishes_events:
         raise UnsupportedError(
             "the daemon is of an older version, which shares no events between sessions.",
-            reason="UNSUPPORTED",
             fix="wait for the event, event.synchronize(), before the other session continues; or update the daemon.",
         )
 
@@ -589,6 +580,5 @@ def check_composition(connection: Connection, lacks: str) -> None:
     if not connection.limits.composes_graphs:
         raise UnsupportedError(
             f"the daemon is of an older version, which {lacks}.",
-            reason="UNSUPPORTED",
             fix="record the work of the graph again, on one stream, or update the daemon.",
         )

@@ -143,14 +143,12 @@ def writable(buffer: object, size: int) -> memoryview:
     except (TypeError, ValueError, BufferError):
         raise DtypeError(
             f"a {type(buffer).__name__} does not support the buffer protocol, so no data can be read into it.",
-            reason="INVALID_ARGUMENT",
             fix="pass a bytearray(x.nbytes), or an array.array or a NumPy array of the same size.",
         ) from None
     if view.readonly or not view.c_contiguous or view.nbytes != size:
         problem = "read-only" if view.readonly else f"of {view.nbytes} bytes" if view.c_contiguous else "not contiguous"
         raise ArgumentError(
             f"the buffer is {problem}; it must be writable, contiguous and of {size} bytes.",
-            reason="INVALID_ARGUMENT",
             fix="pass e.g. bytearray(x.nbytes), or a part of a larger buffer: memoryview(b)[:x.nbytes].",
         )
     try:

@@ -23,13 +23,15 @@ class HearthError(Exception):
 
     Args:
         message: Description of the failure.
-        reason: Stable name of the reason, e.g. ``OUT_OF_MEMORY``.
+        reason: Stable name of the reason, e.g. ``OUT_OF_MEMORY``; None: that of the class.
         fix: Advice on how to avoid the error; empty: none.
         details: Requested and allowed values by name.
         failures: Failed commands that this error reports, oldest first.
         retry_after: Seconds after which a retry may succeed; None: a retry cannot help.
     """
 
+    _class_reason = "INTERNAL"
+    """Reason of an error that is made without one."""
     broken = False
     """True if the connection broke, which means that the daemon did not send this error as an answer."""
 
@@ -46,7 +48,7 @@ class HearthError(Exception):
         self,
         message: str,
         *,
-        reason: str = "INTERNAL",
+        reason: str | None = None,
         fix: str = "",
         details: Mapping[str, str] | None = None,
         failures: Sequence[Failure] = (),
@@ -54,7 +56,7 @@ class HearthError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.reason = reason
+        self.reason = self._class_reason if reason is None else reason
         """A stable name, e.g. ``OUT_OF_MEMORY``; see `hearth_proto.reasons.Reason`."""
         self.fix = fix
         self.details = dict(details or {})
@@ -100,6 +102,8 @@ class LaunchError(HearthError):
 class LaunchTypeError(LaunchError, TypeError):
     """A kernel argument is of a type that cannot be passed to a kernel."""
 
+    _class_reason = "LAUNCH_INVALID"
+
 
 class OutOfMemoryError(HearthError, MemoryError):
     """The device, the session's quota or the memory pool does not have enough memory."""
@@ -108,6 +112,8 @@ class OutOfMemoryError(HearthError, MemoryError):
 class InvalidHandleError(HearthError):
     """The object does not exist, no longer exists, or belongs to another session."""
 
+    _class_reason = "INVALID_HANDLE"
+
 
 class DeviceLostError(HearthError):
     """The device process ended while work was in progress. Its arrays are lost; modules and streams remain usable."""
@@ -115,6 +121,8 @@ class DeviceLostError(HearthError):
 
 class BufferLostError(HearthError):
     """The array's memory was lost with the device process that held it."""
+
+    _class_reason = "BUFFER_LOST"
 
 
 class QuotaExceededError(HearthError):
@@ -160,6 +168,8 @@ class AuthenticationError(HearthError):
 class UnsupportedError(HearthError):
     """The daemon, the device or this version of the client cannot do this."""
 
+    _class_reason = "UNSUPPORTED"
+
 
 class UnsupportedTypeError(UnsupportedError, TypeError):
     """An operation of NumPy arrays that device arrays do not support: arithmetic, comparisons, pickling."""
@@ -195,9 +205,13 @@ def broken(message: str, fix: str = "connect again.") -> ConnectError:
 class TransferError(HearthError):
     """The bytes of an upload or download did not arrive completely."""
 
+    _class_reason = "TRANSFER_ABORTED"
+
 
 class TimeoutError(HearthError, builtins.TimeoutError):
     """A deadline that the caller set has passed; the work itself continues."""
+
+    _class_reason = "DEADLINE_EXCEEDED"
 
 
 class CancelledError(HearthError):
@@ -211,9 +225,13 @@ class ClosedError(HearthError):
 class ArgumentError(HearthError, ValueError):
     """An argument has an invalid value: a shape, a size, an index, a name."""
 
+    _class_reason = "INVALID_ARGUMENT"
+
 
 class DtypeError(HearthError, TypeError):
     """An argument has an invalid type: an array of another dtype, an object array."""
+
+    _class_reason = "INVALID_ARGUMENT"
 
 
 _BY_REASON: Mapping[str, type[HearthError]] = {

@@ -36,13 +36,6 @@ class Connected(Protocol):
     def _connection(self) -> Connection: ...
 
 
-class Handled(Protocol):
-    """An object that commands refer to by a handle: a module, a stream, an event, a profile."""
-
-    @property
-    def _handle(self) -> int: ...
-
-
 class NodeContext(Protocol):
     """The part of a node that its devices use."""
 

@@ -30,13 +30,10 @@ def shape_of(value: Shape) -> tuple[int, ...]:
     except TypeError:
         raise DtypeError(
             f"shape {value!r} contains values that are not integers.",
-            reason="INVALID_ARGUMENT",
             fix="use int(...) or //.",
         ) from None
     if any(axis < 0 for axis in shape):
-        raise ArgumentError(
-            f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how the shape is computed."
-        )
+        raise ArgumentError(f"shape {shape} has a negative axis.", fix="check how the shape is computed.")
     return shape
 
 
@@ -75,20 +72,15 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     except TypeError as error:
         ml_dtype = named(value) if isinstance(value, str) else None
         if ml_dtype is None:
-            raise DtypeError(
-                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix=_fix(value)
-            ) from None
+            raise DtypeError(f"{value!r} is not a dtype ({error}).", fix=_fix(value)) from None
         dtype = ml_dtype
     if dtype.hasobject:
         raise DtypeError(
             f"dtype {dtype} contains Python objects, which cannot be stored in device memory.",
-            reason="INVALID_ARGUMENT",
             fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length have to be padded.",
         )
     if dtype.itemsize == 0:
-        raise DtypeError(
-            f"dtype {dtype} has no size.", reason="INVALID_ARGUMENT", fix="specify its length, e.g. 'S16'."
-        )
+        raise DtypeError(f"dtype {dtype} has no size.", fix="specify its length, e.g. 'S16'.")
     native: np.dtype[Any] = dtype if dtype.isnative else dtype.newbyteorder("=")
     return native
 
@@ -117,7 +109,6 @@ def reinterpreted(value: Any) -> Dtype:
     if not (isinstance(value, str) and named(value)) and not np.dtype(value).isnative:
         raise DtypeError(
             f"dtype {np.dtype(value)} has another byte order than the device.",
-            reason="INVALID_ARGUMENT",
             fix="use the bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
         )
     return dtype
@@ -189,13 +180,11 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DtypeError(
             f"{value!r} cannot be converted to {dtype} ({error}).",
-            reason="INVALID_ARGUMENT",
             fix="convert the value first, e.g. np.float32(value).",
         ) from None
     if shape:
         raise ArgumentError(
             f"fill takes a single value, not an array of shape {shape}.",
-            reason="INVALID_ARGUMENT",
             fix="use x.set(np.broadcast_to(a, x.shape)).",
         )
     return element
@@ -218,37 +207,40 @@ def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
     if size > _MAX_BYTES:
         raise ArgumentError(
             f"shape {shape} of {dtype} takes {size} bytes, which exceeds the 63 bits of an address.",
-            reason="INVALID_ARGUMENT",
             fix="check how the shape is computed.",
         )
     return size
 
 
-def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[int]:
-    """Determines the axes that `squeeze` removes.
+def squeezed(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, axis: int | tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Computes the shape and strides without axes of length 1.
 
     Args:
         shape: Elements along each axis.
+        strides: Strides in bytes; None: those of C order.
         axis: Axis or axes to remove, negative ones counted from the end; None: all of length 1.
 
     Returns:
-        The axes to remove.
+        Shape and strides of the view.
 
     Raises:
         IndexError: There is no such axis.
         ArgumentError: A given axis is not of length 1.
     """
     if axis is None:
-        return {at for at, length in enumerate(shape) if length == 1}
-    removed = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
+        removed = {at for at, length in enumerate(shape) if length == 1}
+    else:
+        removed = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
     longer = sorted(at for at in removed if shape[at] != 1)
     if longer:
         raise ArgumentError(
             f"axis {longer[0]} of shape {shape} has length {shape[longer[0]]}; only axes of length 1 can be removed.",
-            reason="INVALID_ARGUMENT",
             fix="use squeeze() without arguments to remove all axes of length 1.",
         )
-    return removed
+    remaining = [at for at in range(len(shape)) if at not in removed]
+    return tuple(shape[at] for at in remaining), None if strides is None else tuple(strides[at] for at in remaining)
 
 
 def permutation(axes: int, arguments: Sequence[Any]) -> tuple[int, ...]:
@@ -274,7 +266,6 @@ def permutation(axes: int, arguments: Sequence[Any]) -> tuple[int, ...]:
     if sorted(order) != list(range(axes)):
         raise ArgumentError(
             f"{tuple(arguments)} does not list each of {axes} axes once.",
-            reason="INVALID_ARGUMENT",
             fix="list every axis, e.g. transpose(0, 2, 1).",
         )
     return order
@@ -320,7 +311,6 @@ def moved(axes: int, source: Any, destination: Any) -> tuple[int, ...]:
     if len(sources) != len(positions) or len(set(sources)) != len(sources) or len(set(positions)) != len(positions):
         raise ArgumentError(
             f"axes {source} cannot be moved to {destination}.",
-            reason="INVALID_ARGUMENT",
             fix="name each axis once, and a separate position for each.",
         )
     order = [at for at in range(axes) if at not in sources]
@@ -353,24 +343,6 @@ def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Computes the strides of a C-contiguous array.
-
-    Args:
-        shape: Elements along each axis.
-        itemsize: Bytes of an element.
-
-    Returns:
-        Bytes from one element to the next along each axis.
-    """
-    strides = []
-    stride = itemsize
-    for axis in reversed(shape):
-        strides.append(stride)
-        stride *= max(axis, 1)
-    return tuple(reversed(strides))
-
-
 def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     """Computes the shape that `reshape` results in.
 
@@ -391,7 +363,6 @@ def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     if any(axis < 0 for axis in axes) or math.prod(axes) != size:
         raise ArgumentError(
             f"an array of {size} elements cannot have shape {tuple(shape)}.",
-            reason="INVALID_ARGUMENT",
             fix="use a shape whose product is the number of elements.",
         )
     return tuple(axes)
@@ -416,10 +387,7 @@ def cdiv(a: int, b: int) -> int:
     except TypeError:
         raise DtypeError(
             f"cdiv({a!r}, {b!r}) has an argument that is not an integer.",
-            reason="INVALID_ARGUMENT",
             fix="use int(...) or //.",
         ) from None
     except ZeroDivisionError:
-        raise ArgumentError(
-            f"cdiv({a}, 0) divides by 0.", reason="INVALID_ARGUMENT", fix="pass the number of elements of a block."
-        ) from None
+        raise ArgumentError(f"cdiv({a}, 0) divides by 0.", fix="pass the number of elements of a block.") from None

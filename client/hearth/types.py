@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from hearth_proto.v1 import commands_pb2, node_pb2
+
+
+def _fields(cls: Any, message: Message, **converted: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, by name: those in `converted`, and otherwise those of the wire message."""
+    plain = [field.name for field in fields(cls) if field.name not in converted]
+    return {name: getattr(message, name) for name in plain} | converted
 
 
 @dataclass(frozen=True)
@@ -54,31 +62,14 @@ class DeviceProperties:
             message: The daemon's description of the device.
         """
         return cls(
-            name=message.name,
-            backend=message.backend,
-            uuid=message.uuid,
-            compute_capability=(message.compute_capability_major, message.compute_capability_minor),
-            total_memory=message.total_memory,
-            multiprocessor_count=message.multiprocessor_count,
-            warp_size=message.warp_size,
-            max_threads_per_block=message.max_threads_per_block,
-            max_block_dim=tuple(message.max_block_dim),
-            max_grid_dim=tuple(message.max_grid_dim),
-            shared_mem_per_block=message.shared_mem_per_block,
-            shared_mem_per_block_optin=message.shared_mem_per_block_optin,
-            max_threads_per_multiprocessor=message.max_threads_per_multiprocessor,
-            max_blocks_per_multiprocessor=message.max_blocks_per_multiprocessor,
-            registers_per_block=message.registers_per_block,
-            l2_cache_bytes=message.l2_cache_bytes,
-            clock_rate_khz=message.clock_rate_khz,
-            driver_version=message.driver_version,
-            runtime_version=message.runtime_version,
-            features=frozenset(message.features),
-            memory_alignment=message.memory_alignment,
-            confinement=message.confinement,
-            access_policy_max_window_size=message.access_policy_max_window_size,
-            persisting_l2_cache_max_size=message.persisting_l2_cache_max_size,
-            persisting_l2_cache_size=message.persisting_l2_cache_size,
+            **_fields(
+                cls,
+                message,
+                compute_capability=(message.compute_capability_major, message.compute_capability_minor),
+                max_block_dim=tuple(message.max_block_dim),
+                max_grid_dim=tuple(message.max_grid_dim),
+                features=frozenset(message.features),
+            )
         )
 
 
@@ -105,15 +96,7 @@ class ProcessInfo:
         Args:
             message: The daemon's description of the process.
         """
-        return cls(
-            pid=message.pid,
-            generation=message.generation,
-            state=_STATES.get(int(message.state), "unknown"),
-            tenant=message.tenant,
-            session_id=message.session_id,
-            memory_granted=message.memory_granted,
-            memory_held=message.memory_held,
-        )
+        return cls(**_fields(cls, message, state=_STATES.get(int(message.state), "unknown")))
 
 
 @dataclass(frozen=True)
@@ -141,13 +124,13 @@ class DeviceInfo:
             message: The daemon's description of the device.
         """
         return cls(
-            ordinal=message.ordinal,
-            state=_STATES.get(int(message.state), "unknown"),
-            generation=message.generation,
-            properties=DeviceProperties.of(message.properties),
-            pid=message.pid,
-            detail=message.detail,
-            processes=tuple(ProcessInfo.of(process) for process in message.processes),
+            **_fields(
+                cls,
+                message,
+                state=_STATES.get(int(message.state), "unknown"),
+                properties=DeviceProperties.of(message.properties),
+                processes=tuple(ProcessInfo.of(process) for process in message.processes),
+            )
         )
 
 
@@ -176,12 +159,14 @@ class NodeInfo:
             message: The daemon's description of the node.
         """
         return cls(
-            name=message.node,
-            server_version=message.server_version,
-            protocol=(message.protocol.min, message.protocol.max),
-            devices=tuple(DeviceInfo.of(device) for device in message.devices),
-            features=frozenset(message.features),
-            draining=message.draining,
+            **_fields(
+                cls,
+                message,
+                name=message.node,
+                protocol=(message.protocol.min, message.protocol.max),
+                devices=tuple(DeviceInfo.of(device) for device in message.devices),
+                features=frozenset(message.features),
+            )
         )
 
 
@@ -212,16 +197,15 @@ class SessionInfo:
             message: The daemon's description of the session.
         """
         return cls(
-            session_id=message.session_id,
-            client_name=message.client_name,
-            opened=message.opened_unix_ns / 1e9,
-            connected=message.connected,
-            lease_left=message.lease_left_ns / 1e9,
-            devices=tuple(message.devices),
-            tenant=message.tenant,
-            isolation="dedicated" if message.isolation == _DEDICATED else "shared",
-            device_seconds=message.device_ns / 1e9,
-            client_process=message.client_process,
+            **_fields(
+                cls,
+                message,
+                opened=message.opened_unix_ns / 1e9,
+                lease_left=message.lease_left_ns / 1e9,
+                devices=tuple(message.devices),
+                isolation="dedicated" if message.isolation == _DEDICATED else "shared",
+                device_seconds=message.device_ns / 1e9,
+            )
         )
 
 
@@ -267,16 +251,4 @@ class MemoryUsage:
         Args:
             message: The device process's answer.
         """
-        return cls(
-            allocations=message.allocations,
-            bytes_in_use=message.bytes_in_use,
-            bytes_padding=message.bytes_padding,
-            bytes_reserved=message.bytes_reserved,
-            device_free=message.device_free,
-            device_total=message.device_total,
-            bytes_pinned=message.bytes_pinned,
-            bytes_pinned_in_use=message.bytes_pinned_in_use,
-            bytes_persistent=message.bytes_persistent,
-            bytes_peak=message.bytes_peak,
-            bytes_durable=message.bytes_durable,
-        )
+        return cls(**_fields(cls, message))

@@ -78,14 +78,19 @@ class Layout(NamedTuple):
     size: int
 
 
-def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
-    """Returns the layout of C order without padding."""
+def strides_of(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Returns the bytes from one element to the next along each axis, in C order without padding."""
     strides = []
     stride = itemsize
     for axis in reversed(shape):
         strides.append(stride)
         stride *= max(axis, 1)
-    return Layout(tuple(reversed(strides)), math.prod(shape) * itemsize)
+    return tuple(reversed(strides))
+
+
+def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
+    """Returns the layout of C order without padding."""
+    return Layout(strides_of(shape, itemsize), math.prod(shape) * itemsize)
 
 
 def pitch_of(length: int, itemsize: int) -> int:

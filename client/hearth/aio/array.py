@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hearth import dtypes, telemetry
 from hearth import progress as progresses
@@ -12,7 +12,6 @@ from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError, LaunchError
-from hearth.kernels.base_module import as_bytes
 from hearth.transfer import plan, registered, router
 from hearth.transport.spin_wait import DOWN, UP
 
@@ -22,16 +21,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
     from hearth.aio.stream import Stream
-    from hearth.base_stream import BaseStream
-    from hearth.dtypes import Dtype
-    from hearth.interfaces import DeviceContext
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
-    from hearth.session.memory import Memory
 
 
 _SHARED_READ_BYTES = 512 << 10
@@ -155,11 +150,11 @@ class DeviceArray(BaseArray):
         connection, source = self._connection, host_copy.contiguous(self, stream)
         region = host_copy.region_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
-        if not blocking and callers_memory and host_copy.is_recorded(self, stream) and registered.shareable(data):
-            from hearth.transfer import captured_copy
+        if not blocking and callers_memory and region.recorded and registered.shareable(data):
+            from hearth.transfer import shared
 
             await connection.wait_attached()  # memory is shared with a device process that is known
-            record = partial(captured_copy.record, DOWN, connection, attachment, region, data)
+            record = partial(shared.record, DOWN, connection, attachment, region, data)
             if await connection.home.call(record):
                 return
         if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
@@ -167,11 +162,10 @@ class DeviceArray(BaseArray):
         ):
             reading = router.reading(connection, attachment, region, data, report)
             await connection.home.result_of(reading, timeout)
-        elif not blocking and callers_memory and transfers.fillable(connection, attachment, data):
-            await transfers.fill(connection, cast("LoopAttachment", attachment), region, data, timeout, report)
         else:
+            waits = blocking or not callers_memory or not transfers.fillable(connection, attachment, data)
             await transfers.download(
-                connection, cast("LoopAttachment", attachment), region, data, timeout, report, owned=not callers_memory
+                connection, attachment, region, data, timeout, report, owned=not callers_memory, blocking=waits
             )
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
@@ -273,24 +267,22 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> None:
         if not in_loop():  # a plain call from another thread, which may block
-            if recorded:
+            if region.recorded:
                 self._connection.block_until_attached()  # memory is shared with a device process that is known
-            router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)
+            router.write(self._connection, attachment, region, data, report, blocking=blocking)
             return
         if blocking:
             raise ArgumentError(
                 "blocking=True would block the event loop.",
-                reason="INVALID_ARGUMENT",
                 fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
                 "which must not change until await gpu.synchronize().",
             )
-        if recorded and registered.shareable(data):
-            from hearth.transfer import captured_copy
+        if region.recorded and registered.shareable(data):
+            from hearth.transfer import shared
 
-            if captured_copy.record(UP, self._connection, attachment, region, data, register=False):
+            if shared.record(UP, self._connection, attachment, region, data, register=False):
                 return
             raise LaunchError(
                 "a copy from pinned memory cannot be recorded in the event loop before the memory is shared with the "
@@ -301,7 +293,7 @@ class DeviceArray(BaseArray):
         if plan.inline(len(data), attachment.session.limits):
             router.write(self._connection, attachment, region, data, report, shared=False)
         else:
-            transfers.upload(self._connection, cast("LoopAttachment", attachment), region, data, report)
+            transfers.upload(self._connection, attachment, region, data, report)
 
 
 def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
@@ -314,45 +306,3 @@ def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, s
         and size >= _SHARED_READ_BYTES
         and registered.likely(connection, attachment)
     )
-
-
-class GlobalArray(DeviceArray):
-    """The asyncio counterpart of `hearth.blocking.module.GlobalArray`: a variable of a module."""
-
-    __slots__ = ("_typed",)
-
-    def __init__(
-        self,
-        device: DeviceContext[DeviceArray],
-        memory: Memory,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        *,
-        typed: bool,
-    ) -> None:
-        super().__init__(device, memory, offset, shape, dtype)
-        self._typed = typed
-
-    def set(
-        self,
-        a: Any,
-        stream: BaseStream | None = None,
-        *,
-        blocking: bool = False,
-        progress: bool | Progress | None = None,
-    ) -> None:
-        """Overwrites the variable with a host array, like `DeviceArray.set`.
-
-        Args:
-            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
-                given no dtype.
-            stream: Stream that orders the write; None: the current one.
-            blocking: Must be False in the event loop, which cannot wait in this call.
-            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
-
-        Raises:
-            ArgumentError: The size or shape differs, or `blocking` is True in the event loop.
-            DtypeError: The dtypes differ.
-        """
-        super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

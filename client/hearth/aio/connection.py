@@ -11,12 +11,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hearth.aio.event_loop import Home, in_loop
 from hearth.aio.thread_pool import Work
-from hearth.errors import ClosedError, HearthError, QuotaExceededError, TimeoutError, UnavailableError
-from hearth.session.attachment import Attachment
+from hearth.errors import ClosedError, HearthError, QuotaExceededError, UnavailableError
+from hearth.session.attachment import Attachment, unanswered
 from hearth.session.connection import Connection
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.memory import Space
@@ -26,8 +26,11 @@ from hearth.transport.backoff import AttachBackoff
 if TYPE_CHECKING:
     from hearth.session.cancelling import Cancelling
     from hearth.session.kernel_output import KernelOutput
+    from hearth.session.reply import PendingResult
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
+
+T = TypeVar("T")
 
 TIMES = 4
 """Factor by which an event loop may fill the queue beyond the limit at which a thread has to wait."""
@@ -119,10 +122,7 @@ class LoopAttachment(Attachment):
         if error is not None:
             raise error.again()
         if not session.attached:
-            raise TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
+            raise unanswered(device, timeout)
 
     def end(self, error: HearthError) -> None:
         """Ends the attachment. While it is being opened, only a close ends it, because further attempts may follow.
@@ -254,6 +254,20 @@ class LoopConnection(Connection):
         if attachment is None or not attachment.alive:
             await self.home.wait_done(opening)
             opening.result()
+
+    async def result_of(self, request: Callable[[], PendingResult[T]], timeout: float | None = None) -> T:
+        """Sends a request when commands can be submitted, and returns its result; see `Home.result_of`.
+
+        Args:
+            request: Sends the request.
+            timeout: Seconds to wait at most for the answer; None: no limit.
+
+        Raises:
+            TimeoutError: The answer has not arrived in time.
+            HearthError: The request failed, or an error of `attachment`.
+        """
+        await self.opened()
+        return await self.home.result_of(request(), timeout)
 
     def block_until_attached(self) -> None:
         """Blocks a thread without an event loop until the generation of the device is known.

@@ -130,13 +130,11 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     async def memory_usage(self) -> MemoryUsage:
         """Returns the memory that this session holds on the device, and the memory that is free."""
-        await self._connection.opened()
-        return await self._connection.home.result_of(request_usage(self._connection))
+        return await self._connection.result_of(partial(request_usage, self._connection))
 
     async def memory_cleanup(self) -> None:
         """Returns unused memory of the memory pools to the device."""
-        await self._connection.opened()
-        await self._connection.home.answer(request_cleanup(self._connection))
+        await self._connection.result_of(partial(request_cleanup, self._connection))
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
         """Checks launches together, which one small command then runs. Returns when they are checked.
@@ -594,6 +592,5 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
             f"{a!r} has to be converted on the host, and this call cannot wait for that in an event loop.",
-            reason="UNSUPPORTED",
             fix="use gpu.asarray(await x.get(), dtype).",
         )

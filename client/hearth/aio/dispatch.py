@@ -82,7 +82,6 @@ class PendingDispatch(BasePendingDispatch):
         if not self._end_task.done():
             raise TimeoutError(
                 f"the dispatch did not complete within {timeout:g} s; it continues.",
-                reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             )
 

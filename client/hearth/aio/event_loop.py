@@ -51,7 +51,6 @@ class Home:
         if running is not self.loop and running is not None:
             raise UnsupportedError(
                 "this node belongs to another event loop.",
-                reason="UNSUPPORTED",
                 fix="connect in the event loop that uses the node: node = await hearth.aio.connect(...).",
             )
 

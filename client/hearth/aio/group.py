@@ -14,7 +14,6 @@ from hearth.collectives.group_members import named_ranks, remaining
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from hearth.collectives.flight_recorder import FlightRecord
@@ -46,7 +45,6 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             if not isinstance(device, Device):
                 raise DtypeError(
                     f"{device!r} is not a device of hearth.aio.",
-                    reason="INVALID_ARGUMENT",
                     fix="pass devices of nodes from hearth.aio.connect; use hearth.Group for devices of "
                     "hearth.connect.",
                 )
@@ -143,9 +141,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     async def __aenter__(self) -> Self:
         return await self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- internals ----
@@ -159,7 +155,6 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         if self._unformed and not self._closed:
             raise ArgumentError(
                 "this group over several sessions has not been formed.",
-                reason="INVALID_ARGUMENT",
                 fix="use group = await hearth.aio.Group(devices), or async with.",
             )
         super()._check_open()
@@ -168,7 +163,6 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         if not self._formations.paired(rank, peer):
             raise ArgumentError(
                 f"ranks {rank} and {peer} are on different daemons that are not connected to each other yet.",
-                reason="INVALID_ARGUMENT",
                 fix=f"call await group.pair({rank}, {peer}) first, or send and receive in one group.batch().",
             )
         return super()._pair(rank, peer)

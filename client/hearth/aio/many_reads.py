@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hearth.arrays.many_reads import ManyReads
 from hearth.errors import HearthError
@@ -12,31 +12,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from hearth.aio.array import DeviceArray
     from hearth.aio.connection import LoopConnection
     from hearth.aio.stream import Stream
 
 
-class Readable(Protocol):
-    """The part of an array that reads: `hearth.aio.DeviceArray`."""
-
-    async def get(
-        self, out: np.ndarray[Any, Any] | None = ..., stream: Stream | None = ..., *, timeout: float | None = ...
-    ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory; see `hearth.aio.DeviceArray.get`.
-
-        Args:
-            out: Host array to fill; None: a new one.
-            stream: Stream that orders the read; None: the current one.
-            timeout: Seconds to wait at most; None: no limit.
-
-        Returns:
-            `out`, or the new array.
-        """
-        ...
-
-
 async def read_all(
-    connection: LoopConnection, arrays: Sequence[Readable], on: Stream | None, out: Any, timeout: float | None
+    connection: LoopConnection, arrays: Sequence[DeviceArray], on: Stream | None, out: Any, timeout: float | None
 ) -> list[np.ndarray[Any, Any]]:
     """Reads several arrays; see `Device.get`.
 
@@ -64,7 +46,7 @@ async def read_all(
                 if pending is not None:
                     await connection.home.result_of(pending, reads.remaining)
                 else:
-                    array = cast("Readable", reads.arrays[index])
+                    array = cast("DeviceArray", reads.arrays[index])
                     host = await array.get(None if out is None else out[index], on, timeout=reads.remaining)
                     reads.hosts[index] = reads.buffers[index] = host
             except HearthError as error:

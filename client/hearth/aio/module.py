@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hearth import telemetry
-from hearth.aio.array import GlobalArray
+from hearth.aio.array import DeviceArray
 from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
-from hearth.kernels.base_module import BaseModule, logged
+from hearth.kernels.base_module import BaseGlobalArray, BaseModule, logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,8 +89,7 @@ class Function(BaseFunction):
         Raises:
             LaunchError: No multiprocessor can run such a block.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_occupancy(block, shared_mem, cluster))
+        return await self._connection.result_of(partial(self._request_occupancy, block, shared_mem, cluster))
 
     async def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
         """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
@@ -113,17 +113,21 @@ class Function(BaseFunction):
         if not block:
             block = self._blocks.get(shared_mem, 0)
         if not block:
-            await self._connection.opened()
-            occupancy = await self._connection.home.result_of(self._request_suggestion(shared_mem))
+            occupancy = await self._connection.result_of(partial(self._request_suggestion, shared_mem))
             block = self._blocks[shared_mem] = occupancy.suggested_block
         return self._covering(n, block, stream, shared_mem)
 
     async def _describe(self) -> commands_pb2.FunctionResult:
         described = self._described
         if described is None:
-            await self._connection.opened()
-            self._described = described = await self._connection.home.result_of(self._request_description())
+            self._described = described = await self._connection.result_of(self._request_description)
         return described
+
+
+class GlobalArray(BaseGlobalArray, DeviceArray):
+    """The asyncio counterpart of `hearth.blocking.module.GlobalArray`: a variable of a module."""
+
+    __slots__ = ()
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
@@ -147,20 +151,17 @@ class RawModule(BaseModule[Function, GlobalArray]):
                 again.
             TimeoutError: The compile is not done in time; it continues.
         """
-        await self._connection.opened()
         with logged(log_stream) as log:
             log.append(self._notes)
-            log.append((await self._connection.home.result_of(self._request_description(), timeout)).log)
+            log.append((await self._describe(timeout)).log)
 
     async def functions(self) -> list[str]:
         """Returns the names of the kernels of the module. Waits until the module is compiled."""
-        await self._connection.opened()
-        return list((await self._connection.home.result_of(self._request_description())).functions)
+        return list((await self._describe()).functions)
 
     async def globals(self) -> list[str]:
         """Returns the names of the variables of the module. Waits until the module is compiled."""
-        await self._connection.opened()
-        return list((await self._connection.home.result_of(self._request_description())).globals)
+        return list((await self._describe()).globals)
 
     async def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
         """Returns a ``__constant__`` or ``__device__`` variable as an array. Waits until the module is compiled.
@@ -177,5 +178,7 @@ class RawModule(BaseModule[Function, GlobalArray]):
             InvalidHandleError: There is no such variable.
             ArgumentError: An array of `dtype` and `shape` does not have the variable's size.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_global(name, dtype, shape))
+        return await self._connection.result_of(partial(self._request_global, name, dtype, shape))
+
+    async def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
+        return await self._connection.result_of(self._request_description, timeout)

@@ -14,7 +14,6 @@ from hearth.aio.event_loop import Home
 from hearth.base_node import BaseNode, open_node_session
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Never, Self
 
     from hearth.aio.connection import LoopConnection
@@ -100,9 +99,7 @@ class Connecting:
         self._node = await self._connect()
         return self._node
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._node is not None
         await self._node.close()
 
@@ -251,7 +248,5 @@ class Node(AsyncWith, BaseNode["Device"]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

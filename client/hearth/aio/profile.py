@@ -13,7 +13,6 @@ from hearth.profiling.base_profile import BaseProfile
 from hearth.profiling.base_trace import BaseTrace
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from hearth.aio.connection import LoopConnection
@@ -30,9 +29,7 @@ class Profile(AsyncWith, BaseProfile):
         self._begin()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ending = self._end(error)
         if ending is not None:
             await self._connection.home.result_of(ending)
@@ -58,9 +55,7 @@ class Trace(AsyncWith, BaseTrace):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, asyncio.CancelledError):
             self._drop()
             return

@@ -5,6 +5,7 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
@@ -77,9 +78,7 @@ class Stream(BaseStream):
             ArgumentError: The event belongs to another device, or was attached.
             LaunchError: The event is published; see `Event.publish`.
         """
-        event = Event(self._connection) if event is None else event
-        self._record(event)
-        return event
+        return self._record(Event(self._connection) if event is None else event)
 
     def begin_capture(self, mode: str | int | None = None) -> None:
         """Begins to record the work of this stream as a graph; see `hearth.Stream.begin_capture`. Does not wait.
@@ -121,9 +120,7 @@ class Stream(BaseStream):
 
         During a capture, only the work before the capture counts.
         """
-        connection = self._connection
-        await connection.opened()
-        return await connection.home.result_of(self._probe_event()._request_query(False))
+        return await self._connection.result_of(lambda: self._probe_event()._request_query(False))
 
 
 class Event(BaseEvent):
@@ -136,8 +133,7 @@ class Event(BaseEvent):
 
         Raises `LaunchError` if the event was recorded in a capture, which continues.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_query(False))
+        return await self._connection.result_of(partial(self._request_query, False))
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
@@ -151,8 +147,7 @@ class Event(BaseEvent):
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
-        await self._connection.opened()
-        await self._connection.home.result_of(self._request_query(True), timeout)
+        await self._connection.result_of(partial(self._request_query, True), timeout)
 
     @telemetry.traced("hearth.event.publish")
     async def publish(self, name: str, *, replace: bool = False) -> None:
@@ -171,8 +166,7 @@ class Event(BaseEvent):
             InvalidHandleError: Another event has the name (``NAME_IN_USE``), or the event was lost.
             UnsupportedError: The daemon is of an older version.
         """
-        await self._connection.opened()
-        await self._connection.home.result_of(self._request_publish(name, replace))
+        await self._connection.result_of(partial(self._request_publish, name, replace))
 
     def _submit_record(self, command: commands_pb2.Command, attachment: Attachment) -> None:
         if self._published:
@@ -196,8 +190,7 @@ class Event(BaseEvent):
             ArgumentError: One of the events was never recorded, or they belong to different devices.
             InvalidHandleError: An event was lost with its connection or device process.
         """
-        await self._connection.opened()
-        return await self._connection.home.result_of(self._request_elapsed(start))
+        return await self._connection.result_of(partial(self._request_elapsed, start))
 
 
 async def attach_event(connection: LoopConnection, name: str, wait: float) -> Event:
@@ -218,9 +211,8 @@ async def attach_event(connection: LoopConnection, name: str, wait: float) -> Ev
     """
 
     async def attach() -> Event:
-        await connection.opened()
         event = Event(connection)
-        await connection.home.result_of(event._request_attach(name))
+        await connection.result_of(partial(event._request_attach, name))
         return event
 
     return await until_published(wait, attach)

@@ -8,6 +8,7 @@ hosts, a thread carries out the transfer.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -23,15 +24,13 @@ from hearth.session.reply import reported_elsewhere
 from hearth.transfer import registered, router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
-    from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
     from hearth.arrays.asarray import GpuMemory
     from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
-    from hearth.interop.cuda_driver import CudaDevice
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Reply
@@ -46,30 +45,43 @@ class _Transfer:
     def __init__(
         self,
         connection: LoopConnection,
-        attachment: LoopAttachment,
-        reply: Reply,
-        number: int,
+        attachment: Attachment,
+        region: BufferRegion,
+        size: int,
         report: Progress | None,
+        begin: Callable[[Attachment, BufferRegion, int, int], Reply],
     ) -> None:
+        """Sends the command, by `begin`, which is `begin_upload` or `begin_download` of `router`."""
         self._connection = connection
-        self._attachment = attachment
-        self._reply = reply
-        self._number = number
-        self._report = None if report is None else _in_loop(connection.home, report)
+        self._attachment = cast("LoopAttachment", attachment)
+        self._size = size
+        # any thread may report progress; the event loop then calls `report`
+        self._report = None if report is None else lambda *done: connection.home.call_soon(partial(report, *done))
         self._lock = threading.Lock()
-
-
-def _in_loop(home: Home, report: Progress) -> Progress:
-    """Wraps a progress callback so that any thread may call it; the event loop then calls `report`."""
-    return lambda done, total: home.call_soon(partial(report, done, total))
+        self._number = connection.mint()
+        self.reply = begin(attachment, region, self._number, size)
 
 
 # ---- uploads ----
 
 
+@contextlib.contextmanager
+def _counted(connection: LoopConnection, size: int) -> Iterator[None]:
+    """Context in which an upload begins: counts its bytes, which are on their way if the block raises no error.
+
+    Raises `QuotaExceededError` if too many bytes are being uploaded.
+    """
+    connection.add_upload(size)
+    try:
+        yield
+    except BaseException:
+        connection.finish_upload(size)
+        raise
+
+
 def upload(
     connection: LoopConnection,
-    attachment: LoopAttachment,
+    attachment: Attachment,
     region: BufferRegion,
     data: memoryview,
     report: Progress | None,
@@ -91,65 +103,23 @@ def upload(
     Raises:
         QuotaExceededError: Too many bytes are being uploaded.
     """
-    size = len(data)
-    connection.add_upload(size)
-    try:
-        if not (registered.shareable(data) and registered.likely(connection, attachment)):
+    with _counted(connection, len(data)):
+        if not fillable(connection, attachment, data):
             # the caller may change its memory as soon as this call returns
             data = registered.copy_of_bytes(connection, attachment, data)
-        reply, number = router.begin_upload(connection, attachment, region, size)
-    except BaseException:
-        connection.finish_upload(size)
-        raise
-    transfer = _Upload(connection, attachment, reply, number, report, region, size, lambda: data)
-    connection.home.uploads.run(transfer.run)
-
-
-def upload_read(
-    connection: LoopConnection,
-    attachment: LoopAttachment,
-    region: BufferRegion,
-    size: int,
-    read: Callable[[memoryview], None],
-) -> None:
-    """Writes bytes that a thread produces first, in the order of the stream. Called in the event loop.
-
-    An error of `read` is raised by the next await that reports errors, and the write fails.
-
-    Args:
-        connection: The connection to the device.
-        attachment: The attachment to use.
-        region: The bytes on the device to overwrite, and the stream.
-        size: Number of bytes.
-        read: Fills the host memory that it is given; called in a thread, may block.
-
-    Raises:
-        QuotaExceededError: Too many bytes are being uploaded.
-    """
-    connection.add_upload(size)
-    try:
-        reply, number = router.begin_upload(connection, attachment, region, size)
-    except BaseException:
-        connection.finish_upload(size)
-        raise
-
-    def source() -> memoryview:
-        memory = registered.memory(size) if registered.likely(connection, attachment) else None
-        if memory is None:
-            memory = memoryview(bytearray(size))
-        read(memory)
-        return memory
-
-    transfer = _Upload(connection, attachment, reply, number, None, region, size, source)
+        transfer = _Upload(connection, attachment, region, len(data), report, lambda: data)
     connection.home.uploads.run(transfer.run)
 
 
 def copy_from_gpu(device: DeviceContext[A], obj: Any, memory: GpuMemory, stream: BaseStream | None) -> A:
     """Copies an array in GPU memory of this process to new memory of a device. Does not wait in an event loop.
 
+    There, a thread copies the bytes to the host and uploads them, in the order of the stream. An error of that is
+    raised by the next await that reports errors.
+
     Args:
         device: The device.
-        obj: The array.
+        obj: The array, which is kept alive until its memory has been read.
         memory: The array's memory.
         stream: Stream of the copy; None: the current one.
 
@@ -158,49 +128,33 @@ def copy_from_gpu(device: DeviceContext[A], obj: Any, memory: GpuMemory, stream:
 
     Raises:
         UnsupportedError: This process cannot read `obj`.
+        QuotaExceededError: Too many bytes are being uploaded.
     """
     from hearth.arrays.asarray import copy_to_device, local_gpu
+    from hearth.transport.memory_segments import address_of
 
     if not in_loop():  # a plain call from another thread, which may block
         return copy_to_device(obj, memory, device, stream)
     gpu = local_gpu(obj, device)
     array = allocate(device, memory.shape, shapes.dtype_of(memory.dtype), stream)
-    if array.nbytes:
-        attachment = cast("LoopAttachment", array._usable())
-        target = host_copy.region_of(array, attachment, stream)
-        upload_from_gpu(cast("LoopConnection", device._connection), attachment, target, array.nbytes, gpu, obj, memory)
-    return array
+    size, connection, keep = array.nbytes, cast("LoopConnection", device._connection), [obj]
+    if not size:
+        return array
+    attachment = array._usable()
+    region = host_copy.region_of(array, attachment, stream)
 
-
-def upload_from_gpu(
-    connection: LoopConnection,
-    attachment: LoopAttachment,
-    region: BufferRegion,
-    size: int,
-    gpu: CudaDevice,
-    owner: object,
-    memory: GpuMemory,
-) -> None:
-    """Writes to an array on the device from memory of a GPU of this process. Does not wait.
-
-    Args:
-        connection: The connection to the device.
-        attachment: The attachment to use.
-        region: The bytes on the device to write, and the stream.
-        size: Number of bytes.
-        gpu: The GPU of this process, which copies the bytes to the host.
-        owner: The object that owns the memory, which is kept alive until it has been read.
-        memory: The address and the streams of the source.
-    """
-    from hearth.transport.memory_segments import address_of
-
-    keep = [owner]
-
-    def read(into: memoryview) -> None:
-        gpu.copy(address_of(into), memory.address, len(into), memory.streams)
+    def source() -> memoryview:
+        data = registered.memory(size) if registered.likely(connection, attachment) else None
+        if data is None:
+            data = memoryview(bytearray(size))
+        gpu.copy(address_of(data), memory.address, size, memory.streams)
         keep.clear()
+        return data
 
-    upload_read(connection, attachment, region, size, read)
+    with _counted(connection, size):
+        transfer = _Upload(connection, attachment, region, size, None, source)
+    connection.home.uploads.run(transfer.run)
+    return array
 
 
 class _Upload(_Transfer):
@@ -209,21 +163,19 @@ class _Upload(_Transfer):
     def __init__(
         self,
         connection: LoopConnection,
-        attachment: LoopAttachment,
-        reply: Reply,
-        number: int,
-        report: Progress | None,
+        attachment: Attachment,
         region: BufferRegion,
         size: int,
+        report: Progress | None,
         source: Callable[[], memoryview],
     ) -> None:
-        """Prepares the upload. `source` returns the bytes; a thread calls it once."""
-        super().__init__(connection, attachment, reply, number, report)
+        """Begins the upload. `source` returns the bytes; a thread calls it once."""
+        super().__init__(connection, attachment, region, size, report, router.begin_upload)
         self._source: Callable[[], memoryview] | None = source
         self._data: memoryview | None = None
         """The bytes, kept until the write is answered."""
-        self._size = size
         self._origin = current_origin("write", region.stream, region.buffer)
+        reply = self.reply
         reply.on_late_error = self._keep_error
         reply.abandon()  # so that its error is known before the answer to a later synchronize
         reply.on_answer = self._answered
@@ -239,7 +191,7 @@ class _Upload(_Transfer):
 
     def run(self) -> None:
         """Makes the device read the bytes from shared memory, or transfers them; called in a thread of the pool."""
-        connection, attachment, reply, source = self._connection, self._attachment, self._reply, self._source
+        connection, attachment, reply, source = self._connection, self._attachment, self.reply, self._source
         if source is None:
             return
         try:
@@ -270,7 +222,7 @@ class _Upload(_Transfer):
         except BaseException as error:  # e.g. MemoryError
             from hearth.transfer.grpc_stream import cancel_transfer
 
-            connection, reply = self._connection, self._reply
+            connection, reply = self._connection, self.reply
             failed_before = reply.error is not None
             reply.on_late_error = None  # the error of `source` is the cause, and is reported instead
             if not (failed_before or connection.refusal):
@@ -301,17 +253,19 @@ class _Download(_Transfer):
     def __init__(
         self,
         connection: LoopConnection,
-        attachment: LoopAttachment,
-        reply: Reply,
-        number: int,
-        report: Progress | None,
+        attachment: Attachment,
+        region: BufferRegion,
         into: memoryview,
+        report: Progress | None,
         *,
         owned: bool,
+        direct: bool,
     ) -> None:
-        super().__init__(connection, attachment, reply, number, report)
+        """Begins the download. `direct`: its bytes are transferred to `into` without a copy."""
+        super().__init__(connection, attachment, region, len(into), report, router.begin_download)
         self._into = into
         self._owned = owned
+        self._direct = direct
         self._buffer: memoryview | None = None
         """Receive buffer, copied to the caller's memory afterwards. While it is shared memory, the device writes
         to it."""
@@ -323,8 +277,9 @@ class _Download(_Transfer):
         Returns True if the bytes will be in shared memory when the read is answered, False if they are in the caller's
         memory already.
         """
-        size = len(self._into)
-        buffer = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
+        size, buffer = self._size, self._into if self._direct else None
+        if buffer is None and registered.likely(self._connection, self._attachment):
+            buffer = registered.memory(size)
         if buffer is None:
             buffer = self._into if self._owned else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         if self._transfer_to(buffer):
@@ -332,19 +287,12 @@ class _Download(_Transfer):
         self.copy_out()
         return False
 
-    def fill(self) -> bool:
-        """Transfers the bytes directly to their destination; called in a thread of the pool.
-
-        Returns True if they will be there when the read is answered, False if they are there already.
-        """
-        return self._transfer_to(self._into)
-
     def _transfer_to(self, buffer: memoryview) -> bool:
         """Transfers the bytes to `buffer`.
 
         Returns True if they will be there when the read is answered, False if they are there already.
         """
-        connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
+        connection, attachment, reply, number = self._connection, self._attachment, self.reply, self._number
         attachment.wait_opened()
         destination = None
         if registered.shareable(buffer):
@@ -386,15 +334,16 @@ class _Download(_Transfer):
 
 async def download(
     connection: LoopConnection,
-    attachment: LoopAttachment,
+    attachment: Attachment,
     region: BufferRegion,
     into: memoryview,
     timeout: float | None,
     report: Progress | None,
     *,
     owned: bool,
+    blocking: bool,
 ) -> None:
-    """Reads bytes into memory. The memory is not written to after this coroutine has returned or raised.
+    """Reads bytes into memory. If `blocking`, the memory is not written to after this coroutine has ended.
 
     Args:
         connection: The connection to the device.
@@ -404,15 +353,18 @@ async def download(
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
         owned: Nothing else refers to `into`, so later writes to it do no harm.
+        blocking: False returns when it is certain that the device will fill the memory, in the order of the stream; an
+            error is then raised by the next await that reports errors. If the device cannot write to the memory,
+            returns when it is filled.
 
     Raises:
-        TimeoutError: The bytes have not arrived in time.
+        TimeoutError: The bytes have not arrived in time; or the device has not confirmed in time.
         HearthError: The read failed.
     """
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
-    reply, number = router.begin_download(connection, attachment, region, len(into))
-    transfer = _Download(connection, attachment, reply, number, report, into, owned=owned)
+    transfer = _Download(connection, attachment, region, into, report, owned=owned, direct=not blocking)
+    reply = transfer.reply
     work: Work[bool] | Work[None] = home.downloads.run(transfer.begin)
     shared = False
     try:
@@ -420,7 +372,7 @@ async def download(
         if not work.done():
             raise reply.given_up(timeout)
         shared = not work.exception() and bool(work.result())
-        if shared:
+        if shared and blocking:
             await home.wait_answered(reply, None if deadline is None else max(0.0, deadline - home.loop.time()))
             if not reply.answered:
                 raise reply.given_up(timeout)
@@ -432,8 +384,12 @@ async def download(
         if transfer.drop():
             await home.wait_uncancelled(work, error)
         raise
-    if shared:
+    if shared and blocking:
         reply.wait()
+    elif shared:
+        reply.abandon()
+        if report is not None:
+            report(len(into), len(into))
     work.result()
 
 
@@ -449,45 +405,3 @@ def fillable(connection: LoopConnection, attachment: Attachment, into: memoryvie
         True if it probably can.
     """
     return registered.shareable(into) and registered.likely(connection, attachment)
-
-
-async def fill(
-    connection: LoopConnection,
-    attachment: LoopAttachment,
-    region: BufferRegion,
-    into: memoryview,
-    timeout: float | None,
-    report: Progress | None,
-) -> None:
-    """Makes the device fill memory in the order of the stream.
-
-    Returns when it is certain that the device will do so; an error is then raised by the next await that reports
-    errors. If the device cannot write to the memory, returns when the memory is filled.
-
-    Args:
-        connection: The connection to the device.
-        attachment: The attachment to use.
-        region: The bytes on the device to read, and the stream.
-        into: The memory to fill.
-        timeout: Seconds to wait at most; None: no limit.
-        report: Progress callback, called in the event loop; None: none.
-
-    Raises:
-        TimeoutError: The device has not confirmed in time.
-        HearthError: The read failed.
-    """
-    home = connection.home
-    reply, number = router.begin_download(connection, attachment, region, len(into))
-    transfer = _Download(connection, attachment, reply, number, report, into, owned=True)
-    work = home.downloads.run(transfer.fill)
-    try:
-        await home.wait_done(work, timeout)
-        if not work.done():
-            raise reply.given_up(timeout)
-    except BaseException:
-        reply.abandon()
-        raise
-    if work.result():
-        reply.abandon()
-        if report is not None:
-            report(len(into), len(into))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.session.connection import Connection
-    from hearth.session.reply import PendingResult, Reply
+    from hearth.session.reply import PendingResult
     from hearth.types import MemoryUsage
 
 A = TypeVar("A")
@@ -128,14 +128,14 @@ def request_usage(connection: Connection) -> PendingResult[MemoryUsage]:
     return connection.request(command, lambda result: MemoryUsage.of(result.memory_usage))
 
 
-def request_cleanup(connection: Connection) -> Reply:
+def request_cleanup(connection: Connection) -> PendingResult[None]:
     """Requests that unused memory of the memory pools is returned to the device.
 
     Args:
         connection: Connection to the device.
     """
     command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
-    return connection.attachment().request(command)
+    return connection.request(command, lambda result: None)
 
 
 def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:

@@ -51,7 +51,6 @@ def refusal(operation: str) -> UnsupportedTypeError:
     """Builds the error of an operation; `operation` names the operation as the subject of a sentence."""
     return UnsupportedTypeError(
         f"{operation} is not supported for device arrays: Hearth runs kernels and provides no array operations.",
-        reason="UNSUPPORTED",
         fix=_FIX,
     )
 
@@ -60,7 +59,6 @@ def unpicklable() -> UnsupportedTypeError:
     """Builds the error of an attempt to pickle an array."""
     return UnsupportedTypeError(
         "a device array cannot be pickled: its memory belongs to this session.",
-        reason="UNSUPPORTED",
         fix="pickle x.get(); to share the array with another process, use x.publish(name) here and "
         "gpu.attach(name) there.",
     )
@@ -103,7 +101,6 @@ def no_array(other: object) -> DtypeError:
     """Builds the error of a `copy_from` whose source is no device array."""
     return DtypeError(
         f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
-        reason="INVALID_ARGUMENT",
         fix="use x.set(a) for host arrays.",
     )
 

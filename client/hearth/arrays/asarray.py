@@ -6,6 +6,7 @@ copied on the GPU if the daemon serves the same GPU of this host.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from hearth.interop import dlpack
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
@@ -61,56 +62,51 @@ def memory_behind(obj: Any, stream: Any) -> GpuMemory:
         raise ArgumentError(
             f"the stream is a CUDA stream of this process, and this {type(obj).__name__} is not in GPU memory of "
             "this process.",
-            reason="INVALID_ARGUMENT",
             fix="pass a stream of the device, gpu.stream(), or leave out stream=.",
         )
     return memory
 
 
-def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
-    """Calls a function with an object as a host array in C order.
+@contextmanager
+def host_array(obj: Any, dtype: np.dtype[Any] | None) -> Iterator[np.ndarray[Any, Any]]:
+    """Context of an object's contents as a host array in C order, which may be the object's own memory.
 
     Args:
         obj: The object.
         dtype: Type of the elements; None: that of `obj`.
-        use: Receives the array, which may be the object's own memory and is valid only during the call.
 
     Raises:
         DtypeError: `obj` cannot be converted to an array.
     """
-    kind, cause = _dlpack_device(obj)[0], ""
+    on_host = _dlpack_device(obj)[0] in (dlpack.CPU, dlpack.CUDA_HOST)
+    causes: list[str] = []
+    with ExitStack() as tensor:
+        host = None
+        if hasattr(obj, "__array__") or not on_host:
+            host = _converted(lambda: obj, dtype, causes)
+        if host is None and on_host:  # e.g. PyTorch's bfloat16, which its __array__ does not support
+            host = _converted(
+                lambda: tensor.enter_context(dlpack.ConsumedTensor(obj.__dlpack__())).host(), dtype, causes
+            )
+        if host is None:
+            raise DtypeError(
+                f"this {_name(obj)} cannot be converted to an array ({'; '.join(causes)}).",
+                fix="pass an object that np.asarray accepts.",
+            )
+        yield host
+
+
+def _converted(
+    contents: Callable[[], Any], dtype: np.dtype[Any] | None, causes: list[str]
+) -> np.ndarray[Any, Any] | None:
+    """Returns contents as a host array in C order. If that fails, adds the cause to `causes` and returns None."""
     try:
-        if kind in (dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
-            _by_dlpack(obj, dtype, use)
-            return
-        host = np.asarray(obj, dtype, order="C")
+        return np.asarray(contents(), dtype, order="C")
+    except HearthError:
+        raise
     except CONVERSION_FAILURES as error:
-        if isinstance(error, HearthError):
-            raise
-        host, cause = None, f"{error}"
-    if host is not None:
-        use(host)
-        return
-    if kind in (dlpack.CPU, dlpack.CUDA_HOST):  # e.g. PyTorch's bfloat16, which its __array__ does not support
-        try:
-            _by_dlpack(obj, dtype, use)
-            return
-        except CONVERSION_FAILURES as error:
-            if isinstance(error, HearthError):
-                raise
-            cause = f"{cause}; {error}"
-    raise DtypeError(
-        f"this {_name(obj)} cannot be converted to an array ({cause}).",
-        reason="INVALID_ARGUMENT",
-        fix="pass an object that np.asarray accepts.",
-    )
-
-
-def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
-    with dlpack.ConsumedTensor(obj.__dlpack__()) as tensor:
-        host = tensor.host()
-        use(np.asarray(host, dtype, order="C"))
-        del host
+        causes.append(f"{error}")
+        return None
 
 
 def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
@@ -129,13 +125,12 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     except CONVERSION_FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
             f"this {_name(obj)} does not export its memory: {error}.",
-            reason="UNSUPPORTED",
             fix="detach it first: t.detach().",
         ) from None
     if isinstance(interface, dict):
         dtype = np.dtype(interface["typestr"])
         shape = tuple(int(axis) for axis in interface["shape"])
-        strides = interface.get("strides") or shapes.strides_of(shape, dtype.itemsize)
+        strides = interface.get("strides") or layouts.strides_of(shape, dtype.itemsize)
         known = tuple(stream for stream in (interface.get("stream"), producer) if stream is not None)
         return GpuMemory(_dense(obj, interface["data"][0], shape, strides, dtype), shape, dtype, known or None)
     kind = _dlpack_device(obj)[0]
@@ -149,7 +144,6 @@ def gpu_memory_of(obj: Any, producer: int | None = None) -> GpuMemory | None:
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
             f"this {_name(obj)} is on a device of DLPack type {kind}, which cannot be read here.",
-            reason="UNSUPPORTED",
             fix="pass it from host memory.",
         )
     return None
@@ -204,7 +198,7 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
     try:
         gpu = device_of(device.properties)
         if not isinstance(gpu, CudaDevice):
-            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED", fix=_TO_HOST)
+            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", fix=_TO_HOST)
     except UnsupportedError as error:
         raise _unreachable(obj, device, error) from error
     return gpu
@@ -214,7 +208,6 @@ def _unreachable(obj: Any, device: DeviceContext[Any], error: UnsupportedError) 
     return UnsupportedError(
         f"this {_name(obj)} is in GPU memory of this process, from which it cannot be copied to device "
         f"{device.ordinal}: {error.message}",
-        reason="UNSUPPORTED",
         fix=_TO_HOST,
         details=error.details,
     )
@@ -225,7 +218,6 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
     if rows is None or not rows.dense:
         raise UnsupportedError(
             f"this {_name(obj)} of shape {shape} is not contiguous (strides {tuple(strides)}).",
-            reason="UNSUPPORTED",
             fix="make it contiguous first: cupy.ascontiguousarray(a), or t.contiguous() for PyTorch.",
         )
     return address

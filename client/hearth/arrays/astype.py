@@ -72,7 +72,6 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
     if not np.can_cast(array.dtype, target, casting):
         raise DtypeError(
             f"an array of {array.dtype} cannot be cast to {target} with casting={casting!r}.",
-            reason="INVALID_ARGUMENT",
             fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
@@ -104,7 +103,6 @@ def kernel_source(from_dtype: np.dtype[Any], to_dtype: np.dtype[Any]) -> str:
         if not is_supported(dtype):
             raise UnsupportedError(
                 f"{from_dtype} cannot be cast to {to_dtype} on the device, where {dtype} is not supported.",
-                reason="UNSUPPORTED",
                 fix="cast on the host, gpu.asarray(x.get().astype(dtype)), or reinterpret the bytes: x.view(dtype).",
             )
     includes = _INCLUDES if {from_dtype.name, to_dtype.name} & {"float16", "bfloat16"} else ""

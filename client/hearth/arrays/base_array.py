@@ -126,7 +126,7 @@ class BaseArray(DeviceOperand):
         """Bytes from one element to the next along each axis."""
         if self._strides is not None:
             return self._strides
-        return shapes.strides_of(self._shape, self._dtype.itemsize)
+        return layouts.strides_of(self._shape, self._dtype.itemsize)
 
     @property
     def pitch(self) -> int:
@@ -250,9 +250,7 @@ class BaseArray(DeviceOperand):
             ArgumentError: An axis in `axis` is longer than 1.
             IndexError: There is no such axis.
         """
-        from hearth.arrays import views
-
-        shape, strides = views.squeezed(self._shape, self._strides, axis)
+        shape, strides = shapes.squeezed(self._shape, self._strides, axis)
         return self._view(0, shape, self._dtype, strides)
 
     @property
@@ -365,7 +363,7 @@ class BaseArray(DeviceOperand):
         if not np.is_imported():
             buffer = dtypes.host(a)
             if buffer is not None and buffer.element is self._dtype and buffer.shape == self._shape:
-                host_copy.write_bytes(self, buffer.data, stream, progress, blocking)
+                host_copy.write(self, buffer.data, stream, progress, blocking)
                 return
         dtype = self.dtype
         host = a if isinstance(a, np.ndarray) else host_copy.array_of(a, dtype)
@@ -556,7 +554,6 @@ class BaseArray(DeviceOperand):
             raise UnsupportedError(
                 f"the elements of this array of shape {self._shape} with strides {self.strides} are not in rows at a "
                 "constant distance from each other.",
-                reason="UNSUPPORTED",
                 fix="use a contiguous copy: x.copy().",
             )
         return rows if rows is not None else layouts.RowLayout(0, self.nbytes)
@@ -580,9 +577,8 @@ class BaseArray(DeviceOperand):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory, or records that if `recorded`; returns the copy if it can be repeated."""
+        """Writes host memory, or records that if the stream is recorded; returns the copy if it can be repeated."""
 
     # ---- refused ----
 

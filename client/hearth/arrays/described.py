@@ -56,7 +56,6 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
             f"dtype {dtype} cannot be published by name.",
-            reason="UNSUPPORTED",
             fix="publish it as bytes: x.view(np.uint8).publish(name); gpu.attach then requires shape= and dtype=.",
         )
     return json.dumps({"dtype": name, "shape": shape}, separators=(",", ":")).encode()

@@ -38,7 +38,6 @@ def copy_into(destination: ArrayLike, source: ArrayLike, stream: BaseStream | No
     if source._device._node._session is not destination._device._node._session:
         raise UnsupportedError(
             "the arrays belong to different sessions.",
-            reason="UNSUPPORTED",
             fix="copy through the host, x.set(y.get()), or use a hearth.Group over both devices: broadcast, "
             "send and recv.",
         )
@@ -47,7 +46,6 @@ def copy_into(destination: ArrayLike, source: ArrayLike, stream: BaseStream | No
     ):
         raise ArgumentError(
             f"{source!r} cannot be copied into {destination!r}.",
-            reason="INVALID_ARGUMENT",
             fix="use reshape or view, so that shape and dtype are the same.",
         )
     attachment = destination._usable()

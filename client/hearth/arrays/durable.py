@@ -66,9 +66,7 @@ def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream
     command.checkpoint.SetInParent()
     for array in _checked(connection, arrays, "checkpoint") if arrays else ():
         if not array.durable:
-            raise ArgumentError(
-                f"{array!r} is not durable.", reason="INVALID_ARGUMENT", fix="make it durable first: gpu.durable(x)."
-            )
+            raise ArgumentError(f"{array!r} is not durable.", fix="make it durable first: gpu.durable(x).")
         command.checkpoint.buffers.append(array._memory.handle)
     attachment.submit(command)
 
@@ -78,20 +76,17 @@ def _checked(connection: Connection, arrays: Sequence[Any], method: str) -> list
     if not arrays:
         raise ArgumentError(
             f"{method} was called without an array.",
-            reason="INVALID_ARGUMENT",
             fix=f"pass at least one array: gpu.{method}(x, y).",
         )
     for array in arrays:
         if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"{method} takes DeviceArrays, not a {type(array).__name__}.",
-                reason="INVALID_ARGUMENT",
                 fix="pass the arrays as separate arguments: gpu.durable(*arrays).",
             )
         if array._connection is not connection:
             raise UnsupportedError(
                 f"{array!r} belongs to another device or session.",
-                reason="UNSUPPORTED",
                 fix="use the array's own device: x.device.durable(x).",
             )
         array._usable()

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
             data: memoryview,
             report: Progress | None,
             blocking: bool,
-            recorded: bool,
         ) -> PinnedCopy | None: ...
 
 
@@ -146,22 +145,17 @@ def region_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -
         on: Stream that orders the transfer; None: the current one.
 
     Returns:
-        Stream, buffer, offset and rows.
+        Stream, whether it is being recorded, buffer, offset and rows.
 
     Raises:
         UnsupportedError: The array does not consist of rows; `contiguous` makes a copy that does.
     """
-    return _target_of(array, attachment, on)[0]
-
-
-def _target_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> tuple[plan.BufferRegion, bool]:
-    """Returns the result of `region_of`, and True if the stream is being recorded."""
     if on is None:
         on = streams.current(array._connection)
     stream = 0 if on is None else streams.resolve(on, array._connection, attachment)
     rows = None if array._rows is None else array._as_rows()
     recorded = on is not None and on._recorder is not None
-    return plan.BufferRegion(stream, array._memory.handle, array._offset, rows), recorded
+    return plan.BufferRegion(stream, array._memory.handle, array._offset, rows, None, recorded)
 
 
 def contiguous(array: A, on: BaseStream | None) -> A:
@@ -194,13 +188,11 @@ def check_source(array: ArrayLike, host: np.ndarray[Any, Any]) -> None:
     if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
         raise DtypeError(
             f"an array of {dtype} cannot be set from an array of {host.dtype}.",
-            reason="INVALID_ARGUMENT",
             fix=f"use a.astype({str(dtype)!r}).",
         )
     if host.shape != array._shape:
         raise ArgumentError(
             f"an array of shape {array._shape} cannot be set from an array of shape {host.shape}.",
-            reason="INVALID_ARGUMENT",
             fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
         )
 
@@ -208,7 +200,7 @@ def check_source(array: ArrayLike, host: np.ndarray[Any, Any]) -> None:
 @telemetry.traced("hearth.upload", telemetry.of_upload)
 def write(
     array: HostCopied,
-    host: np.ndarray[Any, Any],
+    host: np.ndarray[Any, Any] | memoryview,
     stream: BaseStream | None,
     show: bool | Progress | None,
     blocking: bool = False,
@@ -217,7 +209,7 @@ def write(
 
     Args:
         array: The device array.
-        host: A host array of its shape and dtype.
+        host: A host array of its shape and dtype; or its bytes, if NumPy is not imported.
         stream: Stream that orders the write; None: the current one.
         show: The caller's ``progress`` argument.
         blocking: Blocks until pinned memory has been read.
@@ -228,36 +220,16 @@ def write(
         array.copy_from(temporary, stream)
         return
     attachment = array._usable()
-    source, host = host, np.ascontiguousarray(host, array.dtype)
-    region, recorded = _target_of(array, attachment, stream)
+    if isinstance(host, memoryview):
+        dense, data = None, host
+    else:
+        dense = np.ascontiguousarray(host, array.dtype)
+        data = plan.host_bytes(dense)
+    region = region_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
-    copy = array._send(attachment, region, plan.host_bytes(host), report, blocking, recorded)
-    if copy is not None and host is source:
-        _remember(array, host, UP, stream, copy)
-
-
-@telemetry.traced("hearth.upload", telemetry.of_upload)
-def write_bytes(
-    array: HostCopied, data: memoryview, stream: BaseStream | None, show: bool | Progress | None, blocking: bool = False
-) -> None:
-    """Overwrites an array with the bytes of a buffer that is no NumPy array.
-
-    Args:
-        array: The device array.
-        data: The bytes, as many as the array has.
-        stream: Stream that orders the write; None: the current one.
-        show: The caller's ``progress`` argument.
-        blocking: Blocks until pinned memory has been read.
-    """
-    if isinstance(array._rows, StrideLayout):
-        temporary = allocate(array._device, array._shape, array._dtype, stream)
-        write_bytes(temporary, data, stream, show, blocking)
-        array.copy_from(temporary, stream)
-        return
-    attachment = array._usable()
-    region, recorded = _target_of(array, attachment, stream)
-    report = progresses.reporter(show, "upload")
-    array._send(attachment, region, data, report, blocking, recorded)
+    copy = array._send(attachment, region, data, report, blocking)
+    if copy is not None and dense is host:
+        _remember(array, dense, UP, stream, copy)
 
 
 # ---- reads ----
@@ -320,9 +292,9 @@ def fetch(
         HearthError: Earlier work on the stream or the array failed.
     """
     source = contiguous(array, on)
-    connection, (region, recorded) = array._connection, _target_of(source, attachment, on)
+    connection, region = array._connection, region_of(source, attachment, on)
     report = progresses.reporter(show, "download")
-    copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking, recorded=recorded)
+    copy = router.read(connection, attachment, region, data, timeout, report, blocking=blocking)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(region.stream, array._memory.handle)
     return copy if source is array else None
@@ -381,23 +353,11 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
         description = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise ArgumentError(
             f"out is {description}; it must be a NumPy array of {array.dtype} {array._shape}.",
-            reason="INVALID_ARGUMENT",
             fix="pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
         )
     if not out.flags.writeable:
-        raise ArgumentError("out is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
+        raise ArgumentError("out is read-only.", fix="pass a writable array.")
     return out
-
-
-def is_recorded(array: ArrayLike, stream: BaseStream | None) -> bool:
-    """Returns True if the stream is being recorded.
-
-    Args:
-        array: The array to copy.
-        stream: The stream; None: the current one.
-    """
-    on = stream if stream is not None else streams.current(array._connection)
-    return on is not None and on._recorder is not None
 
 
 def _remember(
@@ -429,6 +389,5 @@ def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     except CONVERSION_FAILURES as error:
         raise DtypeError(
             f"this {type(obj).__name__} cannot be converted to an array ({error}).",
-            reason="INVALID_ARGUMENT",
             fix="pass an object that np.asarray accepts.",
         ) from None

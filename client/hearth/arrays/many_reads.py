@@ -213,26 +213,22 @@ def _checked(connection: Connection, arrays: Any) -> list[BaseArray]:
     if isinstance(arrays, BaseArray):
         raise ArgumentError(
             "gpu.get takes a list of arrays, not one array.",
-            reason="INVALID_ARGUMENT",
             fix="use x.get(), or gpu.get([x]).",
         )
     if not isinstance(arrays, Sequence):
         raise DtypeError(
             f"gpu.get takes a list of arrays, not a {type(arrays).__name__}.",
-            reason="INVALID_ARGUMENT",
             fix="use gpu.get([x, y, z]).",
         )
     for index, array in enumerate(arrays):
         if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"arrays[{index}] is a {type(array).__name__}; it must be a device array.",
-                reason="INVALID_ARGUMENT",
                 fix="leave host arrays out of the list.",
             )
         if array._connection is not connection:
             raise ArgumentError(
                 f"{_named(index, array)} belongs to another device or session than this device {connection.ordinal}.",
-                reason="INVALID_ARGUMENT",
                 fix="call get once for each device, with its arrays.",
             )
     return list(arrays)
@@ -245,7 +241,6 @@ def _outs(out: Any, count: int) -> Sequence[Any]:
         description = f"has {len(out)} entries" if isinstance(out, list | tuple) else f"is a {type(out).__name__}"
         raise ArgumentError(
             f"out {description}; {count} arrays are read.",
-            reason="INVALID_ARGUMENT",
             fix="pass out=[array or None for each array].",
         )
     return out

@@ -66,20 +66,17 @@ class Publications:
         if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"publish takes a DeviceArray, not a {type(array).__name__}.",
-                reason="INVALID_ARGUMENT",
                 fix="upload it with gpu.asarray(...).",
             )
         if array._connection is not self._connection:
-            raise UnsupportedError(
-                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="use array.publish(name)."
-            )
+            raise UnsupportedError(f"{array!r} belongs to another device or session.", fix="use array.publish(name).")
         if isinstance(tenants, str):
             tenants = (tenants,)
         from hearth.arrays.described import describe
 
         _check_whole_buffer(array)
         array._usable()
-        self._connection.report(_sync_all(), barrier=True)
+        self._connection.report(commands_pb2.Command(sync=commands_pb2.Sync(all_streams=True)), barrier=True)
         self._call(
             "Publish",
             device_pb2.PublishRequest(
@@ -145,7 +142,6 @@ class Publications:
             self._give_back(request)
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {name!r} was attached.",
-                reason="BUFFER_LOST",
                 fix="attach it again with gpu.attach(name).",
             )
         memory = Memory(space, handle, answer.size)
@@ -264,9 +260,7 @@ def backoff_within(wait: float) -> Backoff:
         ArgumentError: `wait` is negative or not finite.
     """
     if not 0 <= wait < math.inf:
-        raise ArgumentError(
-            f"wait is {wait} s; it must be a number from 0.", reason="INVALID_ARGUMENT", fix="pass seconds."
-        )
+        raise ArgumentError(f"wait is {wait} s; it must be a number from 0.", fix="pass seconds.")
     return Backoff(wait)
 
 
@@ -285,7 +279,6 @@ def _shape_and_dtype(
         if described is None:
             raise ArgumentError(
                 f"{name!r} has {size} bytes, and its publisher did not specify shape and dtype.",
-                reason="INVALID_ARGUMENT",
                 fix="pass them: gpu.attach(name, shape=..., dtype=...).",
             )
         dtype = described[1]
@@ -294,7 +287,6 @@ def _shape_and_dtype(
     if shapes.bytes_of(shape, dtype) != size:
         raise ArgumentError(
             f"{name!r} has {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)} bytes.",
-            reason="INVALID_ARGUMENT",
             fix="pass shape= and dtype= that match the size.",
         )
     return shape, dtype
@@ -306,12 +298,5 @@ def _check_whole_buffer(array: BaseArray) -> None:
         raise ArgumentError(
             f"{array!r} is part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers "
             "can be published.",
-            reason="INVALID_ARGUMENT",
             fix="publish a separate copy: x.copy().publish(name).",
         )
-
-
-def _sync_all() -> commands_pb2.Command:
-    command = commands_pb2.Command()
-    command.sync.all_streams = True
-    return command

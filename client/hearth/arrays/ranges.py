@@ -58,6 +58,5 @@ def _computed(name: str, compute: Callable[[], np.ndarray[Any, Any]]) -> np.ndar
     except (TypeError, ValueError, ZeroDivisionError, OverflowError, MemoryError) as error:
         raise ArgumentError(
             f"{name} cannot compute these numbers ({error}).",
-            reason="INVALID_ARGUMENT",
             fix=f"pass arguments that np.{name} accepts.",
         ) from None

@@ -52,7 +52,6 @@ def read_only(array: DeviceOperand) -> ReadOnly:
     if not isinstance(array, DeviceOperand) or not hasattr(array, "_connection"):
         raise LaunchTypeError(
             f"read_only takes a device array, not a {type(array).__name__}.",
-            reason="LAUNCH_INVALID",
             fix="upload it with gpu.asarray(...).",
         )
     return ReadOnly(array) if array._passed == DeviceOperand._passed else ReadOnlyMap(array)

@@ -64,7 +64,6 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DtypeError(
             f"a {type(value).__name__} cannot be assigned to elements of {dtype} ({error}).",
-            reason="INVALID_ARGUMENT",
             fix="convert the value first, e.g. with np.asarray(value, dtype).",
         ) from None
 
@@ -148,6 +147,5 @@ def _without_leading(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> t
 def _shapes_differ(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
         f"an array of shape {shape} cannot be broadcast to shape {target_shape} of the assignment.",
-        reason="INVALID_ARGUMENT",
         fix="reshape one of them; broadcasting repeats axes of length 1, and adds leading axes.",
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hearth import lazy_numpy as np
 from hearth.errors import UnsupportedError
 from hearth.session.memory import DeviceOperand
-from hearth_proto.layouts import RowLayout, contiguous
+from hearth_proto.layouts import RowLayout, strides_of
 
 
 class Selection(NamedTuple):
@@ -109,7 +109,6 @@ def _integer(entry: Any) -> int:
 def _unsupported(subject: str, fix: str) -> UnsupportedError:
     return UnsupportedError(
         f"{subject} cannot be expressed as a view, whose elements are at a constant distance along each axis.",
-        reason="UNSUPPORTED",
         fix=fix,
     )
 
@@ -132,7 +131,7 @@ def reshaped_strides(
         Bytes from one element to the next along each axis; None if a copy would be necessary.
     """
     if 0 in shape:
-        return contiguous(new_shape, itemsize).strides
+        return strides_of(new_shape, itemsize)
     axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
     new_strides: list[int] = []  # strides of the new axes, innermost first
     distance = itemsize  # stride of a new axis of length 1 behind all others

@@ -241,7 +241,6 @@ def launch(destination: ArrayLike, source: ArrayLike, axes: CommonAxes, stream: 
         raise UnsupportedError(
             f"an array of shape {destination._shape} with strides {destination.strides} cannot be copied on "
             f"the device: its elements are apart along {len(axes.axes) - 1} axes; the maximum is {MAX_AXES - 1}.",
-            reason="UNSUPPORTED",
             fix="copy parts of it with fewer axes, e.g. x[i].",
         )
     unit = axes.unit(destination._offset, source._offset)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict
 import numpy as np
 
 from hearth import base_stream as streams
-from hearth import shapes
 from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
 from hearth.session.memory import DeviceOperand, Memory, Space
+from hearth_proto import layouts
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
@@ -160,7 +160,6 @@ class TensorMap(DeviceOperand, Generic[A]):
         if (box is None) == (im2col is None):
             raise ArgumentError(
                 "a tensor map takes either a box or im2col, not both.",
-                reason="INVALID_ARGUMENT",
                 fix="pass only one, e.g. x.tensor_map((64, 32)), which copies 64 rows of 32 elements at a time.",
             )
         command = commands_pb2.Command()
@@ -217,7 +216,6 @@ def _region(
     if _size_of(name, size) != size:
         raise DtypeError(
             f"the array is of {array.dtype}, whose elements have another size than {name}.",
-            reason="INVALID_ARGUMENT",
             fix=f"reinterpret it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
         )
     packed = _PER_BYTE.get(name, 1)
@@ -225,26 +223,23 @@ def _region(
         sizes, steps = (*array.shape[:-1], *(axis * packed for axis in array.shape[-1:])), array.strides
     else:
         sizes = _numbers("shape", shape, _U64)
-        steps = shapes.strides_of((*sizes[:-1], *(-(-axis // packed) for axis in sizes[-1:])), size)
+        steps = layouts.strides_of((*sizes[:-1], *(-(-axis // packed) for axis in sizes[-1:])), size)
     if strides is not None:
         steps = _numbers("strides", strides, _U64)
     if len(steps) != len(sizes):
         raise ArgumentError(
             f"shape {sizes} and strides {steps} have different lengths.",
-            reason="INVALID_ARGUMENT",
             fix="give one stride, in bytes, for each axis.",
         )
     if steps and steps[-1] != size:
         raise ArgumentError(
             f"the innermost stride is {steps[-1]} bytes, and an element has {size} bytes; TMA requires a "
             "last axis without gaps.",
-            reason="INVALID_ARGUMENT",
             fix="move an axis without gaps to the last position.",
         )
     if any(stride < 0 for stride in steps):
         raise ArgumentError(
             f"the strides {steps} of the array contain a negative one, which TMA does not have.",
-            reason="INVALID_ARGUMENT",
             fix="use the array without a negative step, or x.copy().",
         )
     return name, sizes, steps
@@ -289,14 +284,12 @@ def _numbers(name: str, values: Sequence[int], allowed: tuple[int, int]) -> tupl
     except TypeError:
         raise DtypeError(
             f"{name} is {values!r}; it must be a sequence of integers.",
-            reason="INVALID_ARGUMENT",
             fix="use int(...) or //, and pass a tuple even for one axis.",
         ) from None
     for number in numbers:
         if not low <= number <= high:
             raise ArgumentError(
                 f"{name} contains {number}; its values must be from {low} to {high}.",
-                reason="INVALID_ARGUMENT",
                 fix="check how the value is computed.",
             )
     return numbers

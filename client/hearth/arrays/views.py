@@ -77,32 +77,9 @@ def reshaped(array: A, shape: tuple[SupportsIndex, ...], order: str, copy: bool 
         raise UnsupportedError(
             f"an array of shape {array.shape} with strides {array.strides} cannot be reshaped to {new_shape} without a "
             "copy.",
-            reason="UNSUPPORTED",
             fix="omit copy=False, and write the result back with x.copy_from(...) if it was changed.",
         )
     return array.copy()._view(0, new_shape, array._dtype)
-
-
-def squeezed(
-    shape: tuple[int, ...], strides: Strides, axis: int | tuple[int, ...] | None
-) -> tuple[tuple[int, ...], Strides]:
-    """Computes the shape and strides without axes of length 1.
-
-    Args:
-        shape: Elements along each axis.
-        strides: Strides in bytes; None: those of C order.
-        axis: The axes to remove; None: all of length 1.
-
-    Returns:
-        Shape and strides of the view.
-
-    Raises:
-        ArgumentError: An axis in `axis` is longer than 1.
-        IndexError: There is no such axis.
-    """
-    removed = shapes.squeezed(shape, axis)
-    remaining = [at for at in range(len(shape)) if at not in removed]
-    return tuple(shape[at] for at in remaining), None if strides is None else tuple(strides[at] for at in remaining)
 
 
 def copied(array: A, stream: BaseStream | None, order: str) -> A:
@@ -131,9 +108,7 @@ def _in_f_order(array: ArrayLike, order: str) -> bool:
         layout = flags(array)
         return layout.f_contiguous and not layout.c_contiguous
     if order not in ("C", "F"):
-        raise ArgumentError(
-            f"order={order!r} is not an order of elements.", reason="INVALID_ARGUMENT", fix='use "C", "F" or "A".'
-        )
+        raise ArgumentError(f"order={order!r} is not an order of elements.", fix='use "C", "F" or "A".')
     return order == "F"
 
 
@@ -180,7 +155,6 @@ def reinterpreted(
     if not shape or shape[-1] * old_dtype.itemsize % new_dtype.itemsize:
         raise ArgumentError(
             f"the last axis of shape {shape} of {old_dtype} cannot be divided into elements of {new_dtype}.",
-            reason="INVALID_ARGUMENT",
             fix="reshape or slice first.",
         )
     if dense:
@@ -189,7 +163,6 @@ def reinterpreted(
         if strides[-1] != old_dtype.itemsize:
             raise ArgumentError(
                 f"the last axis of this view is not contiguous: its stride is {strides[-1]} bytes.",
-                reason="INVALID_ARGUMENT",
                 fix="use x.copy().view(...), which makes a contiguous copy first.",
             )
         strides = (*strides[:-1], new_dtype.itemsize)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from hearth import dtypes, telemetry
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
+from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.late_errors import NO_STREAM
 from hearth.transfer import router
 from hearth.transport.spin_wait import DOWN
@@ -256,14 +257,20 @@ class DeviceArray(BaseArray):
         """
         self._device.publish(name, self, tenants, replace=replace)
 
+    # There is no `__cuda_array_interface__`, because libraries read that attribute without being asked to and do not
+    # keep the memory alive. The object that `ipc` returns has it, and has an explicit end.
+
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns DLPack's type and number of the device, as numbered in this process.
 
         Raises `BufferError` if this process does not have that device.
         """
-        from hearth.arrays import exchange
+        from hearth.interop.ipc_memory import device_of
 
-        return exchange.device_number(self)
+        try:
+            return device_of(self._device.properties).dlpack_device
+        except UnsupportedError as error:
+            raise BufferError(str(error)) from error
 
     def __dlpack__(
         self,
@@ -280,9 +287,28 @@ class DeviceArray(BaseArray):
 
         Blocks until earlier work is done. Raises `BufferError` if the memory cannot be shared, or not without a copy.
         """
-        from hearth.arrays import exchange
+        try:
+            if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+                return self._host_capsule(tuple(dl_device), copy, max_version)
+            shared = self.copy() if copy else self
+            return shared.ipc()._capsule(max_version, copied=bool(copy))
+        except (ArgumentError, UnsupportedError) as error:
+            raise BufferError(str(error)) from error
 
-        return exchange.capsule(self, max_version, dl_device, copy)
+    def _host_capsule(self, requested: tuple[int, ...], copy: bool | None, max_version: tuple[int, int] | None) -> Any:
+        from hearth.interop import dlpack
+
+        if requested[0] != dlpack.CPU or copy is False:
+            raise BufferError(
+                f"the array is on DLPack device {self.__dlpack_device__()} and cannot be exported to "
+                f"{requested}{' without a copy' if copy is False else ''}; only copies to host memory, (1, 0), "
+                "are supported."
+            )
+        host = self.get()
+        return dlpack.capsule(
+            host, host.ctypes.data, (dlpack.CPU, 0), host.shape, host.strides, host.dtype,
+            max_version=max_version, copied=True,
+        )  # fmt: skip
 
     # ---- internals ----
 
@@ -293,6 +319,5 @@ class DeviceArray(BaseArray):
         data: memoryview,
         report: Progress | None,
         blocking: bool,
-        recorded: bool,
     ) -> PinnedCopy | None:
-        return router.write(self._connection, attachment, region, data, report, blocking=blocking, recorded=recorded)
+        return router.write(self._connection, attachment, region, data, report, blocking=blocking)

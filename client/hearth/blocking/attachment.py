@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth.errors import TimeoutError
-from hearth.session.attachment import Attachment
+from hearth.session.attachment import Attachment, unanswered
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.watchdog import Watchdog
 
@@ -40,9 +39,6 @@ class BlockingAttachment(Attachment):
         if self.alive:
             return
         if error is None:
-            error = TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
+            error = unanswered(device, timeout)
             self.end(error)
         raise error.again()

@@ -70,7 +70,6 @@ class Function(BaseFunction):
         if not 0 <= size <= maximum:
             raise ArgumentError(
                 f"{size} bytes of dynamic shared memory for {self.name}; a launch may have {maximum}.",
-                reason="INVALID_ARGUMENT",
                 fix=f"set at most {maximum}, or nothing: a launch requests what it needs.",
             )
 
@@ -89,7 +88,6 @@ class Function(BaseFunction):
         if described.preferred_shared_memory_carveout != percent:
             raise UnsupportedError(
                 "this daemon does not set the preferred shared memory of kernels.",
-                reason="UNSUPPORTED",
                 fix="use a newer daemon.",
             )
         self._described, self._carveout = described, percent

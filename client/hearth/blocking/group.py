@@ -11,8 +11,6 @@ from hearth.collectives.base_group import BaseGroup
 from hearth.collectives.group_members import named_ranks, remaining
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hearth.collectives.flight_recorder import FlightRecord
     from hearth.collectives.group_members import Member
 
@@ -114,7 +112,5 @@ class Group(BaseGroup[Device, DeviceArray]):
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,60 +8,19 @@ from hearth import progress as progresses
 from hearth import shapes, telemetry
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.function import Function
-from hearth.kernels.base_module import BaseModule, as_bytes, logged
+from hearth.kernels.base_module import BaseGlobalArray, BaseModule, logged
 
 if TYPE_CHECKING:
-    from hearth.base_stream import BaseStream
-    from hearth.dtypes import Dtype
-    from hearth.interfaces import DeviceContext
-    from hearth.progress import Progress
-    from hearth.session.memory import Memory
     from hearth_proto.v1 import commands_pb2
 
 
-class GlobalArray(DeviceArray):
+class GlobalArray(BaseGlobalArray, DeviceArray):
     """A variable of a module.
 
     It exists as long as the module. It is lost with the device process; `RawModule.get_global` then returns it again.
     """
 
-    __slots__ = ("_typed",)
-
-    def __init__(
-        self,
-        device: DeviceContext[Any],
-        memory: Memory,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        *,
-        typed: bool,
-    ) -> None:
-        super().__init__(device, memory, offset, shape, dtype)
-        self._typed = typed
-
-    def set(
-        self,
-        a: Any,
-        stream: BaseStream | None = None,
-        *,
-        blocking: bool = False,
-        progress: bool | Progress | None = None,
-    ) -> None:
-        """Overwrites the variable with a host array, like `DeviceArray.set`.
-
-        Args:
-            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
-                given no dtype.
-            stream: Stream that orders the write; None: the current one.
-            blocking: Blocks until pinned memory has been read.
-            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
-
-        Raises:
-            ArgumentError: The size or shape differs.
-            DtypeError: The dtypes differ.
-        """
-        super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)
+    __slots__ = ()
 
 
 class RawModule(BaseModule[Function, GlobalArray]):

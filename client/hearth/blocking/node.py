@@ -10,7 +10,6 @@ from hearth import telemetry
 from hearth.base_node import BaseNode, open_node_session
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Never
 
     from hearth.blocking.device import Device
@@ -238,7 +237,5 @@ class Node(BaseNode["Device"]):
     def __enter__(self) -> Node:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

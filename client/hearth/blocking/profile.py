@@ -8,7 +8,6 @@ from hearth.profiling.base_profile import BaseProfile
 from hearth.profiling.base_trace import BaseTrace
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 
@@ -26,9 +25,7 @@ class Profile(BaseProfile):
         self._begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ending = self._end(error)
         if ending is not None:
             ending.wait()
@@ -47,9 +44,7 @@ class Trace(BaseTrace):
         self._begin().wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ending = self._end(error)
         if ending is not None:
             try:

@@ -67,9 +67,7 @@ class Stream(BaseStream):
         Raises:
             ArgumentError: The event belongs to another device, or was attached.
         """
-        event = Event(self._connection) if event is None else event
-        self._record(event)
-        return event
+        return self._record(Event(self._connection) if event is None else event)
 
     def begin_capture(self, mode: str | int | None = None) -> None:
         """Begins to record the work of this stream as a graph instead of running it. Does not block.

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
@@ -137,21 +138,15 @@ class CudaDevice:
         driver, handle, address = self._driver, c_ulonglong(), c_ulonglong()
         with _CurrentContext(driver, self._context):
             driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), _POSIX_FILE_DESCRIPTOR)
-            try:
+            with ExitStack() as release, ExitStack() as undo:
+                release.callback(driver.call, "cuMemRelease", handle)  # the mapping keeps the memory
                 driver.call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
-                try:
-                    driver.call("cuMemMap", address, size, 0, handle, 0)
-                    try:
-                        access = _AccessDesc(_Location(_LOCATION_DEVICE, self.ordinal), _READ_WRITE)
-                        driver.call("cuMemSetAccess", address, size, byref(access), 1)
-                    except BaseException:
-                        driver.call("cuMemUnmap", address, size)
-                        raise
-                except BaseException:
-                    driver.call("cuMemAddressFree", address, size)
-                    raise
-            finally:
-                driver.call("cuMemRelease", handle)  # the mapping keeps the memory
+                undo.callback(driver.call, "cuMemAddressFree", address, size)
+                driver.call("cuMemMap", address, size, 0, handle, 0)
+                undo.callback(driver.call, "cuMemUnmap", address, size)
+                access = _AccessDesc(_Location(_LOCATION_DEVICE, self.ordinal), _READ_WRITE)
+                driver.call("cuMemSetAccess", address, size, byref(access), 1)
+                undo.pop_all()
         return CudaMapping(self, address.value, size)
 
     def copy(self, destination: int, source: int, size: int, streams: Sequence[int] | None) -> None:
@@ -215,7 +210,7 @@ class _CurrentContext:
 
 
 class CudaMapping:
-    """GPU memory that is mapped here; see `hearth.interop.ipc_memory.Mapping`."""
+    """GPU memory that is mapped here."""
 
     cuda = True
 
@@ -257,7 +252,6 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
         return driver
     raise UnsupportedError(
         f"this process has no CUDA driver, which is required to map exported memory: {cause}.",
-        reason="UNSUPPORTED",
         fix="run the program where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
     )
 
@@ -268,7 +262,6 @@ def _unusable(error: DriverError) -> UnsupportedError:
         fix = "unset CUDA_VISIBLE_DEVICES, or set it to the daemon's GPU (containers: --gpus all)"
     return UnsupportedError(
         f"this process can use no GPU, so it cannot map exported memory: cuInit returned {error.status_text}.",
-        reason="UNSUPPORTED",
         fix=f"{fix}; or copy with x.get().",
         details={"status": str(error.status)},
     )
@@ -313,7 +306,6 @@ def _ordinal(driver: Driver, uuid: str, name: str) -> int:
             return ordinal
     raise UnsupportedError(
         f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(uuids) or 'none'}.",
-        reason="UNSUPPORTED",
         fix="run the program on the daemon's host, with CUDA_VISIBLE_DEVICES set to that GPU, or copy with x.get().",
         details={"requested": uuid, "visible": ", ".join(uuids)},
     )

@@ -23,10 +23,9 @@ from ctypes import (
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes
+from hearth_proto import layouts
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy as np
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
@@ -203,13 +202,12 @@ class ConsumedTensor:
         self._managed = ctypes.cast(_pointer(id(source), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
-        self.device: tuple[int, int] = (tensor.device_type, tensor.device_id)
         self.shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
         itemsize = self.dtype.itemsize
         self.strides = (
             tuple(tensor.strides[axis] * itemsize for axis in range(tensor.ndim))
             if tensor.strides
-            else shapes.strides_of(self.shape, itemsize)
+            else layouts.strides_of(self.shape, itemsize)
         )
         self.address = (tensor.data or 0) + tensor.byte_offset
         _rename(id(source), _NAME_USED)
@@ -232,9 +230,7 @@ class ConsumedTensor:
     def __enter__(self) -> ConsumedTensor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         deleter = self._managed.contents.deleter
         if deleter:
             deleter(self._managed)

@@ -41,7 +41,6 @@ def handle_of(stream: Any) -> int:
     if method is None:
         raise ArgumentError(
             f"{type(stream).__name__} is neither a hearth.Stream nor a CUDA stream of this process.",
-            reason="INVALID_ARGUMENT",
             fix="pass gpu.stream(), or an object with __cuda_stream__: a stream of CuPy, PyTorch or cuda.core.",
         )
     described = method(stream) if callable(method) else stream.__cuda_stream__
@@ -52,14 +51,12 @@ def handle_of(stream: Any) -> int:
     if version != VERSION:
         raise UnsupportedError(
             f"{type(stream).__name__} has version {version} of __cuda_stream__; version {VERSION} is supported.",
-            reason="UNSUPPORTED",
             fix="synchronize that stream, and leave out stream=.",
             details={"requested": str(version), "allowed": str(VERSION)},
         )
     if not 0 <= handle < _HANDLE_END:
         raise ArgumentError(
             f"__cuda_stream__ of {type(stream).__name__} returns {described!r}, not (0, handle).",
-            reason="INVALID_ARGUMENT",
             fix="synchronize that stream, and leave out stream=.",
         )
     return handle

@@ -22,13 +22,12 @@ from hearth import base_stream as streams
 from hearth.errors import ArgumentError, BufferLostError, ClosedError, HearthError
 from hearth.interop import dlpack
 from hearth.interop.ipc_file import fetch
-from hearth.interop.ipc_memory import MappableDevice, Mapping, device_of
+from hearth.interop.ipc_memory import device_of
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hearth.interfaces import ArrayLike
+    from hearth.interop.ipc_memory import MappableDevice, Mapping
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.lease import NodeSession
@@ -158,9 +157,7 @@ class Exported:
     def __enter__(self) -> Exported:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -182,7 +179,6 @@ def export(array: ArrayLike) -> Exported:
     if not array.nbytes:
         raise ArgumentError(
             f"{array!r} has no elements, so it has no memory to export.",
-            reason="INVALID_ARGUMENT",
             fix="export an array that has elements.",
         )
     connection = array._connection
@@ -198,7 +194,6 @@ def export(array: ArrayLike) -> Exported:
             mapping.close()
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {array!r} was exported.",
-                reason="BUFFER_LOST",
                 fix="create the array again, and export the new array.",
             )
     except BaseException:

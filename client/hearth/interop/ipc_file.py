@@ -39,7 +39,6 @@ def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
         except (OSError, ValueError) as error:
             raise UnsupportedError(
                 f"the daemon's socket {path} cannot be reached from here: {error}.",
-                reason="UNSUPPORTED",
                 fix="mount the directory that contains both of the daemon's sockets into this container, or "
                 "copy with x.get().",
             ) from error

@@ -8,48 +8,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hearth.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from hearth.interop.cuda_driver import CudaDevice, CudaMapping
     from hearth.types import DeviceProperties
 
-
-class Mapping(Protocol):
-    """Exported memory that is mapped in this process."""
-
-    address: int
-    cuda: bool
-    dlpack_device: tuple[int, int]
-
-    def close(self) -> None:
-        """Unmaps the memory. A second call does nothing."""
-        ...
-
-
-class MappableDevice(Protocol):
+    MappableDevice: TypeAlias = "CudaDevice | HostDevice"
     """A device whose memory this process can map."""
-
-    @property
-    def dlpack_device(self) -> tuple[int, int]:
-        """DLPack's device type and number of the memory."""
-        ...
-
-    def map(self, file: int, size: int) -> Mapping:
-        """Maps exported memory.
-
-        Args:
-            file: Descriptor of the memory, which remains the caller's.
-            size: Size of the memory in bytes; all of it is mapped.
-
-        Returns:
-            The mapping.
-
-        Raises:
-            UnsupportedError: This process cannot map the memory.
-        """
-        ...
+    Mapping: TypeAlias = "CudaMapping | HostMapping"
+    """Exported memory that is mapped in this process."""
 
 
 def device_of(properties: DeviceProperties) -> MappableDevice:
@@ -68,8 +40,9 @@ class HostDevice:
     """The CPU backend, whose memory is a memfd."""
 
     dlpack_device = (1, 0)
+    """DLPack's device type and number of the memory."""
 
-    def map(self, file: int, size: int) -> Mapping:
+    def map(self, file: int, size: int) -> HostMapping:
         """Maps exported memory.
 
         Args:
@@ -89,7 +62,6 @@ class HostDevice:
         except (OSError, ValueError, OverflowError) as error:
             raise UnsupportedError(
                 f"{size} bytes of exported memory cannot be mapped: {error}.",
-                reason="UNSUPPORTED",
                 fix="check this process's limits (ulimit -v), or copy with x.get().",
             ) from error
 

@@ -26,7 +26,10 @@ from hearth.session.memory import Memory
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
+    from hearth.dtypes import Dtype
     from hearth.interfaces import ArrayLike, DeviceContext
+    from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
@@ -45,7 +48,7 @@ _WITHOUT_EFFECT = {
 
 F = TypeVar("F", bound=BaseFunction)
 """The class of the module's kernels."""
-G = TypeVar("G", bound=BaseArray)
+G = TypeVar("G", bound="BaseGlobalArray")
 """The class of the module's variables."""
 
 
@@ -187,7 +190,49 @@ class BaseModule(CupyNames, Generic[F, G]):
         return self._handle
 
 
-def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
+class BaseGlobalArray(BaseArray):
+    """Abstract variable of a module; its subclasses are arrays of the client as well."""
+
+    __slots__ = ("_typed",)
+
+    def __init__(
+        self,
+        device: DeviceContext[Any],
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        *,
+        typed: bool,
+    ) -> None:
+        super().__init__(device, memory, offset, shape, dtype)
+        self._typed = typed
+
+    def set(
+        self,
+        a: Any,
+        stream: BaseStream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
+    ) -> None:
+        """Overwrites the variable with a host array, like `DeviceArray.set`.
+
+        Args:
+            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
+                given no dtype.
+            stream: Stream that orders the write; None: the current one.
+            blocking: Blocks until pinned memory has been read; with `hearth.aio`, must be False in the event loop.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            ArgumentError: The size or shape differs, or `blocking` is True in the event loop.
+            DtypeError: The dtypes differ.
+        """
+        super().set(a if self._typed else _as_bytes(self, a), stream, blocking=blocking, progress=progress)
+
+
+def _as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
     """Converts a host array to the bytes of a variable without a dtype, in native byte order.
 
     Args:

@@ -241,7 +241,7 @@ class DispatchBytes:
         self._begin(output.download)
         download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
         self._add_cancel(download.cancel)
-        received = download.into(into)
+        received = download.result()
         if received != len(into):
             raise plan.short(received, len(into))
 

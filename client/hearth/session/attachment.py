@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.codec import batch
-from hearth.errors import ClosedError, HearthError, broken
+from hearth.errors import ClosedError, HearthError, TimeoutError, broken
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import new_session
@@ -598,3 +598,11 @@ class Attachment:
 def closed() -> ClosedError:
     """Returns the error that every use of a closed node raises."""
     return ClosedError("this node is closed.", reason="CANCELLED", fix="connect again with hearth.connect().")
+
+
+def unanswered(device: int, timeout: float) -> TimeoutError:
+    """Returns the error of an attachment to a device that is not answered within `timeout` seconds."""
+    return TimeoutError(
+        f"device {device} did not answer within {timeout:g} s.",
+        fix="check the daemon with `hearth status`, or connect with a longer timeout.",
+    )

@@ -12,6 +12,8 @@ from hearth_proto.cores import cores
 MAX_THREADS = 5
 """Maximum number of threads that copy for one transfer; more threads wait for each other (figures of an H100 in
 docs/performance.md)."""
+_LEAVE_S = 5.0
+"""Seconds for which an interrupted caller waits for each of its helpers, which have to finish one piece."""
 
 
 def threads() -> int:
@@ -51,13 +53,25 @@ class Crew:
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._threads = 0
 
-    def help(self, work: Callable[[], None], count: int) -> Help:
-        """Asks threads of the crew to call `work`, and returns a handle. Does not block.
+    def run(self, work: Callable[[], None], count: int, stop: Callable[[BaseException], object]) -> None:
+        """Calls `work` in this thread and in threads of the crew, and returns when all of these calls have returned.
 
         Args:
-            work: Function that each helper calls once; must not raise.
+            work: Function that each thread calls once; must not raise.
             count: Maximum number of helpers.
+            stop: Makes `work` return soon; called with an exception that interrupts this thread (KeyboardInterrupt),
+                which is then raised.
         """
+        tasks = self._start(work, count)
+        try:
+            work()
+            _dismiss(tasks)
+        except BaseException as error:
+            stop(error)
+            _dismiss(tasks, _LEAVE_S)
+            raise
+
+    def _start(self, work: Callable[[], None], count: int) -> list[_Task]:
         tasks = [_Task(work) for _ in range(count)]
         try:
             with self._lock:
@@ -69,7 +83,7 @@ class Crew:
             pass
         for task in tasks:
             self._tasks.put(task)
-        return Help(tasks)
+        return tasks
 
     @staticmethod
     def _run(tasks: SimpleQueue[_Task]) -> None:
@@ -81,20 +95,10 @@ class Crew:
         self.__init__()  # type: ignore[misc]
 
 
-class Help:
-    """Handle of tasks that were given to the crew."""
-
-    def __init__(self, tasks: list[_Task]) -> None:
-        self._tasks = tasks
-
-    def dismiss(self, seconds: float | None = None) -> None:
-        """Cancels helpers that have not started, and waits for the others. The work function has to return by itself.
-
-        Args:
-            seconds: Longest wait in seconds for each helper; None: without a limit.
-        """
-        for task in [task for task in self._tasks if not task.claim()]:
-            task.done.wait(seconds)
+def _dismiss(tasks: list[_Task], seconds: float | None = None) -> None:
+    """Cancels tasks that have not started, and waits for the others, each for `seconds` at most."""
+    for task in [task for task in tasks if not task.claim()]:
+        task.done.wait(seconds)
 
 
 crew = Crew()

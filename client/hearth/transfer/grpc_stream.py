@@ -51,9 +51,11 @@ def _status_request(connection: Connection, number: int) -> device_pb2.TransferS
 class _Stream(ABC, Generic[_S]):
     """Consecutive streams of one transfer, until it has ended or is cancelled."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Connection, number: int, memory: memoryview, progress: Progress | None) -> None:
         self._connection = connection
         self._number = number
+        self._memory = memory
+        self._progress = progress
         self._lock = threading.Lock()
         self._stream: _S | None = None
         self._broken: HearthError | None = None
@@ -118,10 +120,8 @@ class GrpcUpload(_Stream["Sending"]):
     def __init__(
         self, connection: Connection, number: int, data: memoryview, chunk: int, progress: Progress | None = None
     ) -> None:
-        super().__init__(connection, number)
-        self._data = data
+        super().__init__(connection, number, data, progress)
         self._chunk = chunk
-        self._progress = progress
         self._reported = -1
         self._reporting = threading.Lock()
         self._begin()
@@ -136,7 +136,7 @@ class GrpcUpload(_Stream["Sending"]):
                         in_daemon = self._received_by_daemon()
                         if in_daemon > furthest:
                             furthest, backoff = in_daemon, Backoff(self._connection.lease)
-                        if in_daemon == len(self._data):
+                        if in_daemon == len(self._memory):
                             received = in_daemon
                             break
                         self._reopen(in_daemon)
@@ -145,14 +145,14 @@ class GrpcUpload(_Stream["Sending"]):
                     break
                 except HearthError as error:
                     self._wait(backoff, error)
-        if received == len(self._data):
+        if received == len(self._memory):
             self._report(received, received)  # the sending thread may report the end only later
         return received
 
     def _received_by_daemon(self) -> int:
         """Returns the number of bytes that the daemon has."""
         answer = self._connection.transport.transfer_status(_status_request(self._connection, self._number))
-        return len(self._data) if answer.complete else answer.received
+        return len(self._memory) if answer.complete else answer.received
 
     def _open(self, offset: int) -> Sending:
         head = device_pb2.UploadRequest(
@@ -161,10 +161,10 @@ class GrpcUpload(_Stream["Sending"]):
             transfer=self._number,
             offset=offset,
             resumable=True,
-            size=len(self._data),
+            size=len(self._memory),
         ).SerializeToString()
         report = self._report if self._progress is not None else None
-        return self._connection.transport.upload(plan.upload_messages(head, self._data, self._chunk, report, offset))
+        return self._connection.transport.upload(plan.upload_messages(head, self._memory, self._chunk, report, offset))
 
     def _report(self, done: int, total: int) -> None:
         if self._progress is None:
@@ -176,21 +176,23 @@ class GrpcUpload(_Stream["Sending"]):
 
 
 class GrpcDownload(_Stream["Chunks"]):
-    """A download, cut short `timeout` seconds after its creation (None: never)."""
+    """A download into `memory`, cut short `timeout` seconds after its creation (None: never)."""
 
-    def __init__(self, connection: Connection, number: int, timeout: float | None = None) -> None:
-        super().__init__(connection, number)
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        memory: memoryview,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(connection, number, memory, progress)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._begin()
 
-    def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
-
-        Args:
-            memory: Destination of the bytes.
-            progress: Receives the number of bytes that have arrived, and the total; None: not reported.
-        """
-        size, received = len(memory), 0
+    def result(self) -> int:
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
+        memory, size, received = self._memory, len(self._memory), 0
         with self._cancel_on_error():
             backoff, furthest, reported = Backoff(self._connection.lease), 0, 0
             while True:
@@ -205,8 +207,8 @@ class GrpcDownload(_Stream["Chunks"]):
                         if received - reported >= _REPORT_BYTES:
                             self._connection.report_received(self._number, received)
                             reported = received
-                        if progress is not None:
-                            progress(received, size)
+                        if self._progress is not None:
+                            self._progress(received, size)
                     break
                 except HearthError as error:
                     if received == size and error.broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Literal, SupportsIndex
 
@@ -139,17 +140,12 @@ def _make(
     strides = (
         None if element_strides is None else tuple(int(stride) * element_type.itemsize for stride in element_strides)
     )
-    memory: np.ndarray[Any, Any]
-    if size < MIN_BYTES or not memory_segments.possible():
-        memory, clear = np.empty(size, np.uint8), zeros
-    else:
-        try:
+    lease = None
+    if size >= MIN_BYTES and memory_segments.possible():
+        with contextlib.suppress(OSError):  # no descriptor or no memory: then NumPy raises its usual MemoryError
             lease = pool.lease(size)
-        except OSError:  # no descriptor or no memory: then NumPy raises its usual MemoryError
-            memory, clear = np.empty(size, np.uint8), zeros
-        else:
-            memory, clear = np.asarray(lease)[:size], zeros and not lease.is_new
-    if clear:
+    memory: np.ndarray[Any, Any] = np.empty(size, np.uint8) if lease is None else np.asarray(lease)[:size]
+    if zeros and (lease is None or not lease.is_new):
         memory.fill(0)
     if not math.prod(shape):
         return np.empty(shape, element_type, order)  # type: ignore[call-overload,no-any-return]
@@ -160,7 +156,6 @@ def _order(order: str, allowed: str) -> str:
     if not isinstance(order, str) or order not in allowed or len(order) != 1:
         raise ArgumentError(
             f"order is {order!r}, which is not supported.",
-            reason="INVALID_ARGUMENT",
             fix=f"use one of {', '.join(map(repr, allowed))}.",
         )
     return order

@@ -77,18 +77,11 @@ class PinnedCopy:
         self._attachment = shared.attachment
         self.stream, self._buffer = region.stream, region.buffer
         self._segment = weakref.ref(position.segment)
-        location = commands_pb2.Shared(segment=number, offset=position.offset)
         self._expected: tuple[bytes, commands_pb2.Result] | None = None
-        if direction == UP:
-            command = region.write()
-            command.write.size = size
-            command.write.shared.CopyFrom(location)
-        else:
-            command = region.read(size)
-            command.read.shared.CopyFrom(location)
+        if direction == DOWN:
             result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
             self._expected = result.SerializeToString(), result
-        self._command = command.SerializeToString()
+        self._command = region.shared(direction, size, number, position.offset).SerializeToString()
         shared.enable_signals()
 
     def repeatable(self, memory: Memory, stream: StreamLike | None, blocking: bool) -> bool:
@@ -102,7 +95,7 @@ class PinnedCopy:
         Returns:
             False as well if a late error has to be raised first.
         """
-        connection, attachment, shared = self._connection, self._attachment, self._shared
+        connection, attachment, segments = self._connection, self._attachment, self._shared.connection
         return (
             connection._attachment is attachment
             and attachment.alive
@@ -110,7 +103,7 @@ class PinnedCopy:
             and memory.handle == self._buffer
             and connection.refusal is None
             and not connection._deferred
-            and (shared.open if blocking else shared.recently_alive)
+            and (not segments.closed if blocking else segments.recently_alive)
             and (stream is None or (stream._recorder is None and stream._connection is connection))
             and (stream is None or stream._handle_on(attachment) == self.stream)
         )

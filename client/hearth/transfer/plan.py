@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth.errors import TransferError
+from hearth.transport.spin_wait import UP
 from hearth_proto import chunks
 from hearth_proto.later import commands_pb2
 from hearth_proto.layouts import RowLayout
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from hearth.progress import Progress
+    from hearth.session.connection import Connection
     from hearth.session.send_queue import Limits
-
-    class Copies(Protocol):
-        """Counter of a connection's copies of `MIN_RING_BYTES` bytes or more."""
-
-        ring_sized_copies: int
 
 
 STRIPED_BYTES = 8 << 20
@@ -56,21 +51,23 @@ class BufferRegion(NamedTuple):
     split: tuple[int, int] | None = None
     """Number and total size in bytes of the copy of which the region is a piece, so that the daemon cancels all pieces
     or none; None: one command copies everything."""
+    recorded: bool = False
+    """True if the stream is being recorded: its graph accepts a copy from or to memory that is shared with the device,
+    unless the copy is to be waited for; the daemon refuses all others."""
 
     @property
     def plain(self) -> bool:
         """True for a range of bytes that one command copies."""
         return self.rows is None and self.split is None
 
-    def write(self) -> commands_pb2.Command:
-        """Returns a write command to this region; the caller adds the source of the bytes."""
+    def write(self, size: int = 0) -> commands_pb2.Command:
+        """Returns a write command to this region; the caller adds the source of the bytes.
+
+        Args:
+            size: Number of bytes; 0 if the command contains the bytes.
+        """
         command = commands_pb2.Command(stream=self.stream)
-        command.write.buffer = self.buffer
-        command.write.offset = self.offset
-        if self.rows is not None:
-            _set_rows(command.write.rows, self.rows)
-        if self.split is not None:
-            command.write.split.number, command.write.split.size = self.split
+        self._describe(command.write, size)
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
@@ -80,14 +77,29 @@ class BufferRegion(NamedTuple):
             size: Number of bytes.
         """
         command = commands_pb2.Command(stream=self.stream)
-        command.read.buffer = self.buffer
-        command.read.offset = self.offset
-        command.read.size = size
-        if self.rows is not None:
-            _set_rows(command.read.rows, self.rows)
-        if self.split is not None:
-            command.read.split.number, command.read.split.size = self.split
+        self._describe(command.read, size)
         return command
+
+    def shared(self, direction: int, size: int, segment: int, offset: int = 0) -> commands_pb2.Command:
+        """Returns a command that copies between this region and memory that is shared with the device.
+
+        Args:
+            direction: `UP`: from the memory to this region; `DOWN`: from this region to the memory.
+            size: Number of bytes.
+            segment: Number of the memory's segment.
+            offset: Offset in bytes in the segment.
+        """
+        command = self.write(size) if direction == UP else self.read(size)
+        location = (command.write if direction == UP else command.read).shared
+        location.segment, location.offset = segment, offset
+        return command
+
+    def _describe(self, message: commands_pb2.Write | commands_pb2.Read, size: int) -> None:
+        message.buffer, message.offset, message.size = self.buffer, self.offset, size
+        if self.rows is not None:
+            message.rows.width, message.rows.rows, message.rows.pitch = self.rows[1:]
+        if self.split is not None:
+            message.split.number, message.split.size = self.split
 
     def skip(self, done: int) -> BufferRegion:
         """Returns the region after the first `done` bytes; for rows, after the complete rows among them.
@@ -102,10 +114,6 @@ class BufferRegion(NamedTuple):
             offset=self.rows.offset + done_rows * self.rows.pitch, rows=self.rows.rows - done_rows
         )
         return self._replace(offset=self.offset + done_rows * rows.pitch, rows=rows)
-
-
-def _set_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
-    message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 
 def inline(size: int, limits: Limits) -> bool:
@@ -126,11 +134,11 @@ _RING_AFTER_COPIES = 4
 does not use it."""
 
 
-def should_use_ring(copies: Copies, size: int) -> bool:
+def should_use_ring(connection: Connection, size: int) -> bool:
     """Counts a copy that might travel in a batch.
 
     Args:
-        copies: Counter of the connection's copies.
+        connection: Connection to the device, which counts them.
         size: Size of the copy in bytes.
 
     Returns:
@@ -138,18 +146,18 @@ def should_use_ring(copies: Copies, size: int) -> bool:
     """
     if size < MIN_RING_BYTES:
         return False
-    copies.ring_sized_copies += 1
-    return copies.ring_sized_copies > _RING_AFTER_COPIES
+    connection.ring_sized_copies += 1
+    return connection.ring_sized_copies > _RING_AFTER_COPIES
 
 
-def uses_rings(copies: Copies, size: int) -> bool:
+def uses_rings(connection: Connection, size: int) -> bool:
     """Returns the result of `should_use_ring` for a copy that has already been counted.
 
     Args:
-        copies: Counter of the connection's copies.
+        connection: Connection to the device.
         size: Size of the copy in bytes.
     """
-    return size >= MIN_RING_BYTES and copies.ring_sized_copies > _RING_AFTER_COPIES
+    return size >= MIN_RING_BYTES and connection.ring_sized_copies > _RING_AFTER_COPIES
 
 
 def stripes(size: int, limit: int) -> int:
@@ -218,13 +226,12 @@ def remaining_progress(progress: Progress | None, done: int, total: int) -> Prog
     return lambda more, _: progress(done + more, total)
 
 
-def short(received: int, size: int) -> TransferError:
-    """Returns the error of a read for which too few bytes arrived.
+def short(received: int, size: int, fix: str = "read the array again.") -> TransferError:
+    """Returns the error of a transfer for which too few bytes arrived.
 
     Args:
         received: Number of bytes that arrived.
         size: Number of bytes that were requested.
+        fix: What to do, as a sentence.
     """
-    return TransferError(
-        f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again."
-    )
+    return TransferError(f"only {received} of {size} bytes arrived.", fix=fix)

@@ -29,8 +29,6 @@ MAX_BYTES = 1 << 30
 """Maximum size, in bytes, of a transfer for which memory is taken from the pool. A larger one takes another route, in
 pieces."""
 _PIECE_BYTES = 4 << 20
-_LEAVE_S = 5.0
-"""Seconds for which an interrupted caller waits for its copy helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -179,11 +177,4 @@ def copy(destination: memoryview, source: memoryview) -> None:
         while not stopped and (start := next(pieces)) < size:
             destination_bytes[start : start + _PIECE_BYTES] = source_bytes[start : start + _PIECE_BYTES]
 
-    helpers = crew.help(work, min(threads(), -(-size // _PIECE_BYTES)) - 1)
-    try:
-        work()
-        helpers.dismiss()
-    except BaseException:  # KeyboardInterrupt
-        stopped.append(True)
-        helpers.dismiss(_LEAVE_S)
-        raise
+    crew.run(work, min(threads(), -(-size // _PIECE_BYTES)) - 1, lambda _: stopped.append(True))

@@ -36,25 +36,18 @@ class Piece(NamedTuple):
     size: int
 
 
-class Pieces:
-    """Division of `size` bytes into pieces of at most `max_piece` bytes.
+def piece_starts(size: int, max_piece: int, width: int = 1) -> range:
+    """Divides `size` bytes into pieces of at most `max_piece` bytes, each of whole rows of `width` bytes, at least one.
 
-    A piece consists of whole rows of `width` bytes, at least one.
+    Args:
+        size: Size of the transfer in bytes.
+        max_piece: Maximum size of a piece in bytes.
+        width: Size of a row in bytes.
+
+    Returns:
+        The first byte of each piece; the step of the range is the size of each piece except the last.
     """
-
-    def __init__(self, size: int, max_piece: int, width: int = 1) -> None:
-        self._size = size
-        self.piece_size = max(1, max_piece // width) * width
-        """Size, in bytes, of each piece except the last."""
-
-    def __len__(self) -> int:
-        return (self._size + self.piece_size - 1) // self.piece_size
-
-    def __getitem__(self, index: int) -> Piece:
-        start = index * self.piece_size
-        if not 0 <= start < self._size:
-            raise IndexError(index)
-        return Piece(start, min(self.piece_size, self._size - start))
+    return range(0, size, max(1, max_piece // width) * width)
 
 
 def piece_bytes(size: int) -> int:
@@ -181,7 +174,7 @@ class Ring:
             slot: Slot that no command in flight uses.
         """
         with self._change:
-            if slot.holder is None or not any(other is slot for other in self._slots):
+            if slot.holder is None or slot not in self._slots:
                 return
             slot.holder, slot.sent = None, False
             self._free.append(slot)
@@ -210,7 +203,7 @@ class Ring:
             for slot in self._slots:
                 if slot.holder is holder and not slot.sent:
                     slot.holder = None
-                    if not any(free is slot for free in self._free):
+                    if slot not in self._free:
                         self._free.append(slot)
                     self._returns += 1
             self._change.notify_all()

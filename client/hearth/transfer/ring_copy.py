@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +22,8 @@ from hearth.session.late_errors import current_origin
 from hearth.session.reply import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
-from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Pieces, Slot, piece_bytes
+from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Piece, Slot, piece_bytes, piece_starts
+from hearth.transport.spin_wait import DOWN, UP
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 MAX_REQUESTED = SLOTS - 2
 """Maximum number of pieces that a download requests ahead. While it waits for a kernel, other transfers use the
 remaining slots."""
-_LEAVE_S = 5.0
-"""Seconds for which an interrupted caller waits for its helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -55,8 +53,9 @@ class _Transfer(ABC):
         self._progress = progress
         self._threads = threads()
         width = region.rows.width if region.rows is not None else 1
-        self._pieces = Pieces(len(host), piece_bytes(len(host)), width)
-        self.split = (connection.mint(), len(host)) if self._possible and len(self._pieces) > 1 else None
+        self._starts = piece_starts(len(host), piece_bytes(len(host)), width)
+        """The first byte of each piece."""
+        self.split = (connection.mint(), len(host)) if self._possible and len(self._starts) > 1 else None
         """`BufferRegion.split` of all commands of the transfer, also of those that other routes send."""
         self._region = region._replace(split=self.split)
         self._lock = threading.Lock()
@@ -73,40 +72,33 @@ class _Transfer(ABC):
     @property
     def _possible(self) -> bool:
         """True if a piece fits a slot."""
-        return self._pieces.piece_size <= SLOT_BYTES
+        return self._starts.step <= SLOT_BYTES
 
     @abstractmethod
     def _work(self) -> None:
         """Copies pieces until none is left. Runs in the calling thread and in its helpers."""
 
-    def _run_copy(self) -> int:
-        """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost."""
+    def run(self) -> int:
+        """Copies the pieces in this thread and in its helpers.
+
+        Returns the number of bytes moved, from the beginning; 0 if the segments were lost. Raises the first error that
+        occurs before the end.
+        """
         if not self._possible:
             return 0
         try:
-            self._run(self._work)
-        except HearthError:
-            if self._lost():
-                return 0
-            raise
-        return min(self._next * self._pieces.piece_size, len(self._host))
-
-    def _run(self, work: Callable[[], None]) -> None:
-        """Runs `work` in this thread and in its helpers. Raises the first error of any of them."""
-        helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
-        try:
-            work()
-            helpers.dismiss()
-        except BaseException as error:  # KeyboardInterrupt, raised outside of `work`
-            self._stop(error)
-            helpers.dismiss(_LEAVE_S)
-            raise
+            crew.run(self._work, min(self._threads, len(self._starts)) - 1, self._stop)
         finally:
             with self._lock:
                 self._over, first_error = True, self._error  # later failures are reported elsewhere
             self._shared.ring.reclaim(self)
+        if isinstance(first_error, HearthError):
+            if self._shared.lost(first_error):
+                return 0
+            raise first_error.again()
         if first_error is not None:
-            raise first_error.again() if isinstance(first_error, HearthError) else first_error
+            raise first_error
+        return min(self._next * self._starts.step, len(self._host))
 
     def _stop(self, error: BaseException | None = None) -> None:
         """Stops sending; `error` is the cause, if any."""
@@ -117,7 +109,7 @@ class _Transfer(ABC):
         self._shared.ring.wake()
 
     def _needs_pieces(self) -> bool:
-        return not self._stopped and self._next < len(self._pieces)
+        return not self._stopped and self._next < len(self._starts)
 
     def _take_piece(self) -> Piece | None:
         """Takes the next piece, for which the caller already has a slot; None: no piece is left."""
@@ -130,8 +122,9 @@ class _Transfer(ABC):
     def _pick(self) -> Piece | None:
         if not self._needs_pieces():
             return None
+        start = self._starts[self._next]
         self._next += 1
-        return self._pieces[self._next - 1]
+        return Piece(start, min(self._starts.step, len(self._host) - start))
 
     def _region_of(self, piece: Piece) -> BufferRegion:
         region = self._region.skip(piece.start)
@@ -160,13 +153,13 @@ class _Transfer(ABC):
                 self._reported = self._copied
                 self._progress(self._reported, len(self._host))
 
-    def _lost(self) -> bool:
-        """True if the transfer failed because the connection of its segments ended."""
-        return isinstance(self._error, HearthError) and self._shared.lost(self._error)
-
 
 class RingUpload(_Transfer):
-    """Copy from `host` to a buffer. `waits`: the copy waits for slots that other transfers hold."""
+    """Copy from `host` to a buffer, which ends when the bytes were read and sent.
+
+    A later failure is reported like that of a one-way command. `waits`: the copy waits for slots that other transfers
+    hold.
+    """
 
     _COMMAND = "write"
 
@@ -182,13 +175,6 @@ class RingUpload(_Transfer):
         super().__init__(connection, shared, region, host, progress)
         self._waits = waits
 
-    def run(self) -> int:
-        """Returns the number of bytes that were read and sent, from the beginning.
-
-        Raises an error that occurs before the end; a later failure is reported like that of a one-way command.
-        """
-        return self._run_copy()
-
     def _work(self) -> None:
         ring = self._shared.ring
         try:
@@ -200,9 +186,7 @@ class RingUpload(_Transfer):
                 if piece is None:
                     return ring.release(slot)
                 slot.segment.bytes[: piece.size] = self._host[piece.start : piece.start + piece.size]
-                command = self._region_of(piece).write()
-                command.write.size = piece.size
-                command.write.shared.segment = slot.number
+                command = self._region_of(piece).shared(UP, piece.size, slot.number)
                 self._send(slot, command, CompletionHandler(partial(self._ended, slot)), one_way=True)
                 self._report(piece.size)
         except BaseException as error:
@@ -246,7 +230,7 @@ class RingDownload(_Transfer):
     def run(self) -> int:
         """Returns the number of bytes received, from the beginning. Raises the copy's error, or `TimeoutError`."""
         try:
-            return self._run_copy()
+            return super().run()
         finally:
             self._connection.kernel_output.deliver()
 
@@ -279,8 +263,7 @@ class RingDownload(_Transfer):
             if piece is None:
                 ring.release(slot)
                 break
-            command = self._region_of(piece).read(piece.size)
-            command.read.shared.segment = slot.number
+            command = self._region_of(piece).shared(DOWN, piece.size, slot.number)
             self._send(slot, command, CompletionHandler(partial(self._ended, slot, piece), reports=True), one_way=False)
         with self._lock:
             done = not self._requested and not self._needs_pieces()
@@ -306,7 +289,6 @@ class RingDownload(_Transfer):
         except Empty:
             raise TimeoutError(
                 f"no answer within {self._timeout:g} s; the work continues.",
-                reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             ) from None
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth.codec import encode
-from hearth.errors import HearthError, TransferError
+from hearth.errors import HearthError
 from hearth.session.reply import PendingResult, Reply
 from hearth.transfer import plan
 from hearth.transport.spin_wait import DOWN, UP
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
+    from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferRegion
+    from hearth.transfer.striped import Striped
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
@@ -36,7 +38,6 @@ def write(
     *,
     blocking: bool = False,
     shared: bool = True,
-    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Writes `data` to `region` of a buffer.
 
@@ -52,8 +53,6 @@ def write(
         progress: Receives the number of bytes sent, and the total; None: not reported.
         blocking: True to wait until shared memory has been read.
         shared: True if shared memory may be used.
-        recorded: True if the stream is being recorded: its graph accepts a copy of shared memory, unless `blocking`;
-            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same write; None: there is none.
@@ -66,13 +65,13 @@ def write(
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
-    if recorded and not blocking and _captured(UP, connection, attachment, region, data):
+    if region.recorded and not blocking and _captured(UP, connection, attachment, region, data):
         return None
-    if shared and not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if shared and not region.recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy, split = shared_transfer.write(
-            connection, attachment, region, data, progress, inline=inline, blocking=blocking
+        done, copy, split = shared_transfer.move(
+            UP, connection, attachment, region, data, None, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
@@ -88,7 +87,10 @@ def write(
         if progress is not None:
             progress(size, size)
         return None
-    _upload(connection, attachment, region, data, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = begin_upload(attachment, region, number, len(data))
+        carry_upload(connection, attachment, reply, number, data, progress)
     return None
 
 
@@ -107,24 +109,14 @@ def _captured(
     """Records a copy of shared memory in a graph. Returns False if the memory is not shared."""
     if "hearth.transport.memory_segments" not in sys.modules:
         return False
-    from hearth.transfer import captured_copy
+    from hearth.transfer import shared
 
-    return captured_copy.record(direction, connection, attachment, region, data)
-
-
-def _upload(
-    connection: Connection, attachment: Attachment, region: BufferRegion, data: memoryview, progress: Progress | None
-) -> None:
-    """Uploads over separate streams, while commands continue on the Execute stream."""
-    number = connection.mint()
-    with _aborting_if_interrupted(connection, number):
-        reply = _request_write(attachment, region, number, len(data))
-        carry_upload(connection, attachment, reply, number, data, progress)
+    return shared.record(direction, connection, attachment, region, data)
 
 
 @contextlib.contextmanager
 def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[None]:
-    """Context in which a command that names a transfer is sent and the bytes are transferred.
+    """Context in which a command that names a transfer is sent, and its bytes travel over separate streams.
 
     KeyboardInterrupt aborts the transfer at the daemon: the command, and all later work, would wait for the bytes.
     """
@@ -137,43 +129,23 @@ def _aborting_if_interrupted(connection: Connection, number: int) -> Iterator[No
         raise
 
 
-@contextlib.contextmanager
-def _withdrawing_on_failure(connection: Connection, reply: Reply, number: int) -> Iterator[None]:
-    """Context in which the separate streams of a transfer are opened.
-
-    Any failure abandons the reply of the transfer's command and aborts the transfer at the daemon.
-    """
-    try:
-        yield
-    except BaseException:
-        reply.abandon()
-        _abort(connection, number)
-        raise
-
-
 def _abort(connection: Connection, number: int) -> None:
     from hearth.transfer.grpc_stream import cancel_transfer
 
     cancel_transfer(connection, number)
 
 
-def begin_upload(connection: Connection, attachment: Attachment, region: BufferRegion, size: int) -> tuple[Reply, int]:
-    """Sends a write command whose bytes travel separately. Returns its reply and the number of the transfer.
+def begin_upload(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
+    """Sends a write command whose bytes travel separately. Returns its reply.
 
     Args:
-        connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
         region: Destination in the buffer, and the stream.
+        number: New number, of the transfer.
         size: Number of bytes.
     """
-    number = connection.mint()
-    return _request_write(attachment, region, number, size), number
-
-
-def _request_write(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
-    command = region.write()
+    command = region.write(size)
     command.write.transfer = number
-    command.write.size = size
     return attachment.request(command)
 
 
@@ -200,24 +172,42 @@ def carry_upload(
     """
     from hearth.transfer import striping  # imported only for arrays that may need it
 
-    size = len(data)
-    with _withdrawing_on_failure(connection, reply, number):
-        upload = striping.upload(connection, attachment, reply, number, data, progress)
-    reply.on_error = upload.cancel
-    if reply.error is not None:
-        upload.cancel()
+    open_upload = partial(striping.upload, connection, attachment, reply, number, data, progress)
+    received = _carry(connection, reply, number, open_upload)
+    if received != len(data):
+        raise plan.short(received, len(data), "upload the array again.")
+
+
+def _carry(
+    connection: Connection,
+    reply: Reply,
+    number: int,
+    open_transfer: Callable[[], GrpcUpload | GrpcDownload | Striped],
+    timeout: float | None = None,
+) -> int:
+    """Transfers the bytes of a command over separate streams, and waits for its answer.
+
+    If the streams cannot be opened, the transfer is aborted at the daemon. Returns the number of bytes.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        received = upload.result()
+        transfer = open_transfer()
+    except BaseException:
+        reply.abandon()
+        _abort(connection, number)
+        raise
+    reply.on_error = transfer.cancel
+    if reply.error is not None:
+        transfer.cancel()
+    try:
+        received = transfer.result()
     except HearthError as error:
         raise cause_of(reply, error) from None
     except BaseException:
         reply.abandon()
         raise
-    reply.wait()
-    if received != size:
-        raise TransferError(
-            f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
-        )
+    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return received
 
 
 def read(
@@ -229,7 +219,6 @@ def read(
     progress: Progress | None = None,
     *,
     blocking: bool = True,
-    recorded: bool = False,
 ) -> PinnedCopy | None:
     """Reads bytes of `region` of a buffer into `into`, after the earlier work on its stream.
 
@@ -244,8 +233,6 @@ def read(
         timeout: Longest wait in seconds; None: without a limit.
         progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         blocking: True to wait until shared memory has been filled.
-        recorded: True if the stream is being recorded: its graph accepts a copy to shared memory, unless `blocking`;
-            the daemon refuses all others.
 
     Returns:
         A copy that repeats the same read; None: there is none.
@@ -260,13 +247,13 @@ def read(
     connection.raise_deferred(region.stream, region.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
-    if recorded and not blocking and _captured(DOWN, connection, attachment, region, into):
+    if region.recorded and not blocking and _captured(DOWN, connection, attachment, region, into):
         return None
-    if not recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
+    if not region.recorded and size >= plan.MIN_SHARED_BYTES and _may_share(connection, inline, size):
         from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
-        done, copy, split = shared_transfer.read(
-            connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
+        done, copy, split = shared_transfer.move(
+            DOWN, connection, attachment, region, into, timeout, progress, inline=inline, blocking=blocking
         )
         if done == size:
             return copy
@@ -276,7 +263,10 @@ def read(
     if inline:
         _request_read(attachment, region, into, progress).wait(remaining)
         return None
-    _download(connection, attachment, region, into, remaining, progress)
+    number = connection.mint()
+    with _aborting_if_interrupted(connection, number):
+        reply = begin_download(attachment, region, number, len(into))
+        carry_download(connection, attachment, reply, number, into, remaining, progress)
     return None
 
 
@@ -317,37 +307,15 @@ def _request_read(
     return PendingResult(attachment.request(command, reports=True), read)
 
 
-def _download(
-    connection: Connection,
-    attachment: Attachment,
-    region: BufferRegion,
-    into: memoryview,
-    timeout: float | None,
-    progress: Progress | None,
-) -> None:
-    """Downloads over separate streams, while commands continue on the Execute stream."""
-    number = connection.mint()
-    with _aborting_if_interrupted(connection, number):
-        reply = _request_large_read(attachment, region, number, len(into))
-        carry_download(connection, attachment, reply, number, into, timeout, progress)
-
-
-def begin_download(
-    connection: Connection, attachment: Attachment, region: BufferRegion, size: int
-) -> tuple[Reply, int]:
-    """Sends a read command whose bytes travel separately. Returns its reply and the number of the transfer.
+def begin_download(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
+    """Sends a read command whose bytes travel separately. Returns its reply.
 
     Args:
-        connection: Connection to the device.
         attachment: Attachment on which the buffer can be used.
         region: Source in the buffer, and the stream.
+        number: New number, of the transfer.
         size: Number of bytes.
     """
-    number = connection.mint()
-    return _request_large_read(attachment, region, number, size), number
-
-
-def _request_large_read(attachment: Attachment, region: BufferRegion, number: int, size: int) -> Reply:
     command = region.read(size)
     command.read.transfer = number
     reply = attachment.request(command, reports=True)
@@ -391,23 +359,10 @@ def carry_download(
     """
     from hearth.transfer import striping
 
-    size = len(into)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    with _withdrawing_on_failure(connection, reply, number):
-        download = striping.download(connection, attachment, reply, number, into, timeout)
-    reply.on_error = download.cancel
-    if reply.error is not None:
-        download.cancel()
-    try:
-        received = download.into(into, progress)
-    except HearthError as error:
-        raise cause_of(reply, error) from None
-    except BaseException:
-        reply.abandon()
-        raise
-    reply.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    if received != size:
-        raise plan.short(received, size)
+    open_download = partial(striping.download, connection, attachment, reply, number, into, timeout, progress)
+    received = _carry(connection, reply, number, open_download, timeout)
+    if received != len(into):
+        raise plan.short(received, len(into))
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:

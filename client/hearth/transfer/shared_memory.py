@@ -46,21 +46,6 @@ class Shared:
         """True if segments can still be registered and used; polls the connection."""
         return self.connection.alive
 
-    @property
-    def recently_alive(self) -> bool:
-        """Returns `alive`, without polling the connection at each call."""
-        return self.connection.recently_alive
-
-    @property
-    def open(self) -> bool:
-        """True if the connection was open when last polled."""
-        return not self.connection.closed
-
-    @property
-    def ever_accepted(self) -> bool:
-        """True if a segment was ever accepted over the connection."""
-        return self.connection.ever_accepted
-
     def lost(self, error: HearthError) -> bool:
         """True if a command failed because its segment and the connection no longer existed when it arrived.
 
@@ -198,7 +183,7 @@ class SharedMemory:
             if shared is not None:
                 shared.close()
                 if shared.attachment is attachment:
-                    self._failed = 0 if shared.ever_accepted else self._failed + 1
+                    self._failed = 0 if shared.connection.ever_accepted else self._failed + 1
             if self.unavailable(attachment):
                 return None
             if self._last_attachment is None or self._last_attachment() is not attachment:

@@ -36,6 +36,17 @@ class StripesView(NamedTuple):
     """True if the daemon has no stripes: they are not requested again."""
 
 
+class Route(NamedTuple):
+    """Open stripes for one transfer."""
+
+    pool: Stripes
+    stripes: list[Stripe]
+    generation: int
+    """Generation of the device process that the stripes lead to."""
+    chunk: int
+    """Size of the transfer's chunks, in bytes."""
+
+
 class Stripes:
     """Pool of the stripes of one connection. Thread-safe."""
 

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.reply import Reply
-    from hearth.transfer.stripe_pool import Stripes
-    from hearth.transfer.striped_download import StripedDownload
-    from hearth.transfer.striped_upload import StripedUpload
-    from hearth.transport.stripe import Stripe
+    from hearth.transfer.stripe_pool import Route
+    from hearth.transfer.striped import StripedDownload, StripedUpload
 
 
 def upload(
@@ -40,11 +38,9 @@ def upload(
     route = _open_stripes(connection, attachment, len(data))
     if route is None:
         return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
-    from hearth.transfer.striped_upload import StripedUpload
+    from hearth.transfer.striped import StripedUpload
 
-    stripes, open_stripes, chunk = route
-    generation = attachment.session.generation
-    return StripedUpload(connection, stripes, reply, number, data, open_stripes, chunk, generation, progress)
+    return StripedUpload(connection, route, reply, number, data, progress)
 
 
 def download(
@@ -54,6 +50,7 @@ def download(
     number: int,
     into: memoryview,
     timeout: float | None = None,
+    progress: Progress | None = None,
 ) -> GrpcDownload | StripedDownload:
     """Starts to receive the bytes of a transfer: over stripes if it is large and stripes are available, else over gRPC.
 
@@ -64,33 +61,27 @@ def download(
         number: Number of the transfer.
         into: Destination of the bytes.
         timeout: Seconds after which the transfer is cut short; None: never.
+        progress: Receives the number of bytes that have arrived, and the total; None: not reported.
     """
     route = _open_stripes(connection, attachment, len(into))
     if route is None:
-        return GrpcDownload(connection, number, timeout)
-    from hearth.transfer.striped_download import StripedDownload
+        return GrpcDownload(connection, number, into, timeout, progress)
+    from hearth.transfer.striped import StripedDownload
 
-    stripes, open_stripes, chunk = route
-    generation = attachment.session.generation
-    return StripedDownload(connection, stripes, reply, number, into, open_stripes, chunk, generation, timeout)
+    return StripedDownload(connection, route, reply, number, into, timeout, progress)
 
 
-def _open_stripes(
-    connection: Connection, attachment: Attachment, size: int
-) -> tuple[Stripes, list[Stripe], int] | None:
-    """Returns stripes for `size` bytes and the size of the chunks, in bytes; None: use gRPC."""
+def _open_stripes(connection: Connection, attachment: Attachment, size: int) -> Route | None:
+    """Returns stripes for `size` bytes; None: use gRPC."""
     limit = connection.transport.stripes
     count = plan.stripes(size, min(plan.MAX_STRIPES, cores()) if limit is None else limit)
     if not count:
         return None
-    from hearth.transfer.stripe_pool import Stripes  # imported only for large transfers, which few sessions make
+    from hearth.transfer.stripe_pool import Route, Stripes  # imported only for large transfers, which few sessions make
 
-    stripes = connection.part(Stripes)
-    open_stripes = stripes.open(attachment.session.generation, count)
-    if not open_stripes:
+    pool, generation = connection.part(Stripes), attachment.session.generation
+    stripes = pool.open(generation, count)
+    if not stripes:
         return None
-    return (
-        stripes,
-        open_stripes,
-        plan.stripe_chunk(size, len(open_stripes), min(stripe.max_chunk for stripe in open_stripes)),
-    )
+    chunk = plan.stripe_chunk(size, len(stripes), min(stripe.max_chunk for stripe in stripes))
+    return Route(pool, stripes, generation, chunk)

@@ -56,15 +56,20 @@ class OutgoingUpload(Protocol):
 
     number: int
 
-    def lend(self, index: int) -> tuple[int, memoryview] | None:
+    def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
         """Returns offset and bytes of a chunk, valid until `chunk_sent`; None: the chunk is no longer needed.
 
         Args:
+            stripe: Stripe that sends the chunk.
             index: Index of the chunk in the transfer.
         """
 
-    def chunk_sent(self) -> None:
-        """Called after `lend` returned a chunk, once its bytes are no longer accessed, even if sending it failed."""
+    def chunk_sent(self, stripe: Stripe) -> None:
+        """Called after `lend` returned a chunk, once its bytes are no longer accessed, even if sending it failed.
+
+        Args:
+            stripe: Stripe that has sent the chunk.
+        """
         ...
 
 
@@ -317,16 +322,15 @@ class Stripe:
             pipe.send(parts)
         return True
 
-    @staticmethod
-    def _send_chunk(pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:
-        chunk = upload.lend(index)
+    def _send_chunk(self, pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:
+        chunk = upload.lend(self, index)
         if chunk is not None:
             offset, data = chunk
             try:
                 pipe.send([*parts, chunk_head(upload.number, offset, len(data)), data])
             finally:
                 del data, chunk
-                upload.chunk_sent()
+                upload.chunk_sent(self)
         elif parts:
             pipe.send(parts)
 

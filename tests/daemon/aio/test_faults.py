@@ -65,10 +65,9 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
     read waits."""
     begin, begun, over = router.begin_upload, list[int](), threading.Event()
 
-    def begin_upload(*arguments: Any) -> Any:
-        reply, number = begin(*arguments)
+    def begin_upload(attachment: Any, region: Any, number: int, size: int) -> Any:
         begun.append(number)
-        return reply, number
+        return begin(attachment, region, number, size)
 
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:

@@ -334,10 +334,10 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
         counter = Counter(node.device(0))
         x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
         attachment = connection_of(counter.gpu).attachment()
-        deliver, into, came = attachment.deliver, grpc_stream.GrpcDownload.into, threading.Event()
+        deliver, result, came = attachment.deliver, grpc_stream.GrpcDownload.result, threading.Event()
 
         def download(*arguments: Any) -> int:
-            size = into(*arguments)
+            size = result(*arguments)
             came.set()
             return size
 
@@ -349,7 +349,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
                 raise unreached("there", "a test")
             return deliver(response)
 
-        monkeypatch.setattr(grpc_stream.GrpcDownload, "into", download)
+        monkeypatch.setattr(grpc_stream.GrpcDownload, "result", download)
         monkeypatch.setattr(attachment, "deliver", deaf)
         began = time.monotonic()
         with pytest.raises(hearth.TimeoutError):

@@ -29,10 +29,9 @@ Found = Callable[[], int]
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     """Yields a function that returns the number of copies that were prepared without the cache since its last call."""
     calls: list[object] = []
-    for name in ("write", "read"):
-        whole = getattr(shared_copies, name)
-        counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
-        monkeypatch.setattr(shared_copies, name, counted)
+    whole = shared_copies.move
+    counted = lambda *args, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
+    monkeypatch.setattr(shared_copies, "move", counted)
     monkeypatch.setattr(telemetry, "is_enabled", lambda: False)  # other tests want them, of uploads too
 
     def asked() -> int:

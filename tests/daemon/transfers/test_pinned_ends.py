@@ -160,7 +160,8 @@ def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPa
     live, connection, attachment = shared(gpu), connection_of(gpu), connection_of(gpu).attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = router.begin_upload(connection, attachment, host_copy.region_of(y, attachment, None), y.nbytes)
+        number = connection.mint()
+        reply = router.begin_upload(attachment, host_copy.region_of(y, attachment, None), number, y.nbytes)
         live.connection.close()
         gpu.stream().synchronize()  # the daemon has noticed before the client
         with monkeypatch.context() as patched:
@@ -190,7 +191,8 @@ def test_lost_copy_is_reported_where_it_was_requested(
     live, connection, attachment = shared(gpu), connection_of(gpu), connection_of(gpu).attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = router.begin_upload(connection, attachment, host_copy.region_of(z, attachment, mine), z.nbytes)
+        number = connection.mint()
+        reply = router.begin_upload(attachment, host_copy.region_of(z, attachment, mine), number, z.nbytes)
         live.connection.close()
         gpu.stream().synchronize()  # the daemon has noticed
         with monkeypatch.context() as patched:

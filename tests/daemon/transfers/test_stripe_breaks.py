@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 import hearth
-from hearth.transfer.striped_download import StripedDownload
-from hearth.transfer.striped_upload import StripedUpload
+from hearth.transfer.striped import StripedDownload, StripedUpload
 from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe, StripeTiming
 from hearth_proto.v1 import device_pb2

@@ -1,7 +1,7 @@
 """Access for tests to the internals behind the client's public objects.
 
-The names with an underscore belong to the protocols of `hearth.interfaces`: `DeviceContext`, `ArrayLike`, `NodeContext`
-and `Handled`, by which a module of the client reaches the objects of the layers above it. They are not public, and
+The names with an underscore belong to the protocols of `hearth.interfaces`: `DeviceContext`, `ArrayLike`
+and `NodeContext`, by which a module of the client reaches the objects of the layers above it. They are not public, and
 tests use them in this module only.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hearth.dtypes import Dtype
-    from hearth.interfaces import ArrayLike, Connected, Handled, NodeContext
+    from hearth.interfaces import ArrayLike, Connected, NodeContext
     from hearth.session.connection import Connection
     from hearth.session.lease import NodeSession
     from hearth.session.memory import Memory
@@ -48,6 +48,7 @@ def handle_of(array: Any) -> int:
     return memory_of(array).handle
 
 
-def number_of(owner: Handled) -> int:
+def number_of(owner: Any) -> int:
     """Returns the handle by which commands name a module, a stream, an event or a profile."""
-    return owner._handle
+    handle: int = owner._handle
+    return handle

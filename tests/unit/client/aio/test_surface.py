@@ -12,7 +12,7 @@ import pytest
 
 import hearth
 from hearth import aio
-from hearth.aio.array import GlobalArray
+from hearth.aio.module import GlobalArray
 from hearth.blocking import module
 
 WAITS: dict[str, set[str]] = {

@@ -1,4 +1,4 @@
-"""GPU memory of other libraries: the streams that a copy of it waits for."""
+"""Memory of other libraries: the streams that a copy of GPU memory waits for, and the conversion of host memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.arrays.asarray import gpu_memory_of
+from hearth.arrays.asarray import gpu_memory_of, host_array
+from hearth.errors import DtypeError
 from hearth.interop import dlpack
 
 
@@ -52,3 +53,44 @@ def test_dlpack_producer_orders_the_stream(producer: int | None, asked: Any, str
     given = Capsules()
     memory = gpu_memory_of(given, producer)
     assert memory is not None and memory.streams == streams and given.asked == [asked]
+
+
+class HostCapsules:
+    """An array in host memory that supports DLPack only, and may refuse to export it."""
+
+    def __init__(self, refusal: Exception | None = None) -> None:
+        self.host = np.arange(4, dtype=np.float32)
+        self.refusal = refusal
+        self.exports = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+    def __dlpack__(self) -> Any:
+        self.exports += 1
+        if self.refusal is not None:
+            raise self.refusal
+        host = self.host
+        return dlpack.capsule(self, host.ctypes.data, (dlpack.CPU, 0), host.shape, host.strides, host.dtype)
+
+
+def test_host_memory_by_dlpack_is_not_copied() -> None:
+    given, before = HostCapsules(), dlpack.exported()
+    with host_array(given, None) as host:
+        assert host.ctypes.data == given.host.ctypes.data and (host == given.host).all()
+        assert dlpack.exported() == before + 1
+    assert given.exports == 1 and dlpack.exported() == before
+
+
+def test_export_that_fails_is_tried_once() -> None:
+    given = HostCapsules(BufferError("it is locked"))
+    with pytest.raises(DtypeError, match=r"\(it is locked\)"), host_array(given, None):
+        pass
+    assert given.exports == 1
+
+
+def test_error_of_the_user_of_host_memory_is_no_failed_conversion() -> None:
+    given, before = HostCapsules(), dlpack.exported()
+    with pytest.raises(ValueError, match="of a progress callback"), host_array(given, None):
+        raise ValueError("of a progress callback")
+    assert dlpack.exported() == before

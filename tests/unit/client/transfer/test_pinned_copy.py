@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Daemon(LaneDaemon):
 class Shared:
     """Shared memory that is never lost."""
 
-    open = recently_alive = True
+    connection = SimpleNamespace(closed=False, recently_alive=True)
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.attachment = connection_of(gpu).attachment()
@@ -169,9 +170,9 @@ def test_repeated_copy_takes_the_full_path_if_its_inputs_changed(
     with monkeypatch.context() as patched:
         patched.setattr(connection, "refusal", error)
         assert not copy.repeatable(memory_of(x), None, True)
-    for name, blocking in (("open", True), ("recently_alive", False)):
+    for name, value, blocking in (("closed", True, True), ("recently_alive", False, False)):
         with monkeypatch.context() as patched:
-            patched.setattr(Shared, name, False)
+            patched.setattr(Shared.connection, name, value)
             assert not copy.repeatable(memory_of(x), None, blocking) and copy.repeatable(
                 memory_of(x), None, not blocking
             )

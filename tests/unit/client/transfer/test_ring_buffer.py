@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.transfer.copy_threads import MAX_THREADS
-from hearth.transfer.ring_buffer import MIN_PIECE_BYTES, SLOT_BYTES, Pieces, Ring, Slot, piece_bytes
+from hearth.transfer.ring_buffer import MIN_PIECE_BYTES, SLOT_BYTES, Ring, Slot, piece_bytes, piece_starts
 from tests.support.timing import LATE
 
 STALL = 0.05
@@ -37,17 +37,10 @@ def ring_of(count: int, most: int | None = None, stall: float = STALL) -> Ring:
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 16), st.integers(1, 1 << 12))
 def test_pieces_are_whole_rows_and_make_the_whole(rows: int, most: int, width: int) -> None:
     size = rows * width
-    cut = Pieces(size, most, width)
-    count = len(cut)
-    assert cut.piece_size % width == 0 and (cut.piece_size <= most or cut.piece_size == width)
-    for index in {0, count // 2, count - 1}:
-        piece = cut[index]
-        assert piece.start == index * cut.piece_size
-        assert piece.start + piece.size == (size if index == count - 1 else (index + 1) * cut.piece_size)
-        assert piece.size > 0 and piece.size % width == 0
-    for index in (-1, count):
-        with pytest.raises(IndexError):
-            cut[index]
+    starts = piece_starts(size, most, width)
+    each = starts.step
+    assert each % width == 0 and (each <= most or each == width)
+    assert starts[0] == 0 and starts[-1] < size <= starts[-1] + each and size % width == 0
 
 
 @given(st.integers(1, 1 << 40))

@@ -273,8 +273,7 @@ def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch,
     """Whatever its route."""
     sent: list[commands_pb2.Command] = []
     moved = shared.Moved(40, split=(9, size))
-    monkeypatch.setattr(shared, "write", lambda *_, **__: moved)
-    monkeypatch.setattr(shared, "read", lambda *_, **__: moved)
+    monkeypatch.setattr(shared, "move", lambda *_, **__: moved)
     monkeypatch.setattr(plan, "MIN_SHARED_BYTES", 1)
     monkeypatch.setattr(plan, "should_use_ring", lambda *_: True)
     monkeypatch.setattr(router, "carry_upload", lambda *_: None)
