@@ -248,13 +248,21 @@ def raw_bytes(arg: Any) -> bytes:
     if isinstance(arg, complex):
         return struct.pack("<dd", arg.real, arg.imag)
     if isinstance(arg, ByValue):
-        return bytes(arg.data)
-    if np.is_imported():
-        if isinstance(arg, np.generic):
-            return arg.tobytes()
-        if isinstance(arg, np.ndarray):
-            return arg.astype(arg.dtype.newbyteorder("="), copy=False).tobytes()
+        return _with_null_pointers(arg) if arg.pointers else bytes(arg.data)
+    if np.is_imported() and isinstance(arg, np.generic | np.ndarray):
+        if arg.dtype.hasobject:
+            return _with_null_pointers(arg)
+        return (arg if isinstance(arg, np.generic) else arg.astype(arg.dtype.newbyteorder("="), copy=False)).tobytes()
     return bytes(memoryview(arg))  # a value of ctypes
+
+
+def _with_null_pointers(arg: Any) -> bytes:
+    """Returns the bytes of a struct whose pointers are all null: zeros, and not the addresses of Python's objects."""
+    from hearth.kernels import pointers
+
+    contents = pointers.struct_of(arg)
+    assert contents is not None
+    return contents.data
 
 
 def dimensions(name: str, value: object) -> tuple[int, int, int]:

@@ -159,6 +159,17 @@ def test_none_is_a_null_pointer() -> None:
     assert launches.unpack_layout(unpacked.layout)[1] == (8, 8, False, False) and unpacked.params[8:] == bytes(8)
 
 
+def test_null_pointers_of_a_struct_are_zeros() -> None:
+    dtype = np.dtype([("p", object), ("n", np.int32)], align=True)
+    for value in (
+        np.array((None, 5), dtype),
+        np.array((0, 5), dtype)[()],
+        hearth.Struct(b"\5" * 16, pointers={0: None}),
+    ):
+        unpacked = record((value,))
+        assert unpacked.params[:9] == bytes(8) + b"\5" and not unpacked.buffers
+
+
 @pytest.mark.parametrize("value", [np.array([5], ">i4"), np.full((1, 1), 5, np.int32)])
 def test_an_array_of_one_element_is_passed_by_value(value: Any) -> None:
     unpacked = record((np.int8(1), value))
