@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -218,7 +219,7 @@ def follow(session: NodeSession, path: str) -> SessionTraces:
     file = _files.setdefault(path, TraceFile(path))
     check(file.path, path)
     _sessions.add(session)
-    _Exit.prepare()
+    _finish_at_exit()
     return SessionTraces(session, file)
 
 
@@ -247,34 +248,28 @@ def check(file: Path, path: str) -> None:
     )
 
 
-class _Exit:
-    """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends.
+@cache
+def _finish_at_exit() -> None:
+    """Registers `_finish`, once in each process: for Python's exit, and for the end of a process of `multiprocessing`.
 
-    A process of `multiprocessing` does not run Python's exit functions.
+    Such a process does not run Python's exit functions.
     """
+    atexit.register(_finish)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _finish, exitpriority=10)
 
-    process = 0
 
-    @classmethod
-    def prepare(cls) -> None:
-        """Registers the exit function, once in each process."""
-        if cls.process == os.getpid():
-            return
-        cls.process = os.getpid()
-        atexit.register(cls.finish)
-        multiprocessing = sys.modules.get("multiprocessing.util")
-        if multiprocessing is not None:
-            multiprocessing.Finalize(None, cls.finish, exitpriority=10)
-
-    @staticmethod
-    def finish() -> None:
-        for session in list(_sessions):
-            session.close()
-        for file in _files.values():
-            file.write(last=True)
+def _finish() -> None:
+    """Closes sessions and writes files."""
+    for session in list(_sessions):
+        session.close()
+    for file in _files.values():
+        file.write(last=True)
 
 
 def _after_fork() -> None:
+    _finish_at_exit.cache_clear()
     _sessions.clear()
     for file in _files.values():
         file.forked()
