@@ -13,7 +13,7 @@ exist as long as the graph, even if the program has dropped the arrays and modul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
@@ -57,7 +57,7 @@ class GraphNode:
         kernel: str,
         after: Sequence[int],
         call: LaunchCall | None,
-        bodies: Iterable[tuple[int, int]] = (),
+        bodies: tuple[range, ...] = (),
     ) -> None:
         self._graph = graph
         self._call = call
@@ -68,7 +68,7 @@ class GraphNode:
         ``"while"`` or ``"switch"``: a conditional node."""
         self.kernel = kernel
         """The kernel's name; empty for other kinds of nodes."""
-        self.bodies = conditional_bodies.ranges(index, bodies)
+        self.bodies = bodies
         """Indices of the nodes of each body of a conditional node: that of `while_`; those of `if_` and, if there is
         one, `else_`; or those of a switch by value, empty for values without a `case_`. Empty for other kinds."""
         self.body = range(index + 1, max((body.stop for body in self.bodies), default=index + 1))
@@ -180,7 +180,7 @@ class BaseGraph(CupyNames, Program):
         self._captured: BaseStream | None = None
         """The stream from which the work is recorded."""
         self._recorder: CaptureRecorder | None = None
-        self._recording_attachment: Attachment | None = None
+        """Set while the graph is being recorded, as `_captured` is."""
 
     # ---- recording ----
 
@@ -201,7 +201,7 @@ class BaseGraph(CupyNames, Program):
             )
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=stream._handle_on(attachment))
-        recorder = CaptureRecorder(connection, stream, relaxed=self._relaxed)
+        recorder = CaptureRecorder(connection, attachment, stream, relaxed=self._relaxed)
         handle = connection.mint()
         command.begin_capture.graph = handle
         try:
@@ -209,7 +209,7 @@ class BaseGraph(CupyNames, Program):
         except BaseException:
             recorder.end()
             raise
-        self._handle, self._recording_attachment, self._captured, self._recorder = handle, attachment, stream, recorder
+        self._handle, self._captured, self._recorder = handle, stream, recorder
 
     @contextlib.contextmanager
     def if_(self, condition: ArrayLike) -> Iterator[None]:
@@ -291,19 +291,19 @@ class BaseGraph(CupyNames, Program):
         yield from self._branch(commands_pb2.BeginBranch(value=conditional_bodies.case_value(value)))
 
     def _conditional(self, condition: ArrayLike, *, loop: bool = False, switch: bool = False) -> Iterator[None]:
-        attachment = self._ready_for_body(branches=switch)
+        recorder = self._ready_for_body(branches=switch)
         begin = commands_pb2.BeginConditional(loop=loop, switch=switch)
         begin.buffer, begin.offset = conditional_bodies.condition_operand(condition, self._connection)
-        yield from self._body(attachment, commands_pb2.Command(begin_conditional=begin))
+        yield from self._body(recorder, commands_pb2.Command(begin_conditional=begin))
 
     def _branch(self, begin: commands_pb2.BeginBranch) -> Iterator[None]:
-        attachment = self._ready_for_body(branches=True)
-        yield from self._body(attachment, commands_pb2.Command(begin_branch=begin))
+        recorder = self._ready_for_body(branches=True)
+        yield from self._body(recorder, commands_pb2.Command(begin_branch=begin))
 
-    def _ready_for_body(self, *, branches: bool) -> Attachment:
-        """Returns the attachment of the recording. Raises an error if no body can be recorded."""
-        attachment = self._recording_attachment
-        if attachment is None:
+    def _ready_for_body(self, *, branches: bool) -> CaptureRecorder:
+        """Returns the recorder. Raises an error if no body can be recorded."""
+        recorder = self._recorder
+        if recorder is None:
             raise LaunchError(
                 f"{self!r} is not being recorded, and has no further conditional nodes.",
                 reason="CAPTURE_INVALID",
@@ -319,21 +319,21 @@ class BaseGraph(CupyNames, Program):
                 if limits.graph_conditionals
                 else "read the condition, and launch one graph or another, or update the daemon.",
             )
-        return attachment
+        return recorder
 
-    def _body(self, attachment: Attachment, begin: commands_pb2.Command) -> Iterator[None]:
+    def _body(self, recorder: CaptureRecorder, begin: commands_pb2.Command) -> Iterator[None]:
         current, captured = streams.current(self._connection), self._captured
         assert captured is not None
-        stream = current if current is not None and current._capture is self._recorder else captured
+        stream = current if current is not None and current._capture is recorder else captured
         begin.stream = stream._handle
-        attachment.submit(begin)
+        recorder.attachment.submit(begin)
         try:
             yield
         finally:
-            if self._recording_attachment is attachment:  # the recording has not ended in the block
+            if self._recorder is recorder:  # the recording has not ended in the block
                 end = commands_pb2.Command(stream=stream._handle)
                 end.end_conditional.SetInParent()
-                attachment.submit(end)
+                recorder.attachment.submit(end)
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -344,10 +344,11 @@ class BaseGraph(CupyNames, Program):
 
     def _end_capture(self, error: BaseException | None = None) -> PendingResult[None] | None:
         """Ends the recording, or discards it because of an error. Returns the request as `_end`."""
-        stream, recorder, attachment = self._captured, self._recorder, self._recording_attachment
-        assert stream is not None and recorder is not None and attachment is not None
+        stream, recorder = self._captured, self._recorder
+        assert stream is not None and recorder is not None
+        attachment = recorder.attachment
         recorder.end()
-        self._captured = self._recorder = self._recording_attachment = None
+        self._captured = self._recorder = None
         command = commands_pb2.Command(stream=stream._handle)
         command.end_capture.graph = self._handle
         if error is not None:
@@ -369,7 +370,7 @@ class BaseGraph(CupyNames, Program):
                     node.kernel,
                     node.after if graph.forked else range(max(index - 1, 0), index),
                     next(calls, None) if node.kind == "kernel" else None,
-                    conditional_bodies.of_message(node),
+                    conditional_bodies.ranges(index, node),
                 )
                 for index, node in enumerate(graph.nodes)
             )

@@ -36,7 +36,8 @@ class CaptureRecorder:
     The recording ends with the attachment of the stream where it began.
     """
 
-    def __init__(self, connection: Connection, stream: BaseStream, *, relaxed: bool) -> None:
+    def __init__(self, connection: Connection, attachment: Attachment, stream: BaseStream, *, relaxed: bool) -> None:
+        self.attachment = attachment
         self.calls: list[LaunchCall] = []
         """The launches that were sent, in order."""
         self.relaxed = relaxed
