@@ -134,24 +134,14 @@ class SessionTraces:
 class TraceFile:
     """The traces of this process so far. Safe from any thread."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._forked = False
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._lock = threading.Lock()
         self._results: list[tuple[str, commands_pb2.TraceResult]] = []
         self._dirty = False
         self._not_before = 0.0
         self.lost = 0
         """Number of traces that were lost."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the file that this process writes; a forked child has a separate file."""
-        text = self._path.replace("%p", str(os.getpid()))
-        if self._forked and "%p" not in self._path:
-            path = Path(text)
-            text = str(path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}"))
-        return Path(text)
 
     def add(self, name: str, result: commands_pb2.TraceResult) -> None:
         """Adds the trace of a device.
@@ -190,16 +180,11 @@ class TraceFile:
             if duration > _FAST_WRITE_S:
                 self._not_before = started + (1 + _PAUSE_FACTOR) * duration
 
-    def forked(self) -> None:
-        """Discards the traces in the child of a fork, because they belong to the parent's file."""
-        self._forked = True
-        self._lock = threading.Lock()
-        self._results = []
-        self._dirty = False
-        self.lost = 0
 
-
+_IMPORTED_BY = os.getpid()
+"""Id of the process that has imported this module; a forked child has another."""
 _files: dict[str, TraceFile] = {}
+"""The files of this process, by their names as the user gave them."""
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
@@ -216,11 +201,19 @@ def follow(session: NodeSession, path: str) -> SessionTraces:
     Raises:
         ArgumentError: The file cannot be written.
     """
-    file = _files.setdefault(path, TraceFile(path))
+    file = _files.setdefault(path, TraceFile(_path_of(path)))
     check(file.path, path)
     _sessions.add(session)
     _finish_at_exit()
     return SessionTraces(session, file)
+
+
+def _path_of(path: str) -> Path:
+    """Returns the path of the file that this process writes; a forked child has a separate file."""
+    file = Path(path.replace("%p", str(os.getpid())))
+    if os.getpid() != _IMPORTED_BY and "%p" not in path:
+        return file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
+    return file
 
 
 def check(file: Path, path: str) -> None:
@@ -271,8 +264,7 @@ def _finish() -> None:
 def _after_fork() -> None:
     _finish_at_exit.cache_clear()
     _sessions.clear()
-    for file in _files.values():
-        file.forked()
+    _files.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
