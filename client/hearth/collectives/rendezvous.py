@@ -31,17 +31,13 @@ class FormedGroup:
     def __init__(self, id: bytes, sessions: Sequence[NodeSession]) -> None:
         self.id = id
         self.sessions = tuple(sessions)
-        self._left = threading.Event()
+        self.has_left = False
+        """True once the group has been left."""
 
     @property
     def coordinator(self) -> NodeSession:
         """The session of the first rank, whose daemon coordinates the group."""
         return self.sessions[0]
-
-    @property
-    def has_left(self) -> bool:
-        """True once the group has been left."""
-        return self._left.is_set()
 
     def leave(self, lost: Collection[NodeSession] = ()) -> None:
         """Leaves the group at all daemons that answer.
@@ -53,7 +49,7 @@ class FormedGroup:
         """
         if self.has_left:
             return
-        self._left.set()
+        self.has_left = True
         threads = {session: start_thread(partial(_leave, session, self.id)) for session in self.sessions}
         join_within(LEAVE_S, [thread for session, thread in threads.items() if session not in lost])
 

@@ -255,8 +255,14 @@ class DispatchBytes:
             self.cancel()
 
     def _fetch_one(self, output: Output) -> None:
+        into = output.into
         try:
-            self._fetch_by_transfer(output)
+            self._begin(output.download)
+            download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
+            self._add_cancel(download.cancel)
+            received = download.into(into)
+            if received != len(into):
+                raise plan.short(received, len(into))
         except HearthError as error:
             memory = self._unconfirmed.get(output.download)
             if memory is None or router.cause_of(self._reply, error) is not error or not self._reply.answered:
@@ -264,16 +270,7 @@ class DispatchBytes:
             from hearth.transfer import registered
 
             # the device had received the memory's address, and has completed the dispatch
-            registered.copy(output.into, memory)
-
-    def _fetch_by_transfer(self, output: Output) -> None:
-        into = output.into
-        self._begin(output.download)
-        download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
-        self._add_cancel(download.cancel)
-        received = download.into(into)
-        if received != len(into):
-            raise plan.short(received, len(into))
+            registered.copy(into, memory)
 
     def _begin(self, number: int) -> None:
         """Notes that the transfer is about to be opened. Raises `TransferError` if the dispatch was cancelled."""
