@@ -30,21 +30,21 @@ cuda.Stream.from_external cuda.ExternalStream
     order the work of both libraries on the host: the daemon runs the work, and has no streams of this process
 cuda.get_current_stream Stream.use
     name the stream where it begins: with gpu.stream() as s:
-cuda.get_elapsed_time
+cuda.get_elapsed_time cuda.runtime.eventElapsedTime
     use hearth.get_elapsed_time(start, end)
 Stream.ptr Stream.__cuda_stream__ Event.ptr
     pass the object itself, as in stream=s: it has no handle in this process
 Stream.device_id
     keep the device that made the stream
-Stream.is_non_blocking
+Stream.is_non_blocking cuda.runtime.streamGetFlags
     leave it out: every stream is non-blocking, and waits for another one only for work on the same array
 cuda.Graph
     record in a block: with gpu.graph() as g:
 cuda.Event
     use gpu.event()
-cuda.Event(interprocess=True)
+cuda.Event(interprocess=True) cuda.runtime.ipcGetEventHandle cuda.runtime.ipcOpenEventHandle
     use event.publish(name) and, in the other process, gpu.attach_event(name)
-Graph.upload
+Graph.upload cuda.runtime.graphUpload
     leave it out: the end of the block makes the graph on the device
 Graph.graph Graph.graphExec
     use g.launch(): a client has no handle of the driver
@@ -58,9 +58,7 @@ cuda.nccl.groupStart cuda.nccl.groupEnd
     use with group.batch():
 cuda.nccl.NcclError
     catch hearth.CommunicatorError
-cuda.nccl.check_status
-    leave it out: calls raise their errors themselves
-cuda.runtime.check_status
+cuda.nccl.check_status cuda.runtime.check_status
     leave it out: calls raise their errors themselves
 cuda.nccl.NcclCommunicator cuda.nccl.NcclCommunicator.initAll
     use hearth.Group(node.devices)
@@ -94,9 +92,7 @@ cuda.nccl.NCCL_INT8 cuda.nccl.NCCL_CHAR cuda.nccl.NCCL_UINT8 cuda.nccl.NCCL_INT3
 cuda.nccl.NCCL_UINT32 cuda.nccl.NCCL_INT64 cuda.nccl.NCCL_UINT64 cuda.nccl.NCCL_FLOAT16 cuda.nccl.NCCL_HALF
 cuda.nccl.NCCL_FLOAT32 cuda.nccl.NCCL_FLOAT cuda.nccl.NCCL_FLOAT64 cuda.nccl.NCCL_DOUBLE cuda.nccl.NCCL_BFLOAT16
     leave it out: arrays have a dtype
-cuda.is_available
-    use len(node.devices)
-cuda.runtime.getDeviceCount
+cuda.is_available cuda.runtime.getDeviceCount
     use len(node.devices)
 cuda.runtime.getDevice cuda.runtime.setDevice
     use node.device(i) for the i-th device
@@ -106,9 +102,7 @@ cuda.runtime.deviceGetByPCIBusId cuda.runtime.deviceGetPCIBusId
     compare gpu.properties.uuid
 cuda.runtime.is_hip
     use gpu.properties.backend
-cuda.runtime.driverGetVersion cuda.runtime.runtimeGetVersion
-    use gpu.properties.driver_version and gpu.properties.runtime_version
-cuda.get_local_runtime_version
+cuda.runtime.driverGetVersion cuda.runtime.runtimeGetVersion cuda.get_local_runtime_version
     use gpu.properties.driver_version and gpu.properties.runtime_version
 cuda.runtime.deviceSynchronize
     use gpu.synchronize()
@@ -120,8 +114,6 @@ cuda.runtime.CUDARuntimeError
     catch hearth.HearthError, or one of its subclasses
 cuda.runtime.ipcGetMemHandle cuda.runtime.ipcOpenMemHandle cuda.runtime.ipcCloseMemHandle
     use x.publish(name) and, in the other process, gpu.attach(name)
-cuda.runtime.ipcGetEventHandle cuda.runtime.ipcOpenEventHandle
-    use event.publish(name) and, in the other process, gpu.attach_event(name)
 cuda.runtime.malloc cuda.runtime.mallocAsync cuda.runtime.mallocFromPoolAsync
     use gpu.empty(size, np.uint8)
 cuda.runtime.free cuda.runtime.freeAsync
@@ -166,8 +158,6 @@ cuda.runtime.streamWaitEvent
     use s.wait_event(e)
 cuda.runtime.streamGetPriority
     use s.priority
-cuda.runtime.streamGetFlags
-    leave it out: every stream is non-blocking, and waits for another one only for work on the same array
 cuda.runtime.streamAddCallback cuda.runtime.launchHostFunc
     use s.launch_host_func(f, *args)
 cuda.runtime.streamBeginCapture cuda.runtime.streamEndCapture cuda.runtime.graphInstantiate
@@ -182,14 +172,10 @@ cuda.runtime.eventQuery
     use e.done
 cuda.runtime.eventSynchronize
     use e.synchronize()
-cuda.runtime.eventElapsedTime
-    use hearth.get_elapsed_time(start, end)
 cuda.runtime.graphLaunch
     use g.launch(stream=s)
 cuda.runtime.graphDestroy cuda.runtime.graphExecDestroy
     use g.close(), or drop the graph
-cuda.runtime.graphUpload
-    leave it out: the end of the block makes the graph on the device
 cuda.runtime.graphDebugDotPrint
     use g.debug_dot_str()
 cuda.runtime.profilerStart cuda.runtime.profilerStop

@@ -12,31 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from typing import Protocol
-
-    class _Connection(Protocol):
-        """A connection to a device: `hearth.session.connection.Connection`."""
-
-        transport: Any
-        ordinal: int
-
-    class _Session(Protocol):
-        """A session on a node: `hearth.session.lease.NodeSession`."""
-
-        transport: Any
-
-    class _Node(Protocol):
-        """A node: `hearth.base_node.BaseNode`."""
-
-        @property
-        def _session(self) -> _Session: ...
-        @property
-        def tenant(self) -> str: ...
-
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,48 +27,6 @@ is bounded, and a call must not fail because of its trace."""
 _modules: Final = sys.modules
 _tracer: tuple[Any, Any] = (None, None)
 """The application's tracer provider, and the tracer obtained from it."""
-
-
-class _NoSpan:
-    """A span that records nothing, used if the application makes no spans."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> _NoSpan:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def set_attribute(self, name: str, value: Any) -> None:
-        """Ignores the attribute.
-
-        Args:
-            name: Name of the attribute.
-            value: Its value.
-        """
-        ...
-
-    def set_attributes(self, attributes: Attributes) -> None:
-        """Ignores the attributes.
-
-        Args:
-            attributes: Values by name.
-        """
-        ...
-
-
-_NO_SPAN: Final = _NoSpan()
-
-
-def span(name: str, /, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
-    """Returns a context manager that makes a span around its block and records the error that the block raises.
-
-    >>> with span("hearth.get", {"hearth.bytes": 4096}):
-    ...     read()
-    """
-    tracer = _find_tracer() if _API in _modules else None
-    return _NO_SPAN if tracer is None else _recorded_span(tracer, name, attributes)
 
 
 def traced(
@@ -123,12 +57,11 @@ def traced(
 
         @wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> T:
-            if _API not in _modules or _find_tracer() is None:
-                return function(*args, **keywords)
-            attributes = _attributes_of(describe_call, args, keywords)
+            tracer = _find_tracer() if _API in _modules else None
+            attributes = None if tracer is None else _attributes_of(describe_call, args, keywords)
             if attributes is None:
                 return function(*args, **keywords)
-            with span(name, attributes) as current:
+            with _span(tracer, name, attributes) as current:
                 result = function(*args, **keywords)
                 if outcome is not None:
                     current.set_attributes(_attributes_of(outcome, (result,), {}) or {})
@@ -147,11 +80,11 @@ def _traced_coroutine(
 ) -> Any:
     @wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
-        enabled = _API in _modules and _find_tracer() is not None
-        attributes = _attributes_of(describe, args, keywords) if enabled else None
+        tracer = _find_tracer() if _API in _modules else None
+        attributes = None if tracer is None else _attributes_of(describe, args, keywords)
         if attributes is None:
             return await function(*args, **keywords)
-        with span(name, attributes) as current:
+        with _span(tracer, name, attributes) as current:
             result = await function(*args, **keywords)
             if outcome is not None:
                 current.set_attributes(_attributes_of(outcome, (result,), {}) or {})
@@ -198,7 +131,7 @@ def location(owner: Any, /, *_: object, **__: object) -> Attributes:
     return {} if session is None else _of_transport(session.transport)
 
 
-def of(connection: _Connection) -> dict[str, Any]:
+def of(connection: Any) -> dict[str, Any]:
     """Returns daemon, session and device of a connection as attributes."""
     return {**_of_transport(connection.transport), "hearth.device": connection.ordinal}
 
@@ -241,7 +174,7 @@ def of_target(target: object = None, /, *_: object, **__: object) -> Attributes:
     return {} if target is None else {"hearth.target": str(target)}
 
 
-def of_node(node: _Node, /) -> Attributes:
+def of_node(node: Any, /) -> Attributes:
     """Returns the attributes of a session that has been opened."""
     return {**_of_transport(node._session.transport), "hearth.tenant": node.tenant}
 
@@ -296,7 +229,8 @@ def _find_tracer() -> Any:
 
 
 @contextmanager
-def _recorded_span(tracer: Any, name: str, attributes: Attributes | None) -> Iterator[Any]:
+def _span(tracer: Any, name: str, attributes: Attributes) -> Iterator[Any]:
+    """Makes a span around a block, and records the error that the block raises."""
     kind = _modules[_API].SpanKind.CLIENT
     with tracer.start_as_current_span(name, kind=kind, attributes=attributes) as current:
         try:

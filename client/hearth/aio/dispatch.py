@@ -37,7 +37,7 @@ class PendingDispatch(BasePendingDispatch):
 
     def _start_transfers(self) -> Work[None]:
         if self._copies_inputs:
-            self._input_copy = self._home.dispatches.run(self._job.copy_inputs)
+            self._input_copy = self._home.dispatches.run(self._job.transfers.copy_inputs)
         task = _DispatchTask(self._home, self._job, self._input_copy)
         self._home.dispatches.run(task.begin)
         return task.completion
@@ -125,7 +125,7 @@ class _DispatchTask:
             if self._input_copy is not None:
                 self._input_copy.result()
             cast("LoopAttachment", job.attachment).wait_opened()
-            if job.offer_memory():
+            if job.transfers.offer_memory():
                 self._listens = True
                 job.reply.listen(self._answered)
                 return

@@ -22,7 +22,7 @@ from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.formations import Formations, abandon
 from hearth.collectives.group_members import check_devices, rank_of
 from hearth.collectives.operands import Operands, check_array, check_out, check_rank, share_shape
-from hearth.collectives.part import RankPart, by_rank, parts_from_root, parts_of_all, parts_to_root
+from hearth.collectives.part import RankPart, at_root, by_rank, parts_of_ranks
 from hearth.collectives.reduction import PremulSum, Reduction, reduction
 from hearth.collectives.rendezvous import describe
 from hearth.errors import ArgumentError, ClosedError
@@ -130,7 +130,8 @@ class BaseGroup(Generic[D, A]):
         sources = self._operands.arrays(arrays, written=outs is None)
         reducer, size = self._reduction(op, sources, sources[0].size)
         targets = sources if outs is None else self._operands.outs(outs, sources[0].shape, sources[0])
-        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, reducer.dtype, reducer)
+        kind = commands_pb2.COLLECTIVE_KIND_ALL_REDUCE
+        parts = parts_of_ranks(kind, sources, targets, size, reducer.dtype, reducer)
         self._run(parts, size, timeout_ns)
         return targets
 
@@ -164,7 +165,8 @@ class BaseGroup(Generic[D, A]):
         sources = self._operands.arrays(arrays)
         reducer, size = self._reduction(op, sources, sources[0].size)
         target = self._operands.out("out", out, root, sources[0].shape, sources[0])
-        parts = parts_to_root(commands_pb2.COLLECTIVE_KIND_REDUCE, sources, target, root, size, reducer.dtype, reducer)
+        kind, targets = commands_pb2.COLLECTIVE_KIND_REDUCE, at_root(target, root, len(self))
+        parts = parts_of_ranks(kind, sources, targets, size, reducer.dtype, reducer, root)
         self._run(parts, size, timeout_ns)
         return target
 
@@ -202,7 +204,8 @@ class BaseGroup(Generic[D, A]):
             source = self._operands.single("array", arrays, root)
             targets = self._operands.outs(outs, source.shape, source, {root: source})
         dtype, size = wire_elements(source, source.size)
-        parts = parts_from_root(commands_pb2.COLLECTIVE_KIND_BROADCAST, source, targets, root, size, dtype)
+        kind, sent = commands_pb2.COLLECTIVE_KIND_BROADCAST, at_root(source, root, len(self))
+        parts = parts_of_ranks(kind, sent, targets, size, dtype, root=root)
         self._run(parts, size, timeout_ns)
         return targets
 
@@ -233,7 +236,7 @@ class BaseGroup(Generic[D, A]):
         sources = self._operands.arrays(arrays)
         targets = self._operands.outs(outs, (len(self.devices), *sources[0].shape), sources[0])
         dtype, size = wire_elements(sources[0], sources[0].size)
-        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
+        parts = parts_of_ranks(commands_pb2.COLLECTIVE_KIND_ALL_GATHER, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -268,9 +271,8 @@ class BaseGroup(Generic[D, A]):
         shape = share_shape("arrays[0]", sources[0], len(self.devices))
         reducer, size = self._reduction(op, sources, math.prod(shape))
         targets = self._operands.outs(outs, shape, sources[0])
-        parts = parts_of_all(
-            commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, reducer.dtype, reducer
-        )
+        kind = commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER
+        parts = parts_of_ranks(kind, sources, targets, size, reducer.dtype, reducer)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -302,7 +304,7 @@ class BaseGroup(Generic[D, A]):
         share = share_shape("arrays[0]", sources[0], len(self.devices))
         targets = self._operands.outs(outs, sources[0].shape, sources[0])
         dtype, size = wire_elements(sources[0], math.prod(share))
-        parts = parts_of_all(commands_pb2.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
+        parts = parts_of_ranks(commands_pb2.COLLECTIVE_KIND_ALL_TO_ALL, sources, targets, size, dtype)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -336,7 +338,8 @@ class BaseGroup(Generic[D, A]):
         sources = self._operands.arrays(arrays)
         target = self._operands.out("out", out, root, (len(self.devices), *sources[0].shape), sources[0])
         dtype, size = wire_elements(sources[0], sources[0].size)
-        parts = parts_to_root(commands_pb2.COLLECTIVE_KIND_GATHER, sources, target, root, size, dtype)
+        kind, targets = commands_pb2.COLLECTIVE_KIND_GATHER, at_root(target, root, len(self))
+        parts = parts_of_ranks(kind, sources, targets, size, dtype, root=root)
         self._run(parts, size, timeout_ns, ordered=True)
         return target
 
@@ -375,7 +378,8 @@ class BaseGroup(Generic[D, A]):
             shape = shape[1:]
         targets = self._operands.outs(outs, shape, source)
         dtype, size = wire_elements(source, math.prod(shape))
-        parts = parts_from_root(commands_pb2.COLLECTIVE_KIND_SCATTER, source, targets, root, size, dtype)
+        kind, sent = commands_pb2.COLLECTIVE_KIND_SCATTER, at_root(source, root, len(self))
+        parts = parts_of_ranks(kind, sent, targets, size, dtype, root=root)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 

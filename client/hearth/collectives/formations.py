@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth import telemetry
 from hearth.collectives.completion import LastOperation, LastOperations, wait_until_done
-from hearth.collectives.rendezvous import LEAVE_S, FormedGroup, form
+from hearth.collectives.rendezvous import LEAVE_S, FormedGroup, form, join_within, start_thread
 from hearth.session.collective_order import RankOrder, sorted_order
 
 if TYPE_CHECKING:
@@ -108,9 +107,7 @@ class Formations:
         """
         self._closed = True
         groups = list(self.formed)
-        deadline = time.monotonic() + LEAVE_S
-        for thread in [self.start_leaving(group, lost) for group in groups]:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_within(LEAVE_S, [self.start_leaving(group, lost) for group in groups])
         return [group.id for group in groups]
 
     def start_leaving(self, formed: FormedGroup, lost: Collection[int] = ()) -> threading.Thread:
@@ -125,10 +122,7 @@ class Formations:
         """
         operations = self.last_operations.take(formed.id, lost)
         kept = {session for rank, session in enumerate(self._sessions) if rank not in lost}
-        work = partial(_leave_when_done, formed, operations, set(formed.sessions) - kept)
-        thread = threading.Thread(target=work, name="hearth-group", daemon=True)
-        thread.start()
-        return thread
+        return start_thread(partial(_leave_when_done, formed, operations, set(formed.sessions) - kept))
 
 
 def _leave_when_done(formed: FormedGroup, operations: Sequence[LastOperation], lost: Collection[NodeSession]) -> None:

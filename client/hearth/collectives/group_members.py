@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from hearth.arrays.base_array import BaseArray
@@ -83,18 +83,17 @@ def named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set
     return named
 
 
-def remaining(group: object, devices: Sequence[D], without: Iterable[Member] | Member) -> list[D]:
-    """Returns the devices of a group that remain without the named members.
+def remaining(group: object, devices: Sequence[D], excluded: Collection[int]) -> list[D]:
+    """Returns the devices of a group that remain without some ranks.
 
     Args:
-        group: The group, for errors.
+        group: The group, for the error.
         devices: The devices of the group.
-        without: Ranks, devices or whole nodes.
+        excluded: The ranks, as from `named_ranks`.
 
     Raises:
-        ArgumentError: No device remains, or a named member is not in the group.
+        ArgumentError: No device remains.
     """
-    excluded = named_ranks(devices, without)
     devices_left = [device for rank, device in enumerate(devices) if rank not in excluded]
     if not devices_left:
         raise ArgumentError(

@@ -121,7 +121,15 @@ class Operands(Generic[A]):
         return self._check_on_rank(name, check_array(name, array), rank)
 
     def _check_on_rank(self, name: str, array: Any, rank: int) -> A:
-        check_device(name, array, rank, self._devices[rank])
+        device = self._devices[rank]
+        if array._connection is not device._connection:
+            session_note = "" if array.device.node is device.node else ", of another session"
+            raise ArgumentError(
+                f"{name} is {array!r}{session_note}; rank {rank} of the group is device {device.ordinal} of "
+                f"{device.node.name}.",
+                reason="INVALID_ARGUMENT",
+                fix="pass the arrays in the order of group.devices.",
+            )
         checked: A = array
         return checked
 
@@ -133,7 +141,12 @@ class Operands(Generic[A]):
                 fix="pass one array for each device, in the group's order.",
             )
         entries = list(arrays)
-        check_count(name, len(entries), len(self._devices))
+        if len(entries) != len(self._devices):
+            raise ArgumentError(
+                f"{name} has {len(entries)} entries; the group has {len(self._devices)} devices.",
+                reason="INVALID_ARGUMENT",
+                fix="pass one array for each device, in the group's order.",
+            )
         return entries
 
 
@@ -222,28 +235,6 @@ def check_out(name: str, array: Any) -> Any:
     return check_array(name, array)
 
 
-def check_device(name: str, array: BaseArray, rank: int, device: BaseDevice[Any, Any]) -> None:
-    """Checks that an array is on the device of its rank.
-
-    Args:
-        name: Name of the argument, for the error.
-        array: The array.
-        rank: The rank.
-        device: The rank's device.
-
-    Raises:
-        ArgumentError: The array is on another device.
-    """
-    if array._connection is not device._connection:
-        session_note = "" if array.device.node is device.node else ", of another session"
-        raise ArgumentError(
-            f"{name} is {array!r}{session_note}; rank {rank} of the group is device {device.ordinal} of "
-            f"{device.node.name}.",
-            reason="INVALID_ARGUMENT",
-            fix="pass the arrays in the order of group.devices.",
-        )
-
-
 def check_like(name: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dtype[Any], introduction: str) -> None:
     """Checks the shape and dtype of an array.
 
@@ -262,25 +253,6 @@ def check_like(name: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dt
             f"{name} is {array.dtype} {array.shape}; {introduction} {dtype} {shape}.",
             reason="COLLECTIVE_MISMATCH",
             fix="pass arrays of the same shape and dtype on every rank: see reshape, view and the method's docstring.",
-        )
-
-
-def check_count(name: str, count: int, ranks: int) -> None:
-    """Checks the number of arrays.
-
-    Args:
-        name: Name of the argument, for the error.
-        count: Number of arrays given.
-        ranks: Number of ranks of the group.
-
-    Raises:
-        ArgumentError: The numbers differ.
-    """
-    if count != ranks:
-        raise ArgumentError(
-            f"{name} has {count} entries; the group has {ranks} devices.",
-            reason="INVALID_ARGUMENT",
-            fix="pass one array for each device, in the group's order.",
         )
 
 

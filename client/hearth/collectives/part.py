@@ -55,100 +55,46 @@ class RankPart(NamedTuple):
             message.peer = order.rank(self.peer)
 
 
-def parts_of_all(
+def parts_of_ranks(
     kind: commands_pb2.CollectiveKind,
-    sources: Sequence[BaseArray],
-    destinations: Sequence[BaseArray],
+    sources: Sequence[BaseArray | None],
+    destinations: Sequence[BaseArray | None],
     elements: int,
     dtype: str,
     reduction: Reduction | None = None,
+    root: int | None = None,
 ) -> list[RankPart]:
-    """Makes the parts of an operation in which every rank sends and receives.
+    """Makes the parts of an operation.
 
     Args:
         kind: Kind of the operation.
-        sources: Array to read for each rank, in the group's order.
-        destinations: Array to write for each rank, in the group's order.
+        sources: For each rank, in the group's order, the array to read; None: the rank reads nothing.
+        destinations: For each rank the array to write; None: the rank writes nothing.
         elements: NCCL's count.
         dtype: Name of the elements' type.
         reduction: The reduction, if there is one.
+        root: The rank that alone sends or receives, if there is one.
 
     Returns:
         One part for each rank.
     """
-    pairs = zip(sources, destinations, strict=True)
+    op = commands_pb2.REDUCE_OP_UNSPECIFIED if reduction is None else reduction.op
+    factors = reduction.factors if reduction is not None and reduction.factors else (b"",) * len(sources)
     return [
-        RankPart(rank, kind, source, target, elements, dtype, _op(reduction), factor=_factor(reduction, rank))
-        for rank, (source, target) in enumerate(pairs)
+        RankPart(rank, kind, source, destination, elements, dtype, op, root, factor=factor)
+        for rank, (source, destination, factor) in enumerate(zip(sources, destinations, factors, strict=True))
     ]
 
 
-def parts_to_root(
-    kind: commands_pb2.CollectiveKind,
-    sources: Sequence[BaseArray],
-    destination: BaseArray,
-    root: int,
-    elements: int,
-    dtype: str,
-    reduction: Reduction | None = None,
-) -> list[RankPart]:
-    """Makes the parts of an operation in which every rank sends, and only the root receives.
+def at_root(array: BaseArray, root: int, ranks: int) -> list[BaseArray | None]:
+    """Returns the array of each rank if only the root has one.
 
     Args:
-        kind: Kind of the operation.
-        sources: Array to read for each rank, in the group's order.
-        destination: Array that the root writes.
-        root: The receiving rank.
-        elements: NCCL's count.
-        dtype: Name of the elements' type.
-        reduction: The reduction, if there is one.
-
-    Returns:
-        One part for each rank.
+        array: The root's array.
+        root: The root.
+        ranks: Number of ranks of the group.
     """
-    return [
-        RankPart(
-            rank, kind, source, destination if rank == root else None, elements, dtype, _op(reduction), root,
-            factor=_factor(reduction, rank),
-        )
-        for rank, source in enumerate(sources)
-    ]  # fmt: skip
-
-
-def _op(reduction: Reduction | None) -> commands_pb2.ReduceOp:
-    return commands_pb2.REDUCE_OP_UNSPECIFIED if reduction is None else reduction.op
-
-
-def _factor(reduction: Reduction | None, rank: int) -> bytes:
-    return reduction.factors[rank] if reduction is not None and reduction.factors else b""
-
-
-def parts_from_root(
-    kind: commands_pb2.CollectiveKind,
-    source: BaseArray,
-    destinations: Sequence[BaseArray],
-    root: int,
-    elements: int,
-    dtype: str,
-) -> list[RankPart]:
-    """Makes the parts of an operation in which only the root sends, and every rank receives.
-
-    Args:
-        kind: Kind of the operation.
-        source: Array that the root reads.
-        destinations: Array to write for each rank, in the group's order.
-        root: The sending rank.
-        elements: NCCL's count.
-        dtype: Name of the elements' type.
-
-    Returns:
-        One part for each rank.
-    """
-    op = commands_pb2.REDUCE_OP_UNSPECIFIED
-    return [
-        RankPart(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
-        for rank, target in enumerate(destinations)
-    ]
+    return [array if rank == root else None for rank in range(ranks)]
 
 
 def by_rank(parts: Iterable[RankPart], ranks: Iterable[int] = ()) -> dict[int, list[RankPart]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,17 +31,13 @@ class FormedGroup:
     def __init__(self, id: bytes, sessions: Sequence[NodeSession]) -> None:
         self.id = id
         self.sessions = tuple(sessions)
-        self._left = threading.Event()
+        self.has_left = False
+        """True once the group has been left."""
 
     @property
     def coordinator(self) -> NodeSession:
         """The session of the first rank, whose daemon coordinates the group."""
         return self.sessions[0]
-
-    @property
-    def has_left(self) -> bool:
-        """True once the group has been left."""
-        return self._left.is_set()
 
     def leave(self, lost: Collection[NodeSession] = ()) -> None:
         """Leaves the group at all daemons that answer.
@@ -53,12 +49,9 @@ class FormedGroup:
         """
         if self.has_left:
             return
-        self._left.set()
-        threads = {session: _thread(partial(_leave, session, self.id)) for session in self.sessions}
-        deadline = time.monotonic() + LEAVE_S
-        for session, thread in threads.items():
-            if session not in lost:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        self.has_left = True
+        threads = {session: start_thread(partial(_leave, session, self.id)) for session in self.sessions}
+        join_within(LEAVE_S, [thread for session, thread in threads.items() if session not in lost])
 
 
 def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: float = SLACK_S) -> FormedGroup:
@@ -100,7 +93,7 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: floa
             ticket=created.ticket,
             timeout_ns=max(1, int((deadline - time.monotonic()) * 1e9)),
         )
-        _thread(partial(_join, formed, session, request, timeout + slack, answers.put))
+        start_thread(partial(_join, formed, session, request, timeout + slack, answers.put))
     try:
         for _ in sessions[1:]:
             refusal = _next_answer(answers, deadline + 2 * slack, timeout)
@@ -162,7 +155,15 @@ def _with_node(session: NodeSession, error: HearthError) -> HearthError:
     return copy
 
 
-def _thread(work: Callable[[], None]) -> threading.Thread:
+def start_thread(work: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that does something for a group in the background, and returns it."""
     thread = threading.Thread(target=work, name="hearth-group", daemon=True)
     thread.start()
     return thread
+
+
+def join_within(seconds: float, threads: Iterable[threading.Thread]) -> None:
+    """Waits for threads, for `seconds` at most in total; they continue after that."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

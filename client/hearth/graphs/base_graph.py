@@ -13,7 +13,7 @@ exist as long as the graph, even if the program has dropped the arrays and modul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
@@ -21,8 +21,8 @@ from hearth.codec import timeouts
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedError
 from hearth.graphs import conditional_bodies, dot
-from hearth.graphs.program import Program, count
-from hearth.graphs.recorders import RECORDED_MAX, CaptureRecorder, default_stream_error, one_by_one
+from hearth.graphs.program import Program
+from hearth.graphs.recorders import CaptureRecorder, default_stream_error, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class GraphNode:
         kernel: str,
         after: Sequence[int],
         call: LaunchCall | None,
-        bodies: Iterable[tuple[int, int]] = (),
+        bodies: tuple[range, ...] = (),
     ) -> None:
         self._graph = graph
         self._call = call
@@ -68,7 +68,7 @@ class GraphNode:
         ``"while"`` or ``"switch"``: a conditional node."""
         self.kernel = kernel
         """The kernel's name; empty for other kinds of nodes."""
-        self.bodies = conditional_bodies.ranges(index, bodies)
+        self.bodies = bodies
         """Indices of the nodes of each body of a conditional node: that of `while_`; those of `if_` and, if there is
         one, `else_`; or those of a switch by value, empty for values without a `case_`. Empty for other kinds."""
         self.body = range(index + 1, max((body.stop for body in self.bodies), default=index + 1))
@@ -100,7 +100,6 @@ class GraphNode:
             UnsupportedError: The daemon is too old to change copies and fills.
         """
         call = self._call
-        connection = self._graph._connection
         attachment = self._graph._usable()
         if call is None:
             self._set_operands(args, grid is block is shared_mem is None)
@@ -110,10 +109,8 @@ class GraphNode:
             block=call.block if block is None else block,
             shared_mem=call.shared_mem if shared_mem is None else shared_mem,
         )
-        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
-        command.update_graph.graph = self._graph._handle
-        command.update_graph.node = self.index
-        default = streams.BaseStream(connection, default=True)
+        command = self._update_command(attachment)
+        default = streams.BaseStream(self._graph._connection, default=True)
         command.update_graph.launch = call.function._pack(
             attachment, call.grid, call.block, args, call.shared_mem, default, None, call.mode, call.cooperative,
             call.cluster, attributes=call.attributes,
@@ -143,14 +140,18 @@ class GraphNode:
         streams.check_composition(connection, "does not change copies and fills of graphs")
         work = node_operands.command(self.kind, args, connection)
         attachment = self._graph._usable()
-        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
-        update = command.update_graph
-        update.graph, update.node = self._graph._handle, self.index
+        command = self._update_command(attachment)
         if self.kind == "copy":
-            update.copy.CopyFrom(work.copy)
+            command.update_graph.copy.CopyFrom(work.copy)
         else:
-            update.fill.CopyFrom(work.fill)
+            command.update_graph.fill.CopyFrom(work.fill)
         attachment.submit(command)
+
+    def _update_command(self, attachment: Attachment) -> commands_pb2.Command:
+        """Returns a command that changes the node; the caller adds the launch, copy or fill."""
+        command = commands_pb2.Command(stream=streams.resolve(None, self._graph._connection, attachment))
+        command.update_graph.graph, command.update_graph.node = self._graph._handle, self.index
+        return command
 
     def _box(self) -> dot.Box:
         """Returns the node as `BaseGraph.debug_dot_str` draws it."""
@@ -179,8 +180,7 @@ class BaseGraph(CupyNames, Program):
         self._captured: BaseStream | None = None
         """The stream from which the work is recorded."""
         self._recorder: CaptureRecorder | None = None
-        self._recording_attachment: Attachment | None = None
-        self._last_launch: _GraphLaunch | None = None
+        """Set while the graph is being recorded, as `_captured` is."""
 
     # ---- recording ----
 
@@ -201,7 +201,7 @@ class BaseGraph(CupyNames, Program):
             )
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=stream._handle_on(attachment))
-        recorder = CaptureRecorder(connection, stream, relaxed=self._relaxed)
+        recorder = CaptureRecorder(connection, attachment, stream, relaxed=self._relaxed)
         handle = connection.mint()
         command.begin_capture.graph = handle
         try:
@@ -209,7 +209,7 @@ class BaseGraph(CupyNames, Program):
         except BaseException:
             recorder.end()
             raise
-        self._handle, self._recording_attachment, self._captured, self._recorder = handle, attachment, stream, recorder
+        self._handle, self._captured, self._recorder = handle, stream, recorder
 
     @contextlib.contextmanager
     def if_(self, condition: ArrayLike) -> Iterator[None]:
@@ -291,19 +291,19 @@ class BaseGraph(CupyNames, Program):
         yield from self._branch(commands_pb2.BeginBranch(value=conditional_bodies.case_value(value)))
 
     def _conditional(self, condition: ArrayLike, *, loop: bool = False, switch: bool = False) -> Iterator[None]:
-        attachment = self._ready_for_body(branches=switch)
+        recorder = self._ready_for_body(branches=switch)
         begin = commands_pb2.BeginConditional(loop=loop, switch=switch)
         begin.buffer, begin.offset = conditional_bodies.condition_operand(condition, self._connection)
-        yield from self._body(attachment, commands_pb2.Command(begin_conditional=begin))
+        yield from self._body(recorder, commands_pb2.Command(begin_conditional=begin))
 
     def _branch(self, begin: commands_pb2.BeginBranch) -> Iterator[None]:
-        attachment = self._ready_for_body(branches=True)
-        yield from self._body(attachment, commands_pb2.Command(begin_branch=begin))
+        recorder = self._ready_for_body(branches=True)
+        yield from self._body(recorder, commands_pb2.Command(begin_branch=begin))
 
-    def _ready_for_body(self, *, branches: bool) -> Attachment:
-        """Returns the attachment of the recording. Raises an error if no body can be recorded."""
-        attachment = self._recording_attachment
-        if attachment is None:
+    def _ready_for_body(self, *, branches: bool) -> CaptureRecorder:
+        """Returns the recorder. Raises an error if no body can be recorded."""
+        recorder = self._recorder
+        if recorder is None:
             raise LaunchError(
                 f"{self!r} is not being recorded, and has no further conditional nodes.",
                 reason="CAPTURE_INVALID",
@@ -319,21 +319,21 @@ class BaseGraph(CupyNames, Program):
                 if limits.graph_conditionals
                 else "read the condition, and launch one graph or another, or update the daemon.",
             )
-        return attachment
+        return recorder
 
-    def _body(self, attachment: Attachment, begin: commands_pb2.Command) -> Iterator[None]:
+    def _body(self, recorder: CaptureRecorder, begin: commands_pb2.Command) -> Iterator[None]:
         current, captured = streams.current(self._connection), self._captured
         assert captured is not None
-        stream = current if current is not None and current._capture is self._recorder else captured
+        stream = current if current is not None and current._capture is recorder else captured
         begin.stream = stream._handle
-        attachment.submit(begin)
+        recorder.attachment.submit(begin)
         try:
             yield
         finally:
-            if self._recording_attachment is attachment:  # the recording has not ended in the block
+            if self._recorder is recorder:  # the recording has not ended in the block
                 end = commands_pb2.Command(stream=stream._handle)
                 end.end_conditional.SetInParent()
-                attachment.submit(end)
+                recorder.attachment.submit(end)
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -344,10 +344,11 @@ class BaseGraph(CupyNames, Program):
 
     def _end_capture(self, error: BaseException | None = None) -> PendingResult[None] | None:
         """Ends the recording, or discards it because of an error. Returns the request as `_end`."""
-        stream, recorder, attachment = self._captured, self._recorder, self._recording_attachment
-        assert stream is not None and recorder is not None and attachment is not None
+        stream, recorder = self._captured, self._recorder
+        assert stream is not None and recorder is not None
+        attachment = recorder.attachment
         recorder.end()
-        self._captured = self._recorder = self._recording_attachment = None
+        self._captured = self._recorder = None
         command = commands_pb2.Command(stream=stream._handle)
         command.end_capture.graph = self._handle
         if error is not None:
@@ -369,7 +370,7 @@ class BaseGraph(CupyNames, Program):
                     node.kernel,
                     node.after if graph.forked else range(max(index - 1, 0), index),
                     next(calls, None) if node.kind == "kernel" else None,
-                    conditional_bodies.of_message(node),
+                    conditional_bodies.ranges(index, node),
                 )
                 for index, node in enumerate(graph.nodes)
             )
@@ -400,24 +401,20 @@ class BaseGraph(CupyNames, Program):
                 has begun.
             UnsupportedError: The daemon is too old to record launches of graphs.
         """
-        attachment = self._usable()
-        stream_handle = streams.resolve(stream, self._connection, attachment)
-        target = self._target(stream)
-        streams.check_captured(target, self._connection)
-        if (
-            self._last_launch is None
-            or self._last_launch.stream != stream_handle
-            or self._last_launch.timeout != timeout
-        ):
-            self._last_launch = _GraphLaunch(self._handle, stream_handle, timeout)
-        times = count(n)
-        if target is not None and isinstance(target._recorder, CaptureRecorder):
-            streams.check_composition(self._connection, "records no launches of graphs in a graph")
-            calls = [node._call for node in self._nodes if node._call is not None]
-            rounds = min(times, RECORDED_MAX // max(len(calls), 1))
-            target._recorder.submitted(attachment, self._last_launch.command(times), calls * rounds)
-        else:
-            attachment.count_up(self._last_launch, times, self._last_launch.command)
+        self._launch(n, stream, timeout)
+
+    def _launch_command(self, stream: int, timeout: float | None) -> Callable[[int], bytes]:
+        graph, timeout_ns = self._handle, timeouts.nanoseconds(timeout)
+
+        def command(n: int) -> bytes:
+            launch = commands_pb2.LaunchGraph(graph=graph, count=n, timeout_ns=timeout_ns)
+            return commands_pb2.Command(stream=stream, launch_graph=launch).SerializeToString()
+
+        return command
+
+    def _calls_to_record(self) -> tuple[LaunchCall, ...]:
+        streams.check_composition(self._connection, "records no launches of graphs in a graph")
+        return tuple(node._call for node in self._nodes if node._call is not None)
 
     def debug_dot_str(self, flags: int = 0) -> str:
         """Describes the nodes and their order in the DOT language of Graphviz, as CuPy's method of this name does.
@@ -525,28 +522,3 @@ def capture_of(stream: BaseStream) -> BaseGraph:
         reason="CAPTURE_INVALID",
         fix=f"end it on {capture.origin!r}, or leave the block with gpu.graph() as g.",
     )
-
-
-class _GraphLaunch:
-    """The launch of one graph on one stream.
-
-    The object identifies the command while repeated launches are merged into it.
-    """
-
-    def __init__(self, graph: int, stream: int, timeout: float | None) -> None:
-        self.stream = stream
-        self.timeout = timeout
-        self._graph = graph
-        self._timeout_ns = timeouts.nanoseconds(timeout)
-
-    def command(self, n: int) -> bytes:
-        """Serializes the command for a number of launches.
-
-        Args:
-            n: Number of launches.
-
-        Returns:
-            The serialized command.
-        """
-        launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
-        return commands_pb2.Command(stream=self.stream, launch_graph=launch).SerializeToString()

@@ -9,13 +9,12 @@ and modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hearth import base_stream as streams
 from hearth.errors import ArgumentError
-from hearth.graphs.program import Program, count
-from hearth.graphs.recorders import RECORDED_MAX, CaptureRecorder, PreparedRecorder, one_by_one
+from hearth.graphs.program import Program
+from hearth.graphs.recorders import PreparedRecorder, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ class BasePrepared(Program):
         self._collecting: BaseStream | None = None
         """The stream that replaces the current one inside the block."""
         self._recorder: PreparedRecorder | None = None
-        self._last_launch: _PreparedLaunch | None = None
 
     def _begin(self) -> None:
         self._ready_to_enter()
@@ -86,18 +84,19 @@ class BasePrepared(Program):
             InvalidHandleError: The list is closed, or was lost with its device process.
             LaunchError: Launches are being collected from the stream in another ``gpu.prepared()`` block.
         """
-        attachment, times = self._usable(), count(n)
-        target = self._target(stream)
-        streams.check_captured(target, self._connection)
-        stream_handle = streams.resolve(stream, self._connection, attachment)
-        if self._last_launch is None or self._last_launch.stream != stream_handle:
-            self._last_launch = _PreparedLaunch(self._handle, stream_handle)
-        if target is not None and isinstance(target._recorder, CaptureRecorder):
-            target._recorder.submitted(
-                attachment, self._last_launch.command(times), self._calls * min(times, RECORDED_MAX)
-            )
-        else:
-            attachment.count_up(self._last_launch, times, self._last_launch.command)
+        self._launch(n, stream)
+
+    def _launch_command(self, stream: int, timeout: float | None) -> Callable[[int], bytes]:
+        prepared = self._handle
+
+        def command(n: int) -> bytes:
+            launch = commands_pb2.LaunchPrepared(prepared=prepared, count=n)
+            return commands_pb2.Command(stream=stream, launch_prepared=launch).SerializeToString()
+
+        return command
+
+    def _calls_to_record(self) -> tuple[LaunchCall, ...]:
+        return self._calls
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -124,26 +123,3 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
             )
         kernel, *arguments = launch
         kernel(*arguments)
-
-
-class _PreparedLaunch:
-    """The launch of one prepared list on one stream.
-
-    The object identifies the command while repeated launches are merged into it.
-    """
-
-    def __init__(self, prepared: int, stream: int) -> None:
-        self.stream = stream
-        self._prepared = prepared
-
-    def command(self, n: int) -> bytes:
-        """Serializes the command for a number of launches.
-
-        Args:
-            n: Number of launches.
-
-        Returns:
-            The serialized command.
-        """
-        launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
-        return commands_pb2.Command(stream=self.stream, launch_prepared=launch).SerializeToString()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth.arrays.base_array import BaseArray
@@ -28,9 +27,8 @@ def condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
     Raises:
         ArgumentError: The array is no condition.
     """
-    is_operand = isinstance(array, BaseArray)
     if (
-        not is_operand
+        not isinstance(array, BaseArray)
         or array._connection is not connection
         or math.prod(array._shape) != 1
         or array.dtype.kind not in "iu"
@@ -67,26 +65,18 @@ def case_value(value: SupportsIndex) -> int:
     return number
 
 
-def of_message(node: commands_pb2.GraphNode) -> list[tuple[int, int]]:
-    """Returns the index and the number of nodes of each body of a node, in the order of the nodes.
-
-    Args:
-        node: The node in the daemon's answer. Older daemons know conditional nodes of one body only.
-    """
-    if not node.bodies and node.kind in ("if", "while"):
-        return [(0, node.body)]
-    return [(body.index, body.nodes) for body in node.bodies]
-
-
-def ranges(node: int, bodies: Iterable[tuple[int, int]]) -> tuple[range, ...]:
+def ranges(index: int, node: commands_pb2.GraphNode) -> tuple[range, ...]:
     """Returns the indices of the nodes of each body, by the body's index; empty for those that are missing.
 
     Args:
-        node: Index of the conditional node.
-        bodies: Index and number of nodes of each body, in the order of the nodes.
+        index: Index of the conditional node.
+        node: The node in the daemon's answer. Older daemons know conditional nodes of one body only.
     """
-    start, found = node + 1, dict[int, range]()
-    for index, nodes in bodies:
-        found[index] = range(start, start + nodes)
+    bodies = [(body.index, body.nodes) for body in node.bodies]
+    if not bodies and node.kind in ("if", "while"):
+        bodies = [(0, node.body)]
+    start, found = index + 1, dict[int, range]()
+    for body, nodes in bodies:
+        found[body] = range(start, start + nodes)
         start += nodes
-    return tuple(found.get(index, range(node + 1, node + 1)) for index in range(max(found, default=-1) + 1))
+    return tuple(found.get(body, range(index + 1, index + 1)) for body in range(max(found, default=-1) + 1))

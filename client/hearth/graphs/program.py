@@ -1,25 +1,32 @@
-"""The daemon's handle that graphs and prepared launches have in common, and its release."""
+"""The daemon's handle that graphs and prepared launches have in common: its launches and its release."""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.errors import ArgumentError, InvalidHandleError
+from hearth.graphs.recorders import CaptureRecorder, lost_handle_error
 from hearth.session.send_queue import COUNT_MAX
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from hearth.base_stream import BaseStream
+    from hearth.launch_recorder import LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import PendingResult
+
+
+_RECORDED_MAX = 1 << 16
+"""Maximum number of launches that one command records in a graph. No graph holds that many, so the daemon refuses them.
+"""
 
 
 class Program(ABC):
@@ -40,6 +47,8 @@ class Program(ABC):
         self._handle = 0
         self._space: Space | None = None
         self._closed = False
+        self._last_launch: tuple[int, float | None, Callable[[int], bytes]] | None = None
+        """Stream, timeout and command of the last launch."""
 
     def close(self) -> None:
         """Frees the graph or list on the device now; launches that were submitted earlier still run.
@@ -64,6 +73,35 @@ class Program(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[Any] | None:
         """Ends the ``with`` block. Returns the request to wait for inside `_or_closed`; None if there is none."""
+
+    @abstractmethod
+    def _launch_command(self, stream: int, timeout: float | None) -> Callable[[int], bytes]:
+        """Returns a function that serializes the command for a number of launches on a stream.
+
+        It identifies the command while repeated launches are merged into it. It does not refer to this object, which
+        may be dropped before the command is sent.
+        """
+
+    @abstractmethod
+    def _calls_to_record(self) -> tuple[LaunchCall, ...]:
+        """Returns the launches that one launch of this object adds to a graph that is being recorded."""
+
+    def _launch(self, n: SupportsIndex, stream: BaseStream | None, timeout: float | None = None) -> None:
+        attachment = self._usable()
+        stream_handle = streams.resolve(stream, self._connection, attachment)
+        target = stream if stream is not None else streams.current(self._connection)
+        streams.check_captured(target, self._connection)
+        last = self._last_launch
+        if last is None or last[0] != stream_handle or last[1] != timeout:
+            self._last_launch = last = stream_handle, timeout, self._launch_command(stream_handle, timeout)
+        command = last[2]
+        times = count(n)
+        if target is not None and isinstance(target._recorder, CaptureRecorder):
+            calls = self._calls_to_record()
+            rounds = min(times, _RECORDED_MAX // max(len(calls), 1))
+            target._recorder.submitted(attachment, command(times), calls * rounds)
+        else:
+            attachment.count_up(command, times, command)
 
     def _usable(self) -> Attachment:
         """Returns the attachment on which the handle can be used. Raises the reason if it cannot be used."""
@@ -103,9 +141,6 @@ class Program(ABC):
                 fix=f"create another one: gpu.{self._kind}().",
             )
 
-    def _target(self, stream: BaseStream | None) -> BaseStream | None:
-        return stream if stream is not None else streams.current(self._connection)
-
     def _state(self) -> str:
         if self._closed:
             return ", closed"
@@ -137,23 +172,3 @@ def count(n: SupportsIndex) -> int:
             fix="skip the launch when there is nothing to do." if n == 0 else "check how the value is computed.",
         )
     return number
-
-
-def lost_handle_error(subject: str, connection: Connection, space: Space | None) -> InvalidHandleError:
-    """Builds the error of a handle that was lost with its device process or connection.
-
-    Args:
-        subject: Name of the object, for the message.
-        connection: The connection to the device.
-        space: The space of the object; None: it had none yet.
-
-    Returns:
-        The error.
-    """
-    lost_with = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
-    return InvalidHandleError(
-        f"{subject} was lost with {lost_with}.",
-        reason="INVALID_HANDLE",
-        fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
-        details={} if space is None else {"generation": str(space.generation)},
-    )

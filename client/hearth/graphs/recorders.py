@@ -8,19 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hearth import stream_scope
-from hearth.errors import LaunchError
-from hearth.graphs.program import lost_handle_error
+from hearth.errors import InvalidHandleError, LaunchError
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseEvent, BaseStream
     from hearth.launch_recorder import LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-
-
-RECORDED_MAX = 1 << 16
-"""Maximum number of rounds of a list, or of launches of a graph, that one command records in a graph. No graph holds
-that many launches, so the daemon refuses them."""
+    from hearth.session.memory import Space
 
 
 def one_by_one(calls: Iterable[LaunchCall]) -> Iterator[LaunchCall]:
@@ -41,7 +36,8 @@ class CaptureRecorder:
     The recording ends with the attachment of the stream where it began.
     """
 
-    def __init__(self, connection: Connection, stream: BaseStream, *, relaxed: bool) -> None:
+    def __init__(self, connection: Connection, attachment: Attachment, stream: BaseStream, *, relaxed: bool) -> None:
+        self.attachment = attachment
         self.calls: list[LaunchCall] = []
         """The launches that were sent, in order."""
         self.relaxed = relaxed
@@ -209,4 +205,24 @@ def default_stream_error(action: str) -> LaunchError:
         f"the default stream cannot {action}.",
         reason="CAPTURE_INVALID",
         fix="create a stream with gpu.stream(), or use the block with gpu.graph() as g.",
+    )
+
+
+def lost_handle_error(subject: str, connection: Connection, space: Space | None) -> InvalidHandleError:
+    """Builds the error of a handle that was lost with its device process or connection.
+
+    Args:
+        subject: Name of the object, for the message.
+        connection: The connection to the device.
+        space: The space of the object; None: it had none yet.
+
+    Returns:
+        The error.
+    """
+    lost_with = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
+    return InvalidHandleError(
+        f"{subject} was lost with {lost_with}.",
+        reason="INVALID_HANDLE",
+        fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
+        details={} if space is None else {"generation": str(space.generation)},
     )

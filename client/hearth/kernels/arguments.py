@@ -26,7 +26,8 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth.arrays.read_only import ReadOnly
@@ -34,9 +35,6 @@ from hearth.errors import LaunchError, LaunchTypeError
 from hearth.kernels import record_packer
 from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
-
-if TYPE_CHECKING:
-    from hearth.kernels.pointers import NestedPacker
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
@@ -93,11 +91,11 @@ class Signature:
         "layout",
         "pack",
         "pack_checked",
-        "pack_nested",
         "parameters",
         "pointers",
         "raw",
         "size",
+        "structs",
     )
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -126,132 +124,43 @@ class Signature:
         self.exact_layout = exact.ljust(len(self.layout), b"\0")
         """The layout for a daemon that does not convert integers."""
         self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
-        self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
-        structs = tuple(index for index, parameter in enumerate(parameters) if parameter.nested)
+        self.structs = tuple(index for index, parameter in enumerate(parameters) if parameter.nested)
+        """Positions of structs with pointers."""
+        self.raw = tuple(
+            index for index, parameter in enumerate(parameters) if not (parameter.code or parameter.nested)
+        )
         self.handles = sum(entry.pointer for entry in entries)
         """Number of buffers and tensor maps that the record names."""
         tail = struct.Struct(f"<{self.handles}Q{''.join(codes)}{-offset % 8}x")
         self.pack: Callable[..., bytes] = tail.pack
         """Packs (buffer handles..., arguments...) to the part of the record that follows the layout."""
-        self.pack_nested: NestedPacker | None = None
-        """Packer of arguments of which some are structs with pointers; None if there are none."""
-        self.pack_checked: record_packer.Packer
-        if structs:
-            from hearth.kernels import pointers  # imported here, because few launches pass pointers in structs
-
-            self.pack_nested = pointers.packer(self.pointers, structs, self.raw, self.pack, raw_bytes)
-            self.pack_checked = self.pack_nested
-        else:
-            self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
+        self.pack_checked = record_packer.packer(
+            len(codes), self.pointers, self.structs, self.raw, self.pack, raw_bytes
+        )
         self.size = launches.HEADER.size + len(self.layout) + tail.size
 
-    def head(
-        self,
-        function: int,
-        stream: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_mem: int,
-        flags: int,
-        timeout_ns: int,
-        extension: launches.Extension | None = None,
-        converts_integers: bool = True,
-    ) -> bytes:
-        """Packs the record up to its buffer handles.
 
-        Args:
-            function: Handle of the kernel.
-            stream: Handle of the stream.
-            grid: Blocks along x, y and z.
-            block: Threads along x, y and z.
-            shared_mem: Dynamic shared memory in bytes.
-            flags: `LaunchFlag` bits.
-            timeout_ns: Time limit in nanoseconds; 0: none.
-            extension: Fields that few launches have; None: none.
-            converts_integers: The daemon converts integers to the types of the kernel's parameters.
-
-        Returns:
-            The head.
-        """
-        extended = b""
-        if extension is not None:
-            flags |= launches.extension_flags(extension)
-            extended = launches.pack_extension(extension)
-        return (
-            launches.HEADER.pack(
-                self.size + len(extended),
-                self.parameters,
-                self.handles,
-                function,
-                stream,
-                *grid,
-                *block,
-                shared_mem,
-                flags,
-                self.block_size,
-                timeout_ns,
-            )
-            + extended
-            + (self.layout if converts_integers else self.exact_layout)
-        )
-
-    def tail(self, args: Sequence[Any]) -> bytes:
-        """Packs the record from its buffer handles on.
-
-        Args:
-            args: The kernel's arguments, of the types of this signature.
-
-        Returns:
-            The tail.
-
-        Raises:
-            LaunchError: A Python int does not fit in int64.
-        """
-        if self.pack_nested is not None:
-            packed = self.pack_nested(args, None)
-            assert packed is not None
-            return packed
-        values = list(args)
-        handles = []
-        for index in self.pointers:
-            array = values[index]
-            handles.append(array._memory.handle)
-            values[index] = array._offset
-        for index in self.raw:
-            values[index] = raw_bytes(values[index])
-        try:
-            return self.pack(*handles, *values)
-        except struct.error as error:
-            from hearth.kernels.unpassable import out_of_range
-
-            raise out_of_range(args) from error
-
-
-_BY_TYPES: dict[tuple[object, ...], Signature] = {}
-_BY_SHAPE: dict[tuple[object, ...], Signature] = {}
-_TYPED: dict[tuple[type, ...], record_packer.Packer] = {}
 _CACHE_LIMIT = 4096
+_BY_TYPES: dict[tuple[type, ...], Signature] = {}
+_by_parameters = lru_cache(_CACHE_LIMIT)(Signature)
 
 
 def signature(args: Sequence[Any]) -> Signature:
     """Returns the encoding of `args`. Raises `LaunchTypeError`, which names the argument that cannot be passed."""
     types = tuple(map(type, args))
     result = _BY_TYPES.get(types)
-    if result is not None:
-        return result
-    parameters = tuple(parameter(index, arg) for index, arg in enumerate(args))
-    shape: tuple[object, ...] = parameters
-    result = _BY_SHAPE.get(shape)
     if result is None:
-        result = Signature(parameters)
-        _remember(_BY_SHAPE, shape, result)
-    if fixed(types):
-        _remember(_BY_TYPES, types, result)
+        result = _by_parameters(tuple(parameter(index, arg) for index, arg in enumerate(args)))
+        if fixed(types):
+            if len(_BY_TYPES) >= _CACHE_LIMIT:
+                _BY_TYPES.clear()
+            _BY_TYPES[types] = result
     return result
 
 
+@lru_cache(_CACHE_LIMIT)
 def typed(types: tuple[type, ...], base: Signature) -> record_packer.Packer | None:
-    """Makes a variant of `known.pack_checked` that also checks the types of the arguments.
+    """Makes a variant of `base.pack_checked` that also checks the types of the arguments.
 
     Args:
         types: Types of the arguments, which must be `fixed`.
@@ -260,13 +169,9 @@ def typed(types: tuple[type, ...], base: Signature) -> record_packer.Packer | No
     Returns:
         The packer; None if there are too many arguments.
     """
-    pack = _TYPED.get(types)
-    if pack is None and len(types) <= record_packer.MAX_UNROLLED:
-        pack = record_packer.packer(len(types), base.pointers, base.raw, base.pack, raw_bytes, types)
-        if len(_TYPED) >= _CACHE_LIMIT:
-            _TYPED.clear()
-        _TYPED[types] = pack
-    return pack
+    if len(types) > record_packer.MAX_UNROLLED:
+        return None
+    return record_packer.packer(len(types), base.pointers, (), base.raw, base.pack, raw_bytes, types)
 
 
 def fixed(types: Sequence[type]) -> bool:
@@ -333,8 +238,7 @@ def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:
         return ()
     from hearth.kernels import pointers
 
-    pointer_struct = pointers.struct_of(arg)
-    return () if pointer_struct is None else pointer_struct.nested
+    return pointers.struct_of_fields(arg.data, arg.pointers).nested
 
 
 def raw_bytes(arg: Any) -> bytes:
@@ -344,13 +248,21 @@ def raw_bytes(arg: Any) -> bytes:
     if isinstance(arg, complex):
         return struct.pack("<dd", arg.real, arg.imag)
     if isinstance(arg, ByValue):
-        return bytes(arg.data)
-    if np.is_imported():
-        if isinstance(arg, np.generic):
-            return arg.tobytes()
-        if isinstance(arg, np.ndarray):
-            return arg.astype(arg.dtype.newbyteorder("="), copy=False).tobytes()
+        return _with_null_pointers(arg) if arg.pointers else bytes(arg.data)
+    if np.is_imported() and isinstance(arg, np.generic | np.ndarray):
+        if arg.dtype.hasobject:
+            return _with_null_pointers(arg)
+        return (arg if isinstance(arg, np.generic) else arg.astype(arg.dtype.newbyteorder("="), copy=False)).tobytes()
     return bytes(memoryview(arg))  # a value of ctypes
+
+
+def _with_null_pointers(arg: Any) -> bytes:
+    """Returns the bytes of a struct whose pointers are all null: zeros, and not the addresses of Python's objects."""
+    from hearth.kernels import pointers
+
+    contents = pointers.struct_of(arg)
+    assert contents is not None
+    return contents.data
 
 
 def dimensions(name: str, value: object) -> tuple[int, int, int]:
@@ -408,9 +320,3 @@ def _refused(index: int, arg: Any) -> LaunchTypeError:
     from hearth.kernels.unpassable import unpassable  # imported here, because few launches are refused
 
     return unpassable(index, arg)
-
-
-def _remember(cache: dict[tuple[object, ...], Signature], key: tuple[object, ...], value: Signature) -> None:
-    if len(cache) >= _CACHE_LIMIT:
-        cache.clear()
-    cache[key] = value

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
         _connection: Connection
         _source: str
-
         _cooperative: bool
 
         def _handle_on(self, attachment: Attachment) -> int: ...
@@ -249,7 +248,7 @@ class BaseFunction(CupyNames):
                 bound.handle, stream_handle, grid, block, args, shared_mem, timeout, mode, cooperative, cluster,
                 iterations, connection.limits.converts_integers, packed_attributes,
             )  # fmt: skip
-            if entry[1].pack_nested is not None:
+            if entry[1].structs:
                 from hearth.kernels import pointers
 
                 pointers.check_supported(connection.limits.struct_pointers)
@@ -270,13 +269,13 @@ class BaseFunction(CupyNames):
         space = attachment.space
         assert space is not None
         try:
-            tail = signature.pack_checked(args, space)
-        except struct.error:
-            self._check_memory(signature, args, space)
-            tail = signature.tail(args)  # raises the error that names the argument
-        if tail is None:
-            self._check_memory(signature, args, space)
-            tail = signature.tail(args)
+            while (tail := signature.pack_checked(args, space)) is None:
+                self._check_memory(args, space)  # raises, unless another thread has restored an array meanwhile
+        except struct.error as error:
+            self._check_memory(args, space)
+            from hearth.kernels.unpassable import out_of_range
+
+            raise out_of_range(args) from error
         return head + tail
 
     def _names_arrays(self, grid: Any, attributes: launches.Attributes | None, attachment: Attachment) -> bool:
@@ -335,17 +334,14 @@ class BaseFunction(CupyNames):
             self._fits = FitWarnings(self.name, self._connection.kernel_output, self._request_occupancy)
         self._fits.check(grid, block, shared_mem)
 
-    def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
-        if signature.pack_nested is not None:
-            from hearth.kernels import pointers
+    def _check_memory(self, args: Sequence[Any], space: Space) -> None:
+        """Raises the error of the first argument whose memory cannot be used."""
+        from hearth.kernels import pointers
 
-            for index, arg in enumerate(args):
-                for subject, operand in pointers.operands(index, arg):
-                    if operand._memory.owner is not space:
-                        self._refuse(subject, operand, index)
-        for index in signature.pointers:
-            if args[index]._memory.owner is not space:
-                self._refuse(f"argument {index}", args[index], index)
+        for index, arg in enumerate(args):
+            for subject, operand in pointers.operands(index, arg):
+                if operand._memory.owner is not space:
+                    self._refuse(subject, operand, index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
         """Binds a launch geometry, in Numba's form: ``f[grid, block](x, n)``.

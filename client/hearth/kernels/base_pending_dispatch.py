@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from hearth.errors import ArgumentError, HearthError, TimeoutError
-from hearth.kernels.dispatch_transfers import DispatchBytes
+from hearth.kernels.dispatch_transfers import DispatchBytes, Output
 from hearth.session.reply import offer_cancel
 from hearth.transfer import plan
 from hearth_proto.later import commands_pb2
@@ -69,39 +69,6 @@ class DispatchTiming:
     """Part of `wall_ns` spent waiting for the device after that."""
 
 
-@dataclass
-class Output:
-    """The destination of one output: `host`, filled through `scratch` if `host` cannot receive bytes directly."""
-
-    host: np.ndarray[Any, Any]
-    scratch: np.ndarray[Any, Any]
-    download: int = 0
-
-    @property
-    def into(self) -> memoryview:
-        """The bytes that a transfer has to fill."""
-        return plan.host_bytes(self.scratch)
-
-    def fill(self, memory: memoryview) -> None:
-        """Takes the output's bytes from a piece of memory.
-
-        Args:
-            memory: The bytes; must stay unchanged until `settle`.
-        """
-        if self.scratch is not self.host:
-            self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
-            return
-        from hearth.transfer import registered  # already imported if such memory exists
-
-        registered.copy(self.into, memory)
-
-    def settle(self) -> None:
-        """Copies the bytes to `host` if necessary. Called after all bytes have arrived."""
-        if self.scratch is not self.host:
-            self.host[...] = self.scratch
-            self.scratch = self.host
-
-
 class Job:
     """A dispatch with its transfers.
 
@@ -127,12 +94,8 @@ class Job:
         self._finishing = threading.Lock()
         self._dropped = False
         self.reply: Reply = attachment.request(command)
-        self._bytes = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
-
-    @property
-    def has_transfers(self) -> bool:
-        """True if the dispatch has transfers besides the command."""
-        return self._bytes.any
+        self.transfers = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
+        """The transfers besides the command."""
 
     @property
     def answered(self) -> bool:
@@ -144,28 +107,17 @@ class Job:
         """The error of the dispatch; None if no error is known."""
         return self._error or self.reply.error
 
-    def copy_inputs(self) -> None:
-        """Copies the large inputs that were not copied when the job was made; the caller may change them afterwards."""
-        self._bytes.copy_inputs()
-
-    def offer_memory(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory.
-
-        Returns True if there are no other transfers. Does not wait for the device; `run` must be called afterwards.
-        """
-        return self._bytes.offer_memory()
-
     def run(self) -> None:
         """Carries out the transfers, waits for the answer and stores the outputs.
 
         Blocks. Raises the error of the dispatch.
         """
         try:
-            self._bytes.transfer()
+            self.transfers.transfer()
             self.finish(None)
         except HearthError as error:
             self._error = error
-            self._bytes.cancel()
+            self.transfers.cancel()
             raise
         except BaseException as error:
             self._error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
@@ -174,7 +126,7 @@ class Job:
 
     def cancel(self) -> None:
         """Cancels the transfers and abandons the answer."""
-        self._bytes.cancel()
+        self.transfers.cancel()
         self.reply.abandon()
 
     def drop(self) -> None:
@@ -231,7 +183,7 @@ class BasePendingDispatch(ABC):
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._carrier: Carrier | None = self._start_transfers() if job.has_transfers else None
+        self._carrier: Carrier | None = self._start_transfers() if job.transfers.any else None
 
     @abstractmethod
     def _start_transfers(self) -> Carrier:

@@ -23,7 +23,7 @@ from hearth import shapes
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError, LaunchTypeError
 from hearth.kernels import arguments, pointers, unpassable
-from hearth.kernels.base_pending_dispatch import Output
+from hearth.kernels.dispatch_transfers import Output
 from hearth.kernels.pointer_types import HostOperand
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
@@ -44,16 +44,8 @@ _MARGIN = 512
 _MARGIN_OF_BINDING = 64
 
 
-class In(HostOperand):
-    """An input of a dispatch.
-
-    Args:
-        array: Any array or nested sequence of numbers; copied if it is not contiguous.
-
-    Raises:
-        DtypeError: `array` cannot be converted to an array of elements that a device has.
-        LaunchTypeError: `array` is already on the device.
-    """
+class _HostArray(HostOperand):
+    """A host array that is uploaded for the kernel."""
 
     __slots__ = ("array",)
 
@@ -65,8 +57,24 @@ class In(HostOperand):
         dtype: np.dtype[Any] = self.array.dtype
         return dtype
 
-    def __repr__(self) -> str:
-        return f"In({self.array.dtype} {self.array.shape})"
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+
+class In(_HostArray):
+    """An input of a dispatch.
+
+    Args:
+        array: Any array or nested sequence of numbers; copied if it is not contiguous.
+
+    Raises:
+        DtypeError: `array` cannot be converted to an array of elements that a device has.
+        LaunchTypeError: `array` is already on the device.
+    """
+
+    __slots__ = ()
 
 
 class Out(HostOperand):
@@ -93,11 +101,12 @@ class Out(HostOperand):
     def _dtype(self) -> np.dtype[Any]:
         return self.dtype
 
-    def __repr__(self) -> str:
-        return f"Out({self.dtype} {self.shape})"
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.shape
 
 
-class InOut(HostOperand):
+class InOut(_HostArray):
     """An array that the kernel changes: a copy is uploaded, and downloaded as an output.
 
     Args:
@@ -110,19 +119,11 @@ class InOut(HostOperand):
         LaunchTypeError: `array` is already on the device.
     """
 
-    __slots__ = ("array", "range")
+    __slots__ = ("range",)
 
     def __init__(self, array: Any, *, range: slice | None = None) -> None:
-        self.array = _host(array)
-        self.range = _rows(range, self.array.shape)
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self.array.dtype
-        return dtype
-
-    def __repr__(self) -> str:
-        return f"InOut({self.array.dtype} {self.array.shape})"
+        super().__init__(array)
+        self.range = _rows(range, self._shape)
 
 
 def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
@@ -190,12 +191,11 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
     if isinstance(argument, In):
         return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)
     if isinstance(argument, Out | InOut):
-        shape, dtype = (argument.shape, argument.dtype) if isinstance(argument, Out) else _like(argument.array)
-        size = shapes.bytes_of(shape, dtype)
+        size = shapes.bytes_of(argument._shape, argument._dtype)
         role = Binding.ROLE_OUTPUT if isinstance(argument, Out) else Binding.ROLE_INPUT_OUTPUT
         binding = Binding(role=role, size=size)
         if argument.range is not None:
-            row = size // shape[0] if shape[0] else 0
+            row = size // argument._shape[0] if argument._shape[0] else 0
             start, stop = argument.range
             binding.range_offset = start * row
             binding.range_size = (stop - start) * row
@@ -263,10 +263,10 @@ def output_destinations(args: Sequence[Any], out: Sequence[Array | None] | None)
     expected: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
     for argument in args:
         if isinstance(argument, Out | InOut):
-            shape, dtype = (argument.shape, argument.dtype) if isinstance(argument, Out) else _like(argument.array)
+            shape = argument._shape
             if argument.range is not None:
                 shape = (argument.range[1] - argument.range[0], *shape[1:])
-            expected.append((shape, dtype))
+            expected.append((shape, argument._dtype))
     if out is not None and (not isinstance(out, tuple | list) or len(out) != len(expected)):
         count = f"has {len(out)} entries" if isinstance(out, tuple | list) else f"is a {type(out).__name__}"
         raise ArgumentError(
@@ -298,7 +298,6 @@ def send_inputs(
     dispatch: commands_pb2.Dispatch,
     limits: Limits,
     mint: Callable[[], int],
-    copy: Callable[[memoryview], memoryview] | None,
 ) -> list[tuple[int, memoryview]]:
     """Puts the small inputs into the command, and assigns uploads to the others.
 
@@ -307,14 +306,13 @@ def send_inputs(
         dispatch: The command, which is completed.
         limits: Limits of the session.
         mint: Makes numbers for transfers.
-        copy: Copies the bytes of an upload; None: the bytes are not copied.
 
     Returns:
         The uploads, each with its transfer and its bytes.
     """
     room = limits.max_batch_bytes - _MARGIN - _MARGIN_OF_BINDING * len(dispatch.bindings)
     room = min(limits.max_inline_bytes, room)
-    arrays = [(index, argument.array) for index, argument in enumerate(args) if isinstance(argument, In | InOut)]
+    arrays = [(index, argument.array) for index, argument in enumerate(args) if isinstance(argument, _HostArray)]
     uploads = []
     for (index, array), fits in zip(arrays, _fitting([array.nbytes for _, array in arrays], room), strict=True):
         binding = dispatch.bindings[index]
@@ -322,8 +320,7 @@ def send_inputs(
             binding.data = array.tobytes()
         else:
             binding.upload = mint()
-            data = plan.host_bytes(array)
-            uploads.append((binding.upload, data if copy is None else copy(data)))
+            uploads.append((binding.upload, plan.host_bytes(array)))
     return uploads
 
 
@@ -374,10 +371,6 @@ def _host(array: Any) -> Array:
             fix="pass an object that np.asarray accepts.",
         ) from None
     return np.asarray(host, shapes.dtype_of(host.dtype), order="C")
-
-
-def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return array.shape, array.dtype
 
 
 def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from hearth.kernels.base_pending_dispatch import Job
     from hearth.kernels.bindings import Array
     from hearth.kernels.launch_attributes import LaunchAttributes
-    from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
 
 
@@ -92,7 +90,7 @@ def job_of(
         ArgumentError, DtypeError: An argument or an array of `out` does not match, or a keyword is invalid.
         UnsupportedError: The daemon is too old for a keyword.
     """
-    from hearth.kernels import arguments, bindings, launch_config
+    from hearth.kernels import arguments, bindings, dispatch_transfers, launch_config
     from hearth.kernels.base_pending_dispatch import Job
     from hearth.session.memory import DeviceOperand
 
@@ -134,8 +132,9 @@ def job_of(
     )
     outputs = bindings.output_destinations(args, out)
     limits = attachment.session.limits
-    copy = partial(_copy_bytes, connection, attachment) if options.copy else None
-    uploads = bindings.send_inputs(args, dispatch, limits, connection.mint, copy)
+    uploads = bindings.send_inputs(args, dispatch, limits, connection.mint)
+    if options.copy and uploads:
+        uploads = dispatch_transfers.copied(connection, attachment, uploads)
     bindings.return_outputs(dispatch, outputs, limits, connection.mint)
     if options.apart and out is not None:
         for output in outputs:
@@ -164,9 +163,3 @@ def _set_launch_options(
     if options.cluster is not None:
         cluster = dispatch.cluster
         cluster.x, cluster.y, cluster.z = arguments.dimensions("cluster", options.cluster)
-
-
-def _copy_bytes(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
-    from hearth.transfer import registered  # not imported for small arrays
-
-    return registered.copy_of_bytes(connection, attachment, data)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hearth.errors import HearthError, TransferError
 from hearth.transfer import plan, router, striping
@@ -22,23 +25,52 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
 
-class DispatchOutput(Protocol):
-    """An output of a dispatch, as `DispatchBytes` uses it."""
+@dataclass
+class Output:
+    """The destination of one output: `host`, filled through `scratch` if `host` cannot receive bytes directly."""
 
-    download: int
-    """The number of the output's transfer; 0: the output is part of the answer."""
+    host: np.ndarray[Any, Any]
+    scratch: np.ndarray[Any, Any]
+    download: int = 0
 
     @property
     def into(self) -> memoryview:
         """The bytes that a transfer has to fill."""
-        ...
+        return plan.host_bytes(self.scratch)
 
     def fill(self, memory: memoryview) -> None:
         """Takes the output's bytes from a piece of memory.
 
         Args:
-            memory: The bytes; must stay unchanged until the output is settled.
+            memory: The bytes; must stay unchanged until `settle`.
         """
+        if self.scratch is not self.host:
+            self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
+            return
+        from hearth.transfer import registered  # already imported if such memory exists
+
+        registered.copy(self.into, memory)
+
+    def settle(self) -> None:
+        """Copies the bytes to `host` if necessary. Called after all bytes have arrived."""
+        if self.scratch is not self.host:
+            self.host[...] = self.scratch
+            self.scratch = self.host
+
+
+def copied(
+    connection: Connection, attachment: Attachment, uploads: Sequence[tuple[int, memoryview]]
+) -> list[tuple[int, memoryview]]:
+    """Returns uploads with copies of their bytes, in memory that can be shared if that may be useful.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment of the connection.
+        uploads: Pairs of transfer and bytes.
+    """
+    from hearth.transfer import registered  # not imported for small arrays
+
+    return [(number, registered.copy_of_bytes(connection, attachment, data)) for number, data in uploads]
 
 
 class DispatchBytes:
@@ -54,7 +86,7 @@ class DispatchBytes:
         attachment: Attachment,
         reply: Reply,
         uploads: Sequence[tuple[int, memoryview]],
-        outputs: Sequence[DispatchOutput],
+        outputs: Sequence[Output],
     ) -> None:
         self._connection = connection
         self._attachment = attachment
@@ -69,7 +101,7 @@ class DispatchBytes:
         self._ended = False
         self._error: BaseException | None = None
         self._read: list[memoryview] = []
-        self._written: list[tuple[memoryview, DispatchOutput]] = []
+        self._written: list[tuple[memoryview, Output]] = []
         self._unconfirmed: dict[int, memoryview] = {}
         """Shared memory to which the device may write although it has not confirmed the transfer, by number of
         transfer. Like `_read` and `_written`, it must exist until the answer arrives; the session, which waits for
@@ -94,8 +126,11 @@ class DispatchBytes:
             cancels, self._cancels = self._cancels, []
             unopened, self._unopened = self._unopened, set()
             written = list(self._written)
-        for memory, _ in written:
-            _spoil(memory)
+        if written:
+            from hearth.transfer import registered
+
+            for memory, _ in written:
+                registered.mark_spoiled(memory)
         for cancel in cancels:
             cancel()
         if self._reply.answered:
@@ -105,16 +140,11 @@ class DispatchBytes:
             cancel_transfer(self._connection, number)
 
     def copy_inputs(self) -> None:
-        """Copies the inputs; the caller may change them afterwards."""
-        from hearth.transfer import registered
-
-        self._uploads = [
-            (number, registered.copy_of_bytes(self._connection, self._attachment, data))
-            for number, data in self._uploads
-        ]
+        """Copies the inputs that were not copied when the job was made; the caller may change them afterwards."""
+        self._uploads = copied(self._connection, self._attachment, self._uploads)
 
     def offer_memory(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory, if possible.
+        """Tells the device the addresses of bytes in shared memory, if possible; `transfer` does the rest.
 
         Returns True if no other transfers remain. Does not wait for the device. A second call does nothing.
         """
@@ -133,7 +163,7 @@ class DispatchBytes:
             self._read.append(memory)
         return memory is not None
 
-    def _offer_output(self, output: DispatchOutput) -> bool:
+    def _offer_output(self, output: Output) -> bool:
         from hearth.transfer import registered
 
         self._check()
@@ -217,16 +247,22 @@ class DispatchBytes:
         if self._error is not None:
             raise self._error
 
-    def _fetch_in_thread(self, output: DispatchOutput) -> None:
+    def _fetch_in_thread(self, output: Output) -> None:
         try:
             self._fetch_one(output)
         except BaseException as error:
             self._error = self._error or error
             self.cancel()
 
-    def _fetch_one(self, output: DispatchOutput) -> None:
+    def _fetch_one(self, output: Output) -> None:
+        into = output.into
         try:
-            self._fetch_by_transfer(output)
+            self._begin(output.download)
+            download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
+            self._add_cancel(download.cancel)
+            received = download.result()
+            if received != len(into):
+                raise plan.short(received, len(into))
         except HearthError as error:
             memory = self._unconfirmed.get(output.download)
             if memory is None or router.cause_of(self._reply, error) is not error or not self._reply.answered:
@@ -234,16 +270,7 @@ class DispatchBytes:
             from hearth.transfer import registered
 
             # the device had received the memory's address, and has completed the dispatch
-            registered.copy(output.into, memory)
-
-    def _fetch_by_transfer(self, output: DispatchOutput) -> None:
-        into = output.into
-        self._begin(output.download)
-        download = striping.download(self._connection, self._attachment, self._reply, output.download, into)
-        self._add_cancel(download.cancel)
-        received = download.result()
-        if received != len(into):
-            raise plan.short(received, len(into))
+            registered.copy(into, memory)
 
     def _begin(self, number: int) -> None:
         """Notes that the transfer is about to be opened. Raises `TransferError` if the dispatch was cancelled."""
@@ -263,9 +290,3 @@ class DispatchBytes:
                 self._cancels.append(cancel)
                 return
         cancel()
-
-
-def _spoil(memory: memoryview) -> None:
-    from hearth.transfer import registered
-
-    registered.mark_spoiled(memory)

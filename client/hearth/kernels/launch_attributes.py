@@ -48,10 +48,9 @@ class AccessPolicyWindow:
             raise _invalid("array", self.array, "a device array or a slice of one")
         if not (self.array.flags.c_contiguous or self.array.flags.f_contiguous) or not self.array.nbytes:
             raise _invalid("array", self.array, "a contiguous array that is not empty")
-        if isinstance(self.hit_ratio, bool) or not isinstance(self.hit_ratio, int | float):
-            raise _invalid("hit_ratio", self.hit_ratio, "a number from 0 to 1")
-        if not 0 <= self.hit_ratio <= 1:
-            raise _invalid("hit_ratio", self.hit_ratio, "a number from 0 to 1")
+        ratio = self.hit_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise _invalid("hit_ratio", ratio, "a number from 0 to 1")
         if self.hit not in ACCESS_PROPERTIES:
             raise _invalid("hit", self.hit, f"one of {_listed(ACCESS_PROPERTIES)}")
         if self.miss not in ACCESS_PROPERTIES[:2]:

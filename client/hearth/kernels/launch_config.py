@@ -63,20 +63,26 @@ def head(
     flags = flags_of(mode, cooperative)
     check_shared_mem(shared_mem)
     extension = _extension(grid, cluster, iterations, attributes)
+    extended = b""
+    if extension is not None:
+        flags |= launches.extension_flags(extension)
+        extended = launches.pack_extension(extension)
     dims = (0, 0, 0) if isinstance(grid, DeviceOperand) else arguments.dimensions("grid", grid)
     signature = arguments.signature(args)
-    packed = signature.head(
+    header = launches.HEADER.pack(
+        signature.size + len(extended),
+        signature.parameters,
+        signature.handles,
         function,
         stream,
-        dims,
-        arguments.dimensions("block", block),
+        *dims,
+        *arguments.dimensions("block", block),
         int(shared_mem),
         flags,
+        signature.block_size,
         timeouts.nanoseconds(timeout),
-        extension,
-        converts_integers,
     )
-    return packed, signature
+    return header + extended + (signature.layout if converts_integers else signature.exact_layout), signature
 
 
 def flags_of(mode: str, cooperative: bool | str) -> int:

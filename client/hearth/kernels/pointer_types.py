@@ -72,6 +72,14 @@ class HostOperand:
         """Type of the elements."""
         raise NotImplementedError
 
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._dtype} {self._shape})"
+
 
 class PointerTypes:
     """The pointer types of one kernel, and the warnings given."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar
 
 from hearth import base_stream as streams
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.session.connection import Connection
-    from hearth.session.memory import Space
 
 A = TypeVar("A")
 
@@ -310,49 +309,6 @@ def operands(index: int, arg: Any) -> list[tuple[str, DeviceOperand]]:
     if contents is None:
         return []
     return [(f"the pointer at byte {at} of argument {index}", operand) for at, operand in contents.pointers]
-
-
-NestedPacker = Callable[[Sequence[Any], "Space | None"], bytes | None]
-"""A `record_packer.Packer` that does not check the memory of arguments if the space is None."""
-
-
-def packer(
-    pointers: Sequence[int],
-    nested: Sequence[int],
-    raw: Sequence[int],
-    pack: Callable[..., bytes],
-    raw_bytes: Callable[[Any], bytes],
-) -> NestedPacker:
-    """Builds the packer for arguments of which some are structs with pointers.
-
-    Args:
-        pointers: Positions of arguments on the device.
-        nested: Positions of structs with pointers.
-        raw: Positions of arguments that are passed as bytes, structs with pointers included.
-        pack: Packs (handle of each pointer..., offset or value of each argument...) to bytes.
-        raw_bytes: Converts an argument without pointers for which `struct` has no code.
-
-    Returns:
-        The packer.
-    """
-
-    def _pack_arguments(args: Sequence[Any], space: Space | None) -> bytes | None:
-        values: list[Any] = []
-        operands_used: list[DeviceOperand] = []
-        for index, arg in enumerate(args):
-            if index in pointers:
-                operands_used.append(arg)
-                values.append(arg._offset)
-            elif index in nested and (contents := struct_of(arg)) is not None:
-                operands_used += [operand for _, operand in contents.pointers]
-                values.append(contents.with_offsets())
-            else:
-                values.append(raw_bytes(arg) if index in raw else arg)
-        if space is not None and any(operand._memory.owner is not space for operand in operands_used):
-            return None
-        return pack(*(operand._memory.handle for operand in operands_used), *values)
-
-    return _pack_arguments
 
 
 def check_supported(supported: bool) -> None:

@@ -18,12 +18,13 @@ in) -> bytes. Returns None if the memory of an argument cannot be used. Raises `
 range."""
 
 MAX_UNROLLED = 64
-"""Maximum number of arguments for which code is generated; for more, the packer loops."""
+"""Maximum number of arguments for which code is generated; for more, or a struct with pointers, the packer loops."""
 
 
 def packer(
     count: int,
     pointers: Sequence[int],
+    structs: Sequence[int],
     raw: Sequence[int],
     pack: Callable[..., bytes],
     raw_bytes: Callable[[Any], bytes],
@@ -34,17 +35,19 @@ def packer(
     Args:
         count: Number of arguments.
         pointers: Positions of arguments on the device.
-        raw: Positions of arguments that `raw_bytes` converts.
+        structs: Positions of structs with pointers.
+        raw: Positions of other arguments that `raw_bytes` converts.
         pack: Packs (handle of each pointer..., offset or value of each argument...) to bytes.
         raw_bytes: Converts an argument for which `struct` has no code.
         types: Type of each argument: the packer then also returns None for an argument of another type, and raises
-            ValueError for another number of arguments. Empty: types are not checked.
+            ValueError for another number of arguments. Empty: types are not checked. Only for arguments for which code
+            is generated.
 
     Returns:
         The packer.
     """
-    if count > MAX_UNROLLED:
-        return _looping(pointers, raw, pack, raw_bytes)
+    if structs or count > MAX_UNROLLED:
+        return _looping(pointers, structs, raw, pack, raw_bytes)
     values = [f"a{index}" for index in range(count)]
     lines = ["def unrolled(args, space):", f"    [{', '.join(values)}] = args"]
     if types:
@@ -68,8 +71,16 @@ def packer(
 
 
 def _looping(
-    pointers: Sequence[int], raw: Sequence[int], pack: Callable[..., bytes], raw_bytes: Callable[[Any], bytes]
+    pointers: Sequence[int],
+    structs: Sequence[int],
+    raw: Sequence[int],
+    pack: Callable[..., bytes],
+    raw_bytes: Callable[[Any], bytes],
 ) -> Packer:
+    with_addresses = sorted((*pointers, *structs))
+    if structs:
+        from hearth.kernels.pointers import struct_of  # imported here, because few launches pass pointers in structs
+
     def pack_one_by_one(args: Sequence[Any], space: Space) -> bytes | None:
         """Packs the arguments one by one; see `Packer`.
 
@@ -81,12 +92,21 @@ def _looping(
             The part of the record; None if the memory of an array is not in `space`.
         """
         values, handles = list(args), []
-        for index in pointers:
-            array = values[index]
-            if array._memory.owner is not space:
-                return None
-            handles.append(array._memory.handle)
-            values[index] = array._offset
+        for index in with_addresses:
+            arg = values[index]
+            if index in structs:
+                contents = struct_of(arg)
+                assert contents is not None
+                for _, operand in contents.pointers:
+                    if operand._memory.owner is not space:
+                        return None
+                    handles.append(operand._memory.handle)
+                values[index] = contents.with_offsets()
+            else:
+                if arg._memory.owner is not space:
+                    return None
+                handles.append(arg._memory.handle)
+                values[index] = arg._offset
         for index in raw:
             values[index] = raw_bytes(values[index])
         return pack(*handles, *values)

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,24 +134,14 @@ class SessionTraces:
 class TraceFile:
     """The traces of this process so far. Safe from any thread."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._forked = False
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._lock = threading.Lock()
         self._results: list[tuple[str, commands_pb2.TraceResult]] = []
         self._dirty = False
         self._not_before = 0.0
         self.lost = 0
         """Number of traces that were lost."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the file that this process writes; a forked child has a separate file."""
-        text = self._path.replace("%p", str(os.getpid()))
-        if self._forked and "%p" not in self._path:
-            path = Path(text)
-            text = str(path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}"))
-        return Path(text)
 
     def add(self, name: str, result: commands_pb2.TraceResult) -> None:
         """Adds the trace of a device.
@@ -189,16 +180,11 @@ class TraceFile:
             if duration > _FAST_WRITE_S:
                 self._not_before = started + (1 + _PAUSE_FACTOR) * duration
 
-    def forked(self) -> None:
-        """Discards the traces in the child of a fork, because they belong to the parent's file."""
-        self._forked = True
-        self._lock = threading.Lock()
-        self._results = []
-        self._dirty = False
-        self.lost = 0
 
-
+_IMPORTED_BY = os.getpid()
+"""Id of the process that has imported this module; a forked child has another."""
 _files: dict[str, TraceFile] = {}
+"""The files of this process, by their names as the user gave them."""
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
@@ -215,11 +201,19 @@ def follow(session: NodeSession, path: str) -> SessionTraces:
     Raises:
         ArgumentError: The file cannot be written.
     """
-    file = _files.setdefault(path, TraceFile(path))
+    file = _files.setdefault(path, TraceFile(_path_of(path)))
     check(file.path, path)
     _sessions.add(session)
-    _Exit.prepare()
+    _finish_at_exit()
     return SessionTraces(session, file)
+
+
+def _path_of(path: str) -> Path:
+    """Returns the path of the file that this process writes; a forked child has a separate file."""
+    file = Path(path.replace("%p", str(os.getpid())))
+    if os.getpid() != _IMPORTED_BY and "%p" not in path:
+        return file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
+    return file
 
 
 def check(file: Path, path: str) -> None:
@@ -247,37 +241,30 @@ def check(file: Path, path: str) -> None:
     )
 
 
-class _Exit:
-    """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends.
+@cache
+def _finish_at_exit() -> None:
+    """Registers `_finish`, once in each process: for Python's exit, and for the end of a process of `multiprocessing`.
 
-    A process of `multiprocessing` does not run Python's exit functions.
+    Such a process does not run Python's exit functions.
     """
+    atexit.register(_finish)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _finish, exitpriority=10)
 
-    process = 0
 
-    @classmethod
-    def prepare(cls) -> None:
-        """Registers the exit function, once in each process."""
-        if cls.process == os.getpid():
-            return
-        cls.process = os.getpid()
-        atexit.register(cls.finish)
-        multiprocessing = sys.modules.get("multiprocessing.util")
-        if multiprocessing is not None:
-            multiprocessing.Finalize(None, cls.finish, exitpriority=10)
-
-    @staticmethod
-    def finish() -> None:
-        for session in list(_sessions):
-            session.close()
-        for file in _files.values():
-            file.write(last=True)
+def _finish() -> None:
+    """Closes sessions and writes files."""
+    for session in list(_sessions):
+        session.close()
+    for file in _files.values():
+        file.write(last=True)
 
 
 def _after_fork() -> None:
+    _finish_at_exit.cache_clear()
     _sessions.clear()
-    for file in _files.values():
-        file.forked()
+    _files.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -64,9 +64,11 @@ def merge(documents: Iterable[Document]) -> dict[str, Any]:
             "epoch_unix_ns": str(start),
             "dropped": sum(int(entry.get("dropped", 0)) for entry in metadata),
             "lost": sum(int(entry.get("lost", 0)) for entry in metadata),
-            "devices": _flat(
-                entry.get("devices", [entry["device"]] if "device" in entry else []) for entry in metadata
-            ),
+            "devices": [
+                device
+                for entry in metadata
+                for device in entry.get("devices", [entry["device"]] if "device" in entry else [])
+            ],
         },
     }
 
@@ -144,7 +146,3 @@ def _epoch(document: Document) -> int:
         return int(document.get("otherData", {}).get("epoch_unix_ns", 0))
     except (TypeError, ValueError):
         return 0
-
-
-def _flat(lists: Iterable[list[str]]) -> list[str]:
-    return [item for items in lists for item in items]

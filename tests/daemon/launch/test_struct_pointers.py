@@ -125,6 +125,12 @@ def test_freed_and_foreign_arrays_are_named(pair: list[hearth.Device]) -> None:
         run(1, 8, (task(freed, 8, out, 1), np.float32(0)))
 
 
+def test_a_number_out_of_range_beside_a_struct_is_named(gpu: hearth.Device, run: hearth.Function) -> None:
+    x = gpu.zeros(8, np.float32)
+    with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {2**63}; .*64-bit"):
+        run(1, 8, (task(x, 8, x, 1), 2**63))
+
+
 def test_launches_are_ordered_by_pointers_in_structs(gpu: hearth.Device) -> None:
     """The second stream reads, through a pointer in a struct, what the first one writes."""
     copy = gpu.RawKernel(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth.kernels import arguments, record_packer
+from hearth.kernels import arguments, launch_config, record_packer, unpassable
 from hearth.session.memory import DeviceOperand, Memory, Space
 from hearth_proto import launches
 from tests.support.client.internals import memory_of
@@ -50,10 +50,9 @@ ARGUMENTS = st.one_of(
 
 
 def record(args: tuple[Any, ...]) -> launches.Record:
-    signature = arguments.signature(args)
-    head = signature.head(3, 4, (1, 2, 3), (4, 5, 6), 7, 0, 8)
-    tail = signature.tail(args)
-    assert signature.pack_checked(args, SPACE) == signature.pack_checked(list(args), SPACE) == tail
+    head, signature = launch_config.head(3, 4, (1, 2, 3), (4, 5, 6), args, 7, 8e-9, "checked", False, None, 1)
+    tail = signature.pack_checked(args, SPACE)
+    assert tail is not None and signature.pack_checked(list(args), SPACE) == tail
     (unpacked,) = launches.unpack(head + tail)
     return unpacked
 
@@ -134,17 +133,23 @@ def test_unsupported_argument_is_named(arg: Any, words: str) -> None:
 def test_int_out_of_range_is_reported() -> None:
     signature = arguments.signature((1, 2))
     for value in (2**63, 2**64, -(2**63) - 1):
-        with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {value}; .*64-bit") as caught:
-            signature.tail((1, value))
-        assert "np.uint64(x)" in caught.value.fix
+        with pytest.raises(struct.error):
+            signature.pack_checked((1, value), SPACE)
+        error = unpassable.out_of_range((1, value))
+        assert f"argument 1 is {value}; " in error.message and "64-bit" in error.message
+        assert "np.uint64(x)" in error.fix
 
 
 def test_ints_are_marked_for_conversion_if_the_daemon_converts() -> None:
-    signature = arguments.signature((True, 5, np.int32(1), Array(1, 0)))
+    args = (True, 5, np.int32(1), Array(1, 0))
     exact = [(0, 1, False, False), (8, 8, False, False), (16, 4, False, False), (24, 8, True, False)]
     for converts, integer in ((True, True), (False, False)):
-        head = signature.head(3, 4, (1, 2, 3), (4, 5, 6), 7, 0, 8, converts_integers=converts)
-        (unpacked,) = launches.unpack(head + signature.tail((True, 5, np.int32(1), Array(1, 0))))
+        head, signature = launch_config.head(
+            3, 4, (1, 2, 3), (4, 5, 6), args, 7, None, "checked", False, None, 1, converts_integers=converts
+        )
+        tail = signature.pack_checked(args, SPACE)
+        assert tail is not None
+        (unpacked,) = launches.unpack(head + tail)
         layout = launches.unpack_layout(unpacked.layout)
         assert layout == [exact[0], (8, 8, False, integer), *exact[2:]]
 
@@ -152,6 +157,17 @@ def test_ints_are_marked_for_conversion_if_the_daemon_converts() -> None:
 def test_none_is_a_null_pointer() -> None:
     unpacked = record((np.int32(1), None))
     assert launches.unpack_layout(unpacked.layout)[1] == (8, 8, False, False) and unpacked.params[8:] == bytes(8)
+
+
+def test_null_pointers_of_a_struct_are_zeros() -> None:
+    dtype = np.dtype([("p", object), ("n", np.int32)], align=True)
+    for value in (
+        np.array((None, 5), dtype),
+        np.array((0, 5), dtype)[()],
+        hearth.Struct(b"\5" * 16, pointers={0: None}),
+    ):
+        unpacked = record((value,))
+        assert unpacked.params[:9] == bytes(8) + b"\5" and not unpacked.buffers
 
 
 @pytest.mark.parametrize("value", [np.array([5], ">i4"), np.full((1, 1), 5, np.int32)])

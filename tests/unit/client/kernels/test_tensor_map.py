@@ -13,7 +13,7 @@ import hearth
 from hearth.kernels import arguments
 from hearth_proto import launches
 from tests.support.client.fake_daemon import FakeDaemon
-from tests.support.client.internals import handle_of
+from tests.support.client.internals import handle_of, memory_of
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_tensor_map_takes_128_bytes_in_a_launch(gpu: hearth.Device, daemon: Fake
         assert record.buffers == (*[handle_of(tile)] * 2, *[handle_of(x)] * 2)
         assert record.params == (3).to_bytes(4, "little") + bytes(332)
     packed = arguments.signature((tile,))
-    assert packed.tail((tile,)) == handle_of(tile).to_bytes(8, "little") + bytes(128)
+    assert packed.pack_checked((tile,), memory_of(tile).space) == handle_of(tile).to_bytes(8, "little") + bytes(128)
 
 
 def test_tensor_map_is_destroyed_with_its_last_reference_and_keeps_its_array_until_then(
