@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
@@ -150,7 +150,7 @@ def _capture(stream: Stream) -> tuple[Any, Sequence[Any], int]:
     on, the data of the edges. The number of nodes follows.
     """
     _status, _id, graph, *dependencies, count = checked(driver.cuStreamGetCaptureInfo(stream.pointer))
-    return graph, dependencies, int(cast(Any, count))
+    return graph, dependencies, int(count)
 
 
 def branch_features(driver_version: int) -> list[str]:
@@ -172,4 +172,5 @@ def _add_node(handle: Any, kind: Conditional, bodies: int, stream: Stream) -> Se
     edges = [None] * (len(dependencies) - 1)
     replace = driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
     checked(driver.cuStreamUpdateCaptureDependencies(stream.pointer, [node], *edges, 1, replace))
-    return cast(Sequence[Any], params.conditional.phGraph_out)
+    graphs: Sequence[Any] = params.conditional.phGraph_out
+    return graphs

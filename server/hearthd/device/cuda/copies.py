@@ -17,7 +17,7 @@ from typing import Any
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
-from hearthd.device.cuda.errors import CudaError, checked, translate
+from hearthd.device.cuda.errors import CudaError, checked, translate, translated
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.host_pool import PinnedBuffer
 
@@ -137,10 +137,8 @@ class CudaCopies:
     def _separate_stream(self) -> int:
         """Returns the separate stream, which is created at the first use and never destroyed."""
         if not self._stream:
-            try:
+            with translated("creating a stream"):
                 self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
-            except CudaError as error:
-                raise translate(error, "creating a stream") from error
         return self._stream
 
     def _synchronize(self) -> None:

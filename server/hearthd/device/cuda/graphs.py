@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
@@ -275,7 +275,7 @@ def _destroy(captured: int, executable: int) -> None:
 def _last_node(stream: Stream) -> Any:
     """Returns the node that a stream being captured added last, which is the only one that its next node follows."""
     _status, _id, _graph, dependencies, *_ = checked(driver.cuStreamGetCaptureInfo(stream.pointer))
-    (node,) = cast(Sequence[Any], dependencies)
+    (node,) = dependencies
     return node
 
 
@@ -292,10 +292,9 @@ def _kernel_nodes(graph: Graph) -> list[Any]:
     successors: dict[int, Any] = {}
     if count:
         edges = checked(get_edges(graph.captured, count))
-        starts, ends = cast(Sequence[Any], edges[0]), cast(Sequence[Any], edges[1])
-        successors = {int(start): end for start, end in zip(starts, ends, strict=True)}
+        successors = {int(start): end for start, end in zip(edges[0], edges[1], strict=True)}
     kernels: list[Any] = []
-    node: Any = cast(Sequence[Any], roots)[0]
+    node: Any = roots[0]
     while node is not None:
         (kind,) = checked(driver.cuGraphNodeGetType(node))
         if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:

@@ -16,7 +16,7 @@ from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.conditional_nodes import ConditionalNodes, branch_features
 from hearthd.device.cuda.copies import CudaCopies
-from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
+from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, status_of, translate
 from hearthd.device.cuda.graphs import CudaGraphs
 from hearthd.device.cuda.kernel_output import KernelOutput
 from hearthd.device.cuda.launch import CudaLauncher
@@ -89,7 +89,7 @@ class CudaServer:
             has_pools = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
             pool: Pool = StreamOrderedPool(index, spec.memory_limit) if has_pools else ArenaPool(spec.memory_limit)
         except CudaError as error:
-            if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
+            if status_of(error) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
         self._pool = pool
@@ -267,7 +267,7 @@ def _uuid(index: int) -> str:
     get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(get_uuid(device))
-    digits = bytes(uuid.bytes).hex()  # type: ignore[attr-defined]
+    digits = bytes(uuid.bytes).hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 

@@ -6,13 +6,12 @@ Events are pooled, because creating one costs several times as much as recording
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
-from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate
+from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate, translated
 
 _SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 
@@ -55,10 +54,8 @@ class CudaStreams:
 
     def create(self, priority: int = 0) -> Stream:
         """Creates a stream. The driver clamps `priority` to the device's range; lower values are more urgent."""
-        try:
+        with translated("creating a stream"):
             stream = Stream(runtime.streamCreateWithPriority(runtime.streamNonBlocking, priority))
-        except CudaError as error:
-            raise translate(error, "creating a stream") from error
         self._streams.add(stream)
         return stream
 
@@ -69,10 +66,8 @@ class CudaStreams:
         self._streams.discard(stream)
         pointer = stream.pointer
         del stream.pointer
-        try:
+        with translated("destroying a stream"):
             runtime.streamDestroy(pointer)
-        except CudaError as error:
-            raise translate(error, "destroying a stream") from error
 
     def record(self, stream: Stream, *, timing: bool = False) -> Event:
         """Records a new event, or a released one of the same kind, with or without timing."""
@@ -142,16 +137,14 @@ class HostSignals:
 
     def address(self, address: int) -> int:
         """Returns the device address of page-locked host memory; 0 if the device cannot write signals."""
-        try:
+        with translated("looking for the address of signals"):
             if self._supported is None:
                 (device,) = checked(driver.cuCtxGetDevice())
                 (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
                 self._supported = bool(supported)
             if not self._supported:
                 return 0
-            pointer: Any = checked(driver.cuMemHostGetDevicePointer(address, 0))[0]
-        except CudaError as error:
-            raise translate(error, "looking for the address of signals") from error
+            (pointer,) = checked(driver.cuMemHostGetDevicePointer(address, 0))
         return int(pointer)
 
     def write(self, address: int, value: int, stream: Stream) -> None:

@@ -80,7 +80,7 @@ def _check(status: int, spec: TensorMapSpec, address: int) -> None:
     try:
         checked((status,))
     except CudaError as error:
-        if is_fatal(status):
+        if is_fatal(error):
             raise translate(error, "making a tensor map") from error
         raise tensor_map.refuse(
             spec, [f"the driver refuses it: {error}"], "tensor map", cuda_status=status, address=f"{address:#x}"

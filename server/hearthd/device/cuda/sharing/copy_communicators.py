@@ -24,7 +24,7 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, is_fatal, translate, translated
 from hearthd.device.cuda.sharing import virtual_memory
 from hearthd.device.cuda.sharing.copy_segment import (
     PROOF_BYTES,
@@ -78,7 +78,7 @@ class CopyCommunicator:
         self._locked_bytes = SIZE if not windows else SIZE - RANKS * WINDOW_BYTES
         runtime.hostRegister(segment.address, self._locked_bytes, _PORTABLE_MAPPED)
         try:
-            counters: Any = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))[0]
+            (counters,) = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))
             self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
             """Recorded behind the last operation."""
         except BaseException:
@@ -222,26 +222,23 @@ class CopyCommunicators:
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CopyCommunicator:
         if ranks != RANKS or not 0 <= rank < RANKS:
             raise _not_joined(f"it has {RANKS} ranks, not {ranks}")
-        try:
-            runtime.setDevice(self._device)
-            self._require_signals()
-            segment = self._segments.open(unique_id)
-        except CudaError as error:
-            raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
-        except (OSError, ValueError) as error:
-            raise _not_joined(f"its shared memory could not be opened: {error}") from error
-        windows: list[_Window] = []
-        try:
-            windows = self._windows(segment, rank)
-            joined = CopyCommunicator(self._device, rank, segment, windows)
-        except BaseException as error:
-            _close(*windows)
-            segment.close()
-            if isinstance(error, CudaError):
-                raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
-            raise
-        finally:
-            self._segments.drop(unique_id)  # both ranks have opened it, or the communicator has failed
+        with translated("joining a copy between devices", Reason.COMMUNICATOR_FAILED):
+            try:
+                runtime.setDevice(self._device)
+                self._require_signals()
+                segment = self._segments.open(unique_id)
+            except (OSError, ValueError) as error:
+                raise _not_joined(f"its shared memory could not be opened: {error}") from error
+            windows: list[_Window] = []
+            try:
+                windows = self._windows(segment, rank)
+                joined = CopyCommunicator(self._device, rank, segment, windows)
+            except BaseException:
+                _close(*windows)
+                segment.close()
+                raise
+            finally:
+                self._segments.drop(unique_id)  # both ranks have opened it, or the communicator has failed
         with self._lock:
             self._joined = [member for member in self._joined if not member.aborted]
             self._joined.append(joined)
@@ -336,7 +333,7 @@ class CopyCommunicators:
 
 def _raise_fatal(error: RuntimeError) -> None:
     """Raises the DeviceFault of an error that the process cannot survive."""
-    if is_fatal(int(getattr(error, "status", 0))):
+    if is_fatal(error):
         raise translate(error, "joining a copy between devices") from error
 
 
