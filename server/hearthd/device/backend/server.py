@@ -387,7 +387,7 @@ class ComputeServer(Protocol):
         block: Dim,
         shared_mem: int,
         stream: Stream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         """Launches a kernel.

@@ -308,7 +308,7 @@ class CudaLauncher:
         block: tuple[int, int, int],
         shared_mem: int,
         stream: Stream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         if shared_mem > function.dynamic_limit:

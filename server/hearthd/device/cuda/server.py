@@ -107,8 +107,9 @@ class CudaServer:
         self._streams = CudaStreams()
         self._bind_memory(SharedAllocations(index, pool), page_locks)
         self._bind_streams(CudaCopies(), HostSignals())
-        self._bind_code(CudaLauncher(capability))
-        self._bind_graphs(CudaGraphs(self, self._streams, ConditionalNodes(self, self._streams)))
+        launcher = CudaLauncher(capability)
+        self._bind_code(launcher)
+        self._bind_graphs(CudaGraphs(self, self._streams, ConditionalNodes(launcher, self._streams)))
 
     def _bind_memory(self, shared: SharedAllocations, page_locks: PageLocks) -> None:
         pool, host = self._pool, self._host

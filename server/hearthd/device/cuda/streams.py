@@ -11,6 +11,7 @@ from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
+from hearth_proto.reasons import Refusal
 from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate, translated
 
 _SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -126,6 +127,27 @@ class CudaStreams:
         self._streams.clear()
         self._events.clear()
         self._timers.clear()
+
+
+class CaptureStreams:
+    """Streams that are used only for captures, so that no other work can invalidate one. Kept for later captures."""
+
+    def __init__(self, streams: CudaStreams) -> None:
+        self._streams = streams
+        self._kept: list[Stream] = []
+
+    def first(self, count: int) -> list[Stream]:
+        """Returns the first `count` streams, each of which is created at its first use."""
+        while len(self._kept) < count:
+            self._kept.append(self._streams.create())
+        return self._kept[:count]
+
+    def drop(self, keep: int) -> None:
+        """Destroys all streams except the first `keep`. After a failed capture, they may still be part of it."""
+        dropped, self._kept[keep:] = self._kept[keep:], []
+        for stream in dropped:
+            with suppress(Refusal):
+                self._streams.destroy(stream)
 
 
 class HostSignals:

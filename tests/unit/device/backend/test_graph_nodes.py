@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import MagicMock, call
 
-from hearthd.device.backend.graph_nodes import HostCopyNode, replay
+from hearthd.device.backend.graph_nodes import HostCopyNode
+from hearthd.device.backend.replay import replay
 
 
 def test_the_pieces_of_a_host_copy_are_enqueued_in_place_of_the_whole() -> None:
