@@ -192,23 +192,10 @@ def refuse(spec: TensorMapSpec, errors: Sequence[str], subject: str, **extra: ob
 
     `subject` names the map: "tensor map of buffer 5".
     """
-    access = spec.access
-    details: dict[str, object] = {
-        "dtype": spec.dtype,
-        "shape": spec.shape,
-        "strides": spec.strides,
-        "element_strides": spec.element_strides,
-        "interleave": spec.interleave,
-        "swizzle": spec.swizzle,
-        "l2_promotion": spec.l2_promotion,
-        "oob_fill": spec.oob_fill,
-        "failures": len(errors),
-        **extra,
-    }
-    if isinstance(access, Tile):
-        details["box"] = access.box
-    elif access is not None:
-        details |= vars(access)
+    details: dict[str, object] = {**vars(spec), "failures": len(errors), **extra}
+    del details["access"]
+    if spec.access is not None:
+        details |= vars(spec.access)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
         f"{subject}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(errors),
