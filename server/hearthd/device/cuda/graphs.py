@@ -61,7 +61,6 @@ class CudaGraphs:
         self._server = server
         self._streams = streams
         self._conditionals = conditionals
-        self.load_conditionals = conditionals.load
         self._recorders = CaptureStreams(streams)
         """The streams for captures, one for each lane."""
 

@@ -93,17 +93,8 @@ class CopyCommunicator:
         """Pieces that have been enqueued."""
         self._failure = ""
         self._lock = threading.Lock()
-        self._aborted = False
-
-    @property
-    def through_host(self) -> bool:
-        """True if copies pass through host memory, because the devices cannot read each other's memory."""
-        return not self._windows
-
-    @property
-    def aborted(self) -> bool:
+        self.aborted = False
         """True once `abort` has begun."""
-        return self._aborted
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
         if self._failure:
@@ -158,7 +149,7 @@ class CopyCommunicator:
         """Releases the waits of this device until all enqueued operations have ended; frees nothing."""
         self._failure = self._failure or "the copy was stopped"
         with self._lock:
-            if not self._aborted:
+            if not self.aborted:
                 self._finish()
 
     def _finish(self) -> None:
@@ -173,9 +164,9 @@ class CopyCommunicator:
         """Ends running operations as `stop` does, and frees the windows."""
         self._failure = self._failure or "the copy was aborted"
         with self._lock:
-            if self._aborted:
+            if self.aborted:
                 return
-            self._aborted = True
+            self.aborted = True
             with suppress(*CudaError):  # if the device is lost, its memory is lost, too
                 self._finish()
                 runtime.eventDestroy(self._event)

@@ -153,6 +153,6 @@ def test_communicator_that_is_initialised_holds_its_windows(monkeypatch: pytest.
     fake = FakeNode("")
     with communicators(fake, monkeypatch) as factory:
         joined = factory.join(b"id", 0, 2)
-        assert not joined.through_host and set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
+        assert set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
         joined.abort()
     assert fake.held == []
