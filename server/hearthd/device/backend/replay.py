@@ -14,17 +14,19 @@ from hearthd.device.backend.server import ComputeServer
 
 
 def replay(server: ComputeServer, nodes: Iterable[WorkNode], stream: Any) -> None:
-    """ComputeServer every node on `stream`, in order. Raises the error of the first node that cannot be enqueued."""
+    """Enqueues every node on `stream`, in order. Raises the error of the first node that cannot be enqueued."""
     for node in nodes:
         if isinstance(node, KernelNode):
             server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)
         elif isinstance(node, HostCopyNode):
             for piece in node.pieces or (node,):
-                _copy_host(server, piece, stream)
+                host, offset, address, pitch = piece.host, piece.offset, piece.address, piece.pitch
+                if piece.upload:
+                    server.upload_rows(address, pitch, host, offset, piece.width, piece.rows, stream)
+                else:
+                    server.download_rows(host, offset, address, pitch, piece.width, piece.rows, stream)
         elif isinstance(node, FillNode):
             server.fill(node.address, node.pattern, node.size, stream)
-        elif node.rows == 1:
-            server.copy(node.destination, node.source, node.width, stream)
         else:
             server.copy_rows(
                 node.destination,
@@ -35,15 +37,3 @@ def replay(server: ComputeServer, nodes: Iterable[WorkNode], stream: Any) -> Non
                 node.rows,
                 stream,
             )
-
-
-def _copy_host(server: ComputeServer, node: HostCopyNode, stream: Any) -> None:
-    host, offset, address, width, rows, pitch = node.host, node.offset, node.address, node.width, node.rows, node.pitch
-    if node.upload and rows == 1:
-        server.upload(address, host, offset, width, stream)
-    elif node.upload:
-        server.upload_rows(address, pitch, host, offset, width, rows, stream)
-    elif rows == 1:
-        server.download(host, offset, address, width, stream)
-    else:
-        server.download_rows(host, offset, address, pitch, width, rows, stream)

@@ -35,9 +35,9 @@ WITHIN = runtime.memcpyDeviceToDevice
 class CudaCopies:
     """Enqueues copies and fills on streams, and copies ordinary host memory synchronously."""
 
-    def __init__(self) -> None:
-        self._max_pitch = 0
-        """Maximum pitch of the device in bytes; 0 before the first query."""
+    def __init__(self, device: int) -> None:
+        self._max_pitch = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxPitch, device)
+        """Maximum pitch of the device in bytes."""
         self._stream = 0
         """The stream of `write_now` and `read_now`; 0 before their first call."""
 
@@ -103,8 +103,6 @@ class CudaCopies:
         if rows <= 1 or width in (0, max(destination_pitch, source_pitch)):
             _copy(destination, source, width * rows, kind, stream)
             return
-        if not self._max_pitch:
-            self._max_pitch = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxPitch, runtime.getDevice())
         if max(destination_pitch, source_pitch) > self._max_pitch:
             for row in range(rows):
                 _copy(destination + row * destination_pitch, source + row * source_pitch, width, kind, stream)

@@ -100,7 +100,7 @@ class CudaServer:
         self.copy_communicators = CopyCommunicators(index)
         self._streams = CudaStreams()
         self._bind_memory(SharedAllocations(index, pool), page_locks)
-        self._bind_streams(CudaCopies(), HostSignals())
+        self._bind_streams(CudaCopies(index), HostSignals())
         launcher = CudaLauncher(capability)
         self._bind_code(launcher)
         conditionals = ConditionalNodes(launcher, self._streams)

@@ -27,6 +27,8 @@ from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, is_fatal, translate, translated
 from hearthd.device.cuda.sharing import virtual_memory
 from hearthd.device.cuda.sharing.copy_segment import (
+    MAPPED,
+    OFFER,
     PROOF_BYTES,
     RANKS,
     SIZE,
@@ -258,9 +260,9 @@ class CopyCommunicators:
         own = self._create_window(segment, rank)
         peer: _Window | None = None
         try:
-            if segment.exchange_offer(rank, own is not None):
+            if segment.exchange(OFFER, rank, own is not None):
                 peer = self._map_window(segment, 1 - rank)
-            if segment.exchange_mapped(rank, peer is not None):
+            if segment.exchange(MAPPED, rank, peer is not None):
                 assert own is not None and peer is not None
                 return [own, peer] if rank == 0 else [peer, own]
         except BaseException:

@@ -107,10 +107,8 @@ class FakeNode:
     def proof(self, rank: int) -> bytes:
         return PROOF
 
-    def exchange_offer(self, rank: int, yes: bool) -> bool:
+    def exchange(self, word: int, rank: int, yes: bool) -> bool:
         return yes
-
-    exchange_mapped = exchange_offer
 
 
 @contextmanager
