@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from cuda.bindings import driver
@@ -116,7 +116,6 @@ class CudaModule:
         self._names = dict(image.names)
         self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
-        self._listed: tuple[str, ...] | None = None
         self.access_table = _find_access_table(pointer) if access_table.SYMBOL.encode() in image.code else 0
         """Device address of the table with which the kernels check their accesses; 0: they do not check them."""
 
@@ -146,15 +145,13 @@ class CudaModule:
             raise translate(error, f"looking for the global variable {name}") from error
         return int(address), int(size)
 
-    @property
+    @cached_property
     def functions(self) -> tuple[str, ...]:
         """Names of the functions that `function` can find, with name expressions in place of their compiled names."""
-        if self._listed is None:
-            expressions = {lowered: expression for expression, lowered in self._names.items()}
-            with translated("listing a module's functions"):
-                names = [checked(driver.cuFuncGetName(handle))[0].decode() for handle in self.handles()]
-            self._listed = tuple(sorted(expressions.get(name, name) for name in names))
-        return self._listed
+        expressions = {lowered: expression for expression, lowered in self._names.items()}
+        with translated("listing a module's functions"):
+            names = [checked(driver.cuFuncGetName(handle))[0].decode() for handle in self.handles()]
+        return tuple(sorted(expressions.get(name, name) for name in names))
 
     def load_functions(self) -> None:
         """Loads the kernels' code to the device immediately. Raises CudaError."""

@@ -6,6 +6,7 @@ Events are pooled, because creating one costs several times as much as recording
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cached_property
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
@@ -153,17 +154,16 @@ class CaptureStreams:
 class HostSignals:
     """Writes signals: 8-byte values in page-locked host memory, written after the preceding work of a stream."""
 
-    def __init__(self) -> None:
-        self._supported: bool | None = None
-        """True if the device's streams can write 64-bit values; None before the first query."""
+    @cached_property
+    def _supported(self) -> bool:
+        """True if the device's streams can write 64-bit values. Raises CudaError."""
+        (device,) = checked(driver.cuCtxGetDevice())
+        (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+        return bool(supported)
 
     def address(self, address: int) -> int:
         """Returns the device address of page-locked host memory; 0 if the device cannot write signals."""
         with translated("looking for the address of signals"):
-            if self._supported is None:
-                (device,) = checked(driver.cuCtxGetDevice())
-                (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
-                self._supported = bool(supported)
             if not self._supported:
                 return 0
             (pointer,) = checked(driver.cuMemHostGetDevicePointer(address, 0))

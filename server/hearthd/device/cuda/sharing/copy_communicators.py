@@ -281,13 +281,8 @@ class CopyCommunicators:
             properties = virtual_memory.properties_of(self._device)
             size = virtual_memory.rounded_up(WINDOW_BYTES, properties)
             handle = virtual_memory.create(size, properties)
+            window = _Window(virtual_memory.map_new(handle, size, self._device), size, handle)
             try:
-                window = _Window(virtual_memory.map_handle(handle, size), size, handle)
-            except BaseException:
-                virtual_memory.release(handle)
-                raise
-            try:
-                virtual_memory.set_access(window.address, size, self._device, write=True)
                 proof = ctypes.create_string_buffer(segment.proof(rank), PROOF_BYTES)
                 _copy_now(window.address, ctypes.addressof(proof), PROOF_BYTES)
                 self._segments.keep(segment.window_nonce(rank), virtual_memory.export(handle))

@@ -59,17 +59,7 @@ class SharedAllocations:
                 self._pool.release_unused()  # the device may lack memory that the pool holds unused
                 handle = virtual_memory.create(reserved, properties)
         with translated(f"mapping {size} bytes to be shared"):
-            try:
-                address = virtual_memory.map_handle(handle, reserved)
-                try:
-                    virtual_memory.set_access(address, reserved, device, write=True)
-                except CudaError:
-                    virtual_memory.unmap(address, reserved)
-                    raise
-            except CudaError:
-                with suppress(*CudaError):
-                    virtual_memory.release(handle)
-                raise
+            address = virtual_memory.map_new(handle, reserved, device)
         memory = CudaSharedMemory(address, size, reserved, handle, protected=False)
         self.count_in_pool(memory)
         return memory

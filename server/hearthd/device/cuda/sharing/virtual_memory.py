@@ -7,6 +7,7 @@ CudaError.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
@@ -83,6 +84,26 @@ def map_handle(handle: Any, size: int) -> int:
         checked(driver.cuMemMap(address, size, 0, handle, 0))
     except CudaError:
         checked(driver.cuMemAddressFree(address, size))
+        raise
+    return address
+
+
+def map_new(handle: Any, size: int, index: int) -> int:
+    """Returns the address at which a new allocation is mapped, writable for device `index`.
+
+    Ends the handle if that fails.
+    """
+    try:
+        address = map_handle(handle, size)
+        try:
+            set_access(address, size, index, write=True)
+        except BaseException:
+            with suppress(*CudaError):
+                unmap(address, size)
+            raise
+    except BaseException:
+        with suppress(*CudaError):
+            release(handle)
         raise
     return address
 

@@ -77,7 +77,7 @@ class FakeNode:
         self.held.append("handle")
         return "handle"
 
-    def map_handle(self, handle: str, size: int) -> int:
+    def map_new(self, handle: str, size: int, index: int) -> int:
         self.held.append(OWN)
         return OWN
 
