@@ -15,7 +15,8 @@ from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEv
 from hearth_proto.reasons import Refusal
 from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate, translated
 
-_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+"""Attribute of a device whose streams can write 64-bit values to memory, and wait for them there."""
 
 
 class Stream:
@@ -158,7 +159,7 @@ class HostSignals:
     def _supported(self) -> bool:
         """True if the device's streams can write 64-bit values. Raises CudaError."""
         (device,) = checked(driver.cuCtxGetDevice())
-        (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+        (supported,) = checked(driver.cuDeviceGetAttribute(SIGNALS, device))
         return bool(supported)
 
     def address(self, address: int) -> int:

@@ -38,7 +38,7 @@ from hearthd.device.cuda.sharing.copy_segment import (
     CopySegment,
     CopySegments,
 )
-from hearthd.device.cuda.streams import Stream
+from hearthd.device.cuda.streams import SIGNALS, Stream
 
 _PORTABLE_MAPPED = 3
 """cudaHostRegisterPortable | cudaHostRegisterMapped."""
@@ -46,7 +46,6 @@ _ANY_DIRECTION = 4
 """cudaMemcpyDefault: the driver knows from the addresses where the memory is."""
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
-_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 _POLL_SECONDS = 0.001
 
 
@@ -246,11 +245,11 @@ class CopyCommunicators:
 
     def _require_signals(self) -> None:
         (device,) = checked(driver.cuDeviceGet(self._device))
-        (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+        (supported,) = checked(driver.cuDeviceGetAttribute(SIGNALS, device))
         if not supported:
             raise Refusal(
                 Reason.UNSUPPORTED,
-                f"CUDA device {self._device} cannot wait for values in memory ({_SIGNALS.name} is 0), which copies "
+                f"CUDA device {self._device} cannot wait for values in memory ({SIGNALS.name} is 0), which copies "
                 "between devices need.",
                 fix="copy through the host: x.set(y.get())",
             )
