@@ -225,11 +225,11 @@ class Rigs:
 
     def __call__(self, left: int | None = None) -> Any:
         def make(spec: DeviceSpec) -> CudaServer:
+            from hearthd.device.cuda import server
             from hearthd.device.cuda.page_locks import PageLocks
-            from hearthd.device.cuda.server import CudaServer
 
             if left is None:
-                return CudaServer(spec)
+                return server.CudaServer(spec)
             room = left
 
             def lock(size: int) -> int:
@@ -239,7 +239,12 @@ class Rigs:
                 room -= size
                 return PageLocks(spec.index).allocate(size)
 
-            return CudaServer(spec, lambda cap, grown: HostPool(cap, lock=lock, slab=MIB, on_grown=grown))
+            def host_pool(cap: int, *, on_grown: Callable[[], None], **_: Any) -> HostPool:
+                return HostPool(cap, lock=lock, slab=MIB, on_grown=on_grown)
+
+            with pytest.MonkeyPatch.context() as patches:
+                patches.setattr(server, "HostPool", host_pool)
+                return server.CudaServer(spec)
 
         self._made.append(Rig(DeviceSpec(0, "cuda", 0, chunk_bytes=300_000), make))
         return self._made[-1]

@@ -269,7 +269,7 @@ def assert_refused_by_name(bench: Bench, spec: TensorMapSpec, feature: str) -> N
     from cuda.bindings import driver
 
     from hearthd.device.cuda.errors import checked
-    from hearthd.device.cuda.tensor_maps import TensorMapEncoder
+    from hearthd.device.cuda.tensor_maps import encode_tensor_map
 
     properties = bench.server.properties
     (version,) = checked(driver.cuDriverGetVersion())
@@ -284,7 +284,7 @@ def assert_refused_by_name(bench: Bench, spec: TensorMapSpec, feature: str) -> N
     claimed.CopyFrom(properties)
     claimed.features.append(feature)
     try:
-        data = TensorMapEncoder(claimed).encode(spec, 0x7F0000000000)
+        data = encode_tensor_map(claimed, spec, 0x7F0000000000)
     except Refusal as refusal:
         assert refusal.reason is Reason.TENSOR_MAP_INVALID and "the driver refuses it" in refusal.message
         print(f"{feature}: the driver of CUDA {version} refuses it as well: {refusal.details['cuda_status']}")

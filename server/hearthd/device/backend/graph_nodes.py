@@ -1,15 +1,11 @@
-"""Nodes of a graph, the attributes of a launch, and the construction of a graph by both backends.
-
-A backend enqueues the nodes on a stream, one after the other. If the stream is being captured (CUDA), or a recorder
-takes the place of the stream (CPU), the same calls build a graph instead of running.
-"""
+"""Nodes of a graph, and the attributes of a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Dim = tuple[int, int, int]
 
@@ -151,7 +147,10 @@ BRANCHES = "graph_branches"
 """Feature of a device that has the kind `SWITCH`, and two bodies of the kind `IF`."""
 
 
-GraphNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode | ConditionalNode
+WorkNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode
+"""A node that a backend enqueues with one call, or with one for each piece of a copy; see `replay`."""
+
+GraphNode: TypeAlias = WorkNode | ConditionalNode
 
 
 class NodeOrder(NamedTuple):
@@ -161,101 +160,3 @@ class NodeOrder(NamedTuple):
     """Number of the captured stream, from 0: the stream on which the capture began. Nodes of one lane run in order."""
     after: tuple[int, ...]
     """Indices of the nodes that must complete before this node, all of them smaller than the node's own index."""
-
-
-class Enqueues(Protocol):
-    """The methods of `ComputeServer` that enqueue nodes."""
-
-    def launch(
-        self,
-        function: Any,
-        grid: Dim,
-        block: Dim,
-        shared_mem: int,
-        stream: Any,
-        params: Any,
-        attributes: LaunchAttributes | None = None,
-    ) -> None:
-        """Enqueues a kernel launch; see `ComputeServer.launch`."""
-        ...
-
-    def copy(self, destination: int, source: int, size: int, stream: Any) -> None:
-        """Enqueues a copy of `size` bytes within the device."""
-        ...
-
-    def copy_rows(
-        self,
-        destination: int,
-        destination_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        rows: int,
-        stream: Any,
-    ) -> None:
-        """Enqueues a copy of `rows` rows of `width` bytes within the device. Pitches are in bytes."""
-        ...
-
-    def fill(self, address: int, pattern: bytes, size: int, stream: Any) -> None:
-        """Enqueues a fill of `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes)."""
-        ...
-
-    def upload(self, destination: int, source: Any, offset: int, size: int, stream: Any) -> None:
-        """Enqueues a copy of `size` bytes from host memory."""
-        ...
-
-    def download(self, destination: Any, offset: int, source: int, size: int, stream: Any) -> None:
-        """Enqueues a copy of `size` bytes to host memory."""
-        ...
-
-    def upload_rows(
-        self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Any
-    ) -> None:
-        """Enqueues a copy of `rows` rows of `width` bytes from host memory. The pitch is in bytes."""
-        ...
-
-    def download_rows(
-        self, destination: Any, offset: int, source: int, pitch: int, width: int, rows: int, stream: Any
-    ) -> None:
-        """Enqueues a copy of `rows` rows of `width` bytes to host memory. The pitch is in bytes."""
-        ...
-
-
-WorkNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode
-"""A node that a backend enqueues with one call."""
-
-
-def replay(server: Enqueues, nodes: Iterable[WorkNode], stream: Any) -> None:
-    """Enqueues every node on `stream`, in order. Raises the error of the first node that cannot be enqueued."""
-    for node in nodes:
-        if isinstance(node, KernelNode):
-            server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)
-        elif isinstance(node, HostCopyNode):
-            for piece in node.pieces or (node,):
-                _copy_host(server, piece, stream)
-        elif isinstance(node, FillNode):
-            server.fill(node.address, node.pattern, node.size, stream)
-        elif node.rows == 1:
-            server.copy(node.destination, node.source, node.width, stream)
-        else:
-            server.copy_rows(
-                node.destination,
-                node.destination_pitch,
-                node.source,
-                node.source_pitch,
-                node.width,
-                node.rows,
-                stream,
-            )
-
-
-def _copy_host(server: Enqueues, node: HostCopyNode, stream: Any) -> None:
-    host, offset, address, width, rows, pitch = node.host, node.offset, node.address, node.width, node.rows, node.pitch
-    if node.upload and rows == 1:
-        server.upload(address, host, offset, width, stream)
-    elif node.upload:
-        server.upload_rows(address, pitch, host, offset, width, rows, stream)
-    elif rows == 1:
-        server.download(host, offset, address, width, stream)
-    else:
-        server.download_rows(host, offset, address, pitch, width, rows, stream)

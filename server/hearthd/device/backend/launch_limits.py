@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hearth_proto.launches import TENSOR_MAP_BYTES, LayoutEntry
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Dim
+from hearthd.device.backend.resources import FunctionAttributes
 
 AXES = "xyz"
 INTEGER_KINDS = {"i": "a signed integer", "u": "an unsigned integer", "n": "an integer of unknown sign", "b": "a bool"}
@@ -24,7 +25,6 @@ class LaunchLimits:
     max_threads_per_block: int
     max_block_dim: tuple[int, int, int]
     max_grid_dim: tuple[int, int, int]
-    shared_mem_per_block: int
     shared_mem_per_block_optin: int
     multiprocessors: int = 0
     max_threads_per_multiprocessor: int = 0
@@ -33,18 +33,6 @@ class LaunchLimits:
     features: frozenset[str] = frozenset()
     max_access_window: int = 0
     """Limit of an access-policy window, in bytes."""
-
-
-@dataclass(frozen=True)
-class KernelLimits:
-    """Limits of a loaded function.
-
-    `max_threads_per_block` depends on registers and launch bounds; `static_shared_bytes` is its static shared memory in
-    bytes.
-    """
-
-    max_threads_per_block: int
-    static_shared_bytes: int
 
 
 class Violation(str):
@@ -60,7 +48,7 @@ class Violation(str):
         return violation
 
 
-def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
+def check(limits: LaunchLimits, kernel: FunctionAttributes, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
     """Returns the violated limits, one sentence each; an empty list if the launch fits.
 
     Each sentence is a `Violation`.

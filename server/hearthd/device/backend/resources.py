@@ -131,6 +131,7 @@ class FunctionAttributes:
     local_bytes: int = 0
     constant_bytes: int = 0
     max_threads_per_block: int = 1024
+    """Depends on registers and launch bounds."""
     ptx_version: int = 0
     binary_version: int = 0
     cache_mode_ca: int = 0

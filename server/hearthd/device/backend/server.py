@@ -299,7 +299,8 @@ class ComputeServer(Protocol):
     ) -> None:
         """Copies `rows` rows of `width` bytes to the device.
 
-        The rows are contiguous in the host buffer and `pitch` bytes apart on the device.
+        The rows are contiguous in the host buffer and `pitch` bytes apart on the device; the pitch of a single row has
+        no effect.
         """
         ...
 
@@ -319,7 +320,7 @@ class ComputeServer(Protocol):
         rows: int,
         stream: Stream,
     ) -> None:
-        """Copies `rows` rows of `width` bytes within the device. Pitches are in bytes."""
+        """Copies `rows` rows of `width` bytes within the device. Pitches are in bytes, and as in `upload_rows`."""
         ...
 
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
@@ -385,7 +386,7 @@ class ComputeServer(Protocol):
         block: Dim,
         shared_mem: int,
         stream: Stream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         """Launches a kernel.

@@ -192,23 +192,10 @@ def refuse(spec: TensorMapSpec, errors: Sequence[str], subject: str, **extra: ob
 
     `subject` names the map: "tensor map of buffer 5".
     """
-    access = spec.access
-    details: dict[str, object] = {
-        "dtype": spec.dtype,
-        "shape": spec.shape,
-        "strides": spec.strides,
-        "element_strides": spec.element_strides,
-        "interleave": spec.interleave,
-        "swizzle": spec.swizzle,
-        "l2_promotion": spec.l2_promotion,
-        "oob_fill": spec.oob_fill,
-        "failures": len(errors),
-        **extra,
-    }
-    if isinstance(access, Tile):
-        details["box"] = access.box
-    elif access is not None:
-        details |= vars(access)
+    details: dict[str, object] = {**vars(spec), "failures": len(errors), **extra}
+    del details["access"]
+    if spec.access is not None:
+        details |= vars(spec.access)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
         f"{subject}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(errors),
@@ -278,9 +265,7 @@ def _check_names(spec: TensorMapSpec) -> list[str]:
 
 def _check_rank(spec: TensorMapSpec) -> list[str]:
     rank = spec.rank
-    errors: list[str] = []
-    if not 1 <= rank <= MAX_RANK:
-        errors.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
+    errors = _check_range(1, MAX_RANK, {"the rank": rank})
     if spec.interleave in ("16b", "32b") and rank < 3:
         errors.append(f"the rank is {rank}; interleaved it is at least 3")
     if isinstance(spec.access, Im2col | Im2colWide) and rank not in CORNERS:
@@ -306,11 +291,7 @@ def _check_address(spec: TensorMapSpec, address: int, offset: int) -> list[str]:
 
 
 def _check_dimensions(spec: TensorMapSpec) -> list[str]:
-    errors = [
-        f"shape[{axis}] is {size}; it lies between 1 and {MAX_SHAPE}"
-        for axis, size in enumerate(spec.shape)
-        if not 1 <= size <= MAX_SHAPE
-    ]
+    errors = _check_range(1, MAX_SHAPE, _numbered("shape", spec.shape))
     if spec.dtype == _PACKED and spec.shape and spec.shape[0] % 2:
         errors.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it is even")
     multiple = 32 if spec.interleave == "32b" else ALIGNMENT
@@ -319,9 +300,7 @@ def _check_dimensions(spec: TensorMapSpec) -> list[str]:
             errors.append(
                 f"the stride of dimension {axis} is {stride} bytes; it is a multiple of {multiple} below {STRIDE_LIMIT}"
             )
-    for axis, stride in enumerate(spec.element_strides):
-        if not 1 <= stride <= MAX_ELEMENT_STRIDE:
-            errors.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
+    errors += _check_range(1, MAX_ELEMENT_STRIDE, _numbered("element_strides", spec.element_strides))
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
         # The driver would accept the value and ignore it.
         errors.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
@@ -334,11 +313,7 @@ def _check_tile(spec: TensorMapSpec, tile: Tile, element: Element | None) -> lis
     errors: list[str] = []
     if len(tile.box) != spec.rank:
         errors.append(f"the box has {len(tile.box)} dimensions, the tensor {spec.rank}")
-    errors += [
-        f"box[{axis}] is {size}; it lies between 1 and {MAX_BOX}"
-        for axis, size in enumerate(tile.box)
-        if not 1 <= size <= MAX_BOX
-    ]
+    errors += _check_range(1, MAX_BOX, _numbered("box", tile.box))
     if tile.box and element is not None and spec.interleave == "none":
         bits = tile.box[0] * element.bits
         if bits % (8 * ALIGNMENT):
@@ -368,38 +343,25 @@ def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) 
     if limits is not None and len(im2col.lower_corner) == len(im2col.upper_corner) == spatial:
         sides = zip(spec.shape[1:-1], im2col.lower_corner, im2col.upper_corner, strict=True)
         for axis, (size, lower, upper) in enumerate(sides, 1):
-            if size + upper - lower < 1:
-                errors.append(
-                    f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to "
-                    f"{upper} of the end"
-                )
-    errors += _check_count("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS)
-    errors += _check_count("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS)
+            errors += _check_between_corners(axis, size, lower, upper)
+    errors += _check_range(1, MAX_CHANNELS, {"channels_per_pixel": im2col.channels_per_pixel})
+    errors += _check_range(1, MAX_PIXELS, {"pixels_per_column": im2col.pixels_per_column})
     if element is not None and spec.interleave == "none":
         errors += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
     return errors
 
 
 def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element | None) -> list[str]:
-    errors: list[str] = []
     lower, upper = wide.lower_corner_width, wide.upper_corner_width
-    low, high = WIDE_CORNER
-    errors += [
-        f"{name} is {offset}; it lies between {low} and {high}"
-        for name, offset in (("lower_corner_width", lower), ("upper_corner_width", upper))
-        if not low <= offset <= high
-    ]
-    if spec.rank in CORNERS and spec.shape[1] + upper - lower < 1:
-        errors.append(
-            f"nothing of dimension 1 lies between the corners: its {spec.shape[1]} elements from {lower} to {upper} of "
-            "the end"
-        )
-    errors += _check_count("channels_per_pixel", wide.channels_per_pixel, MAX_CHANNELS)
+    errors = _check_range(*WIDE_CORNER, {"lower_corner_width": lower, "upper_corner_width": upper})
+    if spec.rank in CORNERS:
+        errors += _check_between_corners(1, spec.shape[1], lower, upper)
+    errors += _check_range(1, MAX_CHANNELS, {"channels_per_pixel": wide.channels_per_pixel})
     fixed = WIDE_MODES.get(wide.mode)
     if fixed is None:
         errors.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
     elif not fixed:
-        errors += _check_count("pixels_per_column", wide.pixels_per_column, MAX_PIXELS)
+        errors += _check_range(1, MAX_PIXELS, {"pixels_per_column": wide.pixels_per_column})
     elif wide.pixels_per_column not in (0, fixed):
         # The driver would take it, and ignore it.
         errors.append(
@@ -414,8 +376,25 @@ def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element |
     return errors
 
 
-def _check_count(name: str, value: int, maximum: int) -> list[str]:
-    return [] if 1 <= value <= maximum else [f"{name} is {value}; it lies between 1 and {maximum}"]
+def _check_range(low: int, high: int, values: Mapping[str, int]) -> list[str]:
+    """Returns an error for each of the named values that is not from `low` to `high`."""
+    return [
+        f"{name} is {value}; it lies between {low} and {high}"
+        for name, value in values.items()
+        if not low <= value <= high
+    ]
+
+
+def _numbered(name: str, values: Sequence[int]) -> Mapping[str, int]:
+    return {f"{name}[{axis}]": value for axis, value in enumerate(values)}
+
+
+def _check_between_corners(axis: int, size: int, lower: int, upper: int) -> list[str]:
+    if size + upper - lower >= 1:
+        return []
+    return [
+        f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to {upper} of the end"
+    ]
 
 
 def _check_span(spec: TensorMapSpec, name: str, bits: int) -> list[str]:

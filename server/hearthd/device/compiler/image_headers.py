@@ -31,6 +31,8 @@ _NAMES = {
     LTO_IR_MAGIC: "code for link-time optimization (LTO-IR)",
     ARCHIVE_MAGIC: "an archive",
 }
+BINARY_MAGICS = (ELF_MAGIC, *_NAMES)
+"""The first bytes of every format other than PTX."""
 
 EM_CUDA = 190
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

@@ -7,8 +7,11 @@ from typing import Any
 
 
 def move_rows(destination: int, destination_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
-    """Copies `rows` rows of `width` bytes; source and destination must not overlap. Pitches are in bytes."""
-    if destination_pitch == source_pitch == width:
+    """Copies `rows` rows of `width` bytes; source and destination must not overlap.
+
+    Pitches are in bytes, and have no effect on a single row.
+    """
+    if rows == 1 or destination_pitch == source_pitch == width:
         ctypes.memmove(destination, source, width * rows)
     else:
         rows_at(destination, destination_pitch, width, rows)[...] = rows_at(source, source_pitch, width, rows)

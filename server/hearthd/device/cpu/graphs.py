@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from hearthd.device.backend.graph_nodes import Conditional, ConditionalNode, Enqueues, GraphNode, WorkNode, replay
+from hearthd.device.backend.graph_nodes import Conditional, ConditionalNode, GraphNode, WorkNode
+from hearthd.device.backend.replay import replay
+from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cpu.racecheck import Race
 from hearthd.device.cpu.streams import Work
 
@@ -81,7 +83,7 @@ def _conditional(node: ConditionalNode, bodies: Mapping[int, Sequence[Work]]) ->
     return {Conditional.WHILE: run_while, Conditional.IF: run_if, Conditional.SWITCH: run_switch}[node.kind]
 
 
-def node_work(server: Enqueues, node: WorkNode) -> list[Work]:
+def node_work(server: ComputeServer, node: WorkNode) -> list[Work]:
     """Returns the work of one node, recorded from the calls that `server` would make on a stream."""
     recorder = Recorder()
     replay(server, (node,), recorder)

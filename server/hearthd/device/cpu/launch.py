@@ -106,7 +106,7 @@ class CpuLauncher:
         block: Dim,
         shared_mem: int,
         stream: CpuStream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         """Checks the launch on the calling thread, and submits it with a copy of `params` to the stream's thread.

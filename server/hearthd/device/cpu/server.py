@@ -302,7 +302,7 @@ class CpuServer:
         block: Dim,
         shared_mem: int,
         stream: CpuStream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         self._launcher.launch(function, grid, block, shared_mem, stream, params, attributes)

@@ -254,15 +254,7 @@ def _run_ptxas(path: str, code: bytes, target: str) -> bytes:
 
 def is_ptx(code: bytes) -> bool:
     """True if the code has none of the binary formats."""
-    return not code.startswith(
-        (
-            image_headers.ELF_MAGIC,
-            image_headers.FATBIN_MAGIC,
-            image_headers.FATBIN_WRAPPER_MAGIC,
-            image_headers.LTO_IR_MAGIC,
-            image_headers.ARCHIVE_MAGIC,
-        )
-    )
+    return not code.startswith(image_headers.BINARY_MAGICS)
 
 
 def _linker_options(options: CompileOptions, lto: bool) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from cuda.bindings import driver
 
@@ -51,7 +50,7 @@ def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttri
 
 def _clamped_priority(priority: int) -> int:
     """Returns the priority in the range of the current device, as the driver clamps those of streams."""
-    least, greatest = map(int, cast(Sequence[int], checked(driver.cuCtxGetStreamPriorityRange())))
+    least, greatest = map(int, checked(driver.cuCtxGetStreamPriorityRange()))
     return max(greatest, min(priority, least))  # lower numbers are more urgent
 
 

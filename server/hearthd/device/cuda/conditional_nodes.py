@@ -13,17 +13,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import BRANCHES, Conditional, ConditionalNode, Enqueues
+from hearthd.device.backend.graph_nodes import BRANCHES, Conditional, ConditionalNode
 from hearthd.device.cuda.errors import CudaError, checked
-from hearthd.device.cuda.launch import CudaFunction, CudaModule
-from hearthd.device.cuda.streams import CudaStreams, Stream
+from hearthd.device.cuda.launch import CudaFunction, CudaLauncher
+from hearthd.device.cuda.streams import CaptureStreams, CudaStreams, Stream
 
 _BRANCHES_DRIVER = 12080
 """Oldest CUDA version of a driver with conditional nodes of several bodies, 12.8."""
@@ -64,28 +64,19 @@ _PTX = f"""
 """
 
 
-class Loads(Enqueues, Protocol):
-    """The methods of `ComputeServer` that load and enqueue the kernel."""
-
-    def load(self, image: Image) -> CudaModule:
-        """Loads a module."""
-        ...
-
-
 class ConditionalNodes:
     """Adds conditional nodes to graphs that are being captured."""
 
-    def __init__(self, server: Loads, streams: CudaStreams) -> None:
-        self._server = server
-        self._streams = streams
+    def __init__(self, launcher: CudaLauncher, streams: CudaStreams) -> None:
+        self._launcher = launcher
         self._setter: CudaFunction | None = None
-        self._recorders: list[Stream] = []
+        self._recorders = CaptureStreams(streams)
         """Streams for the captures of bodies, by depth."""
 
     def load(self) -> None:
         """Loads the kernel that sets handles. A second call has no effect."""
         if self._setter is None:
-            self._setter = self._server.load(Image(_PTX.encode())).function(_SETTER)
+            self._setter = self._launcher.load(Image(_PTX.encode())).function(_SETTER)
 
     def add(
         self, node: ConditionalNode, stream: Stream, depth: int, bodies: Mapping[int, Callable[[Stream], None]]
@@ -99,15 +90,13 @@ class ConditionalNodes:
         handle = self._new_handle(stream)
         self._set(handle, node.address, stream)
         graphs = _add_node(handle, node.kind, 1 + max(bodies), stream)
-        while len(self._recorders) <= depth:
-            self._recorders.append(self._streams.create())
         for index, add_body in bodies.items():
             self._capture_body(graphs[index], handle, node, depth, add_body)
 
     def _capture_body(
         self, body: Any, handle: Any, node: ConditionalNode, depth: int, add_body: Callable[[Stream], None]
     ) -> None:
-        recorder = self._recorders[depth]
+        recorder = self._recorders.first(depth + 1)[depth]
         checked(driver.cuStreamBeginCaptureToGraph(recorder.pointer, body, None, None, 0, _RELAXED))
         try:
             add_body(recorder)
@@ -116,16 +105,9 @@ class ConditionalNodes:
         except BaseException:
             with suppress(*CudaError):
                 runtime.streamEndCapture(recorder.pointer)
-            self._drop_recorders(depth)  # deeper streams may still be captured
+            self._recorders.drop(depth)  # deeper streams may still be captured
             raise
         runtime.streamEndCapture(recorder.pointer)  # the body's graph, which belongs to the node
-
-    def _drop_recorders(self, keep: int) -> None:
-        """Destroys the streams for captures except the first `keep`."""
-        dropped, self._recorders[keep:] = self._recorders[keep:], []
-        for stream in dropped:
-            with suppress(Refusal):
-                self._streams.destroy(stream)
 
     def _new_handle(self, stream: Stream) -> Any:
         if self._setter is None:
@@ -136,8 +118,9 @@ class ConditionalNodes:
         return handle
 
     def _set(self, handle: Any, address: int, stream: Stream) -> None:
+        assert self._setter is not None, "`_new_handle` has made the handle"
         params = bytearray(struct.pack("<QQ", int(handle), address))
-        self._server.launch(self._setter, (1, 1, 1), (1, 1, 1), 0, stream, params)
+        self._launcher.launch(self._setter, (1, 1, 1), (1, 1, 1), 0, stream, params)
 
 
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -150,7 +133,7 @@ def _capture(stream: Stream) -> tuple[Any, Sequence[Any], int]:
     on, the data of the edges. The number of nodes follows.
     """
     _status, _id, graph, *dependencies, count = checked(driver.cuStreamGetCaptureInfo(stream.pointer))
-    return graph, dependencies, int(cast(Any, count))
+    return graph, dependencies, int(count)
 
 
 def branch_features(driver_version: int) -> list[str]:
@@ -172,4 +155,5 @@ def _add_node(handle: Any, kind: Conditional, bodies: int, stream: Stream) -> Se
     edges = [None] * (len(dependencies) - 1)
     replace = driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
     checked(driver.cuStreamUpdateCaptureDependencies(stream.pointer, [node], *edges, 1, replace))
-    return cast(Sequence[Any], params.conditional.phGraph_out)
+    graphs: Sequence[Any] = params.conditional.phGraph_out
+    return graphs

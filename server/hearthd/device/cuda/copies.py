@@ -17,7 +17,7 @@ from typing import Any
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
-from hearthd.device.cuda.errors import CudaError, checked, translate
+from hearthd.device.cuda.errors import CudaError, checked, translate, translated
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.host_pool import PinnedBuffer
 
@@ -35,9 +35,9 @@ WITHIN = runtime.memcpyDeviceToDevice
 class CudaCopies:
     """Enqueues copies and fills on streams, and copies ordinary host memory synchronously."""
 
-    def __init__(self) -> None:
-        self._max_pitch = 0
-        """Maximum pitch of the device in bytes; 0 before the first query."""
+    def __init__(self, device: int) -> None:
+        self._max_pitch = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxPitch, device)
+        """Maximum pitch of the device in bytes."""
         self._stream = 0
         """The stream of `write_now` and `read_now`; 0 before their first call."""
 
@@ -103,8 +103,6 @@ class CudaCopies:
         if rows <= 1 or width in (0, max(destination_pitch, source_pitch)):
             _copy(destination, source, width * rows, kind, stream)
             return
-        if not self._max_pitch:
-            self._max_pitch = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxPitch, runtime.getDevice())
         if max(destination_pitch, source_pitch) > self._max_pitch:
             for row in range(rows):
                 _copy(destination + row * destination_pitch, source + row * source_pitch, width, kind, stream)
@@ -137,10 +135,8 @@ class CudaCopies:
     def _separate_stream(self) -> int:
         """Returns the separate stream, which is created at the first use and never destroyed."""
         if not self._stream:
-            try:
+            with translated("creating a stream"):
                 self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
-            except CudaError as error:
-                raise translate(error, "creating a stream") from error
         return self._stream
 
     def _synchronize(self) -> None:

@@ -13,25 +13,19 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import (
-    Conditional,
-    ConditionalNode,
-    Enqueues,
-    GraphNode,
-    KernelNode,
-    NodeOrder,
-    replay,
-)
+from hearthd.device.backend.graph_nodes import Conditional, ConditionalNode, GraphNode, KernelNode, NodeOrder
+from hearthd.device.backend.replay import replay
+from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cuda.conditional_nodes import ConditionalNodes
-from hearthd.device.cuda.errors import CudaError, checked, translate
-from hearthd.device.cuda.streams import CudaStreams, Event, Stream
+from hearthd.device.cuda.errors import CudaError, checked, translate, translated
+from hearthd.device.cuda.streams import CaptureStreams, CudaStreams, Event, Stream
 
 MAX_LANES = 16
 """Largest number of streams for captures that are kept for the next graph."""
@@ -61,71 +55,51 @@ class Graph:
 
 
 class CudaGraphs:
-    """Creates, updates and launches graphs. `enqueues` makes the calls that a capture records."""
+    """Creates, updates and launches graphs. `server` makes the calls that a capture records."""
 
-    def __init__(self, enqueues: Enqueues, streams: CudaStreams, conditionals: ConditionalNodes) -> None:
-        self._enqueues = enqueues
+    def __init__(self, server: ComputeServer, streams: CudaStreams, conditionals: ConditionalNodes) -> None:
+        self._server = server
         self._streams = streams
         self._conditionals = conditionals
-        self.load_conditionals = conditionals.load
-        self._recorders: list[Stream] = []
-        """The streams for captures, one for each lane: empty before the first graph."""
+        self._recorders = CaptureStreams(streams)
+        """The streams for captures, one for each lane."""
 
     def create(self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder] | None = None) -> Graph:
         """Creates a graph by capturing in relaxed mode.
 
         In this mode, other threads of the process (compiles, page locks) may call CUDA at the same time.
         """
-        lanes = self._lanes(1 if orders is None else 1 + max((order.lane for order in orders), default=0))
+        lanes = self._recorders.first(1 + max((order.lane for order in orders or ()), default=0))
         stream = lanes[0]
         captured = executable = 0
         kernels: list[Any] | None = None
-        try:
-            runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
+        with translated(
+            f"making a graph of {len(nodes)} nodes",
+            Reason.CAPTURE_INVALID,
+            fix="record fewer nodes in one graph, or launch them one by one",
+            details={"nodes": len(nodes)},
+        ):
             try:
-                if orders is None:
-                    self._replay_chain(nodes, stream)
-                else:
-                    kernels = self._replay_lanes(nodes, orders, lanes)
+                runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
+                try:
+                    if orders is None:
+                        self._replay_chain(nodes, stream)
+                    else:
+                        kernels = self._replay_lanes(nodes, orders, lanes)
+                except BaseException:
+                    with suppress(*CudaError):  # the stream ends the capture even if the capture was invalidated
+                        captured = runtime.streamEndCapture(stream.pointer)
+                    self._recorders.drop(1)
+                    raise
+                captured = runtime.streamEndCapture(stream.pointer)
+                self._recorders.drop(MAX_LANES)
+                executable = runtime.graphInstantiate(captured)
+                runtime.graphUpload(executable, stream.pointer)
+                uploaded = self._streams.record(stream)
             except BaseException:
-                with suppress(*CudaError):  # the stream ends the capture even if the capture was invalidated
-                    captured = runtime.streamEndCapture(stream.pointer)
-                self._drop_lanes(1)
+                _destroy(captured, executable)
                 raise
-            captured = runtime.streamEndCapture(stream.pointer)
-            if len(lanes) > MAX_LANES:
-                self._drop_lanes(MAX_LANES)
-            executable = runtime.graphInstantiate(captured)
-            runtime.graphUpload(executable, stream.pointer)
-            uploaded = self._streams.record(stream)
-        except BaseException as error:
-            _destroy(captured, executable)
-            if isinstance(error, CudaError):
-                raise translate(
-                    error,
-                    f"making a graph of {len(nodes)} nodes",
-                    Reason.CAPTURE_INVALID,
-                    fix="record fewer nodes in one graph, or launch them one by one",
-                    details={"nodes": len(nodes)},
-                ) from error
-            raise
         return Graph(nodes, captured, executable, uploaded, kernels)
-
-    def _lanes(self, count: int) -> list[Stream]:
-        """Returns `count` streams for captures, which it creates at their first use."""
-        while len(self._recorders) < count:
-            self._recorders.append(self._streams.create())
-        return self._recorders[:count]
-
-    def _drop_lanes(self, keep: int) -> None:
-        """Destroys the streams for captures except the first `keep`.
-
-        After a failed capture, all but the first may still be part of it.
-        """
-        lanes, self._recorders[keep:] = self._recorders[keep:], []
-        for lane in lanes:
-            with suppress(Refusal):
-                self._streams.destroy(lane)
 
     def _replay_chain(self, nodes: Sequence[GraphNode], stream: Stream, depth: int = 0) -> None:
         """Enqueues nodes that run one after the other, with the bodies of conditional nodes among them.
@@ -139,7 +113,7 @@ class CudaGraphs:
                 self._replay_conditional(node, nodes, index, stream, depth)
                 index += node.size
             else:
-                replay(self._enqueues, (node,), stream)
+                replay(self._server, (node,), stream)
             index += 1
 
     def _replay_conditional(
@@ -187,7 +161,7 @@ class CudaGraphs:
                     done += node.size
                     self._replay_conditional(node, nodes, index, stream)
                 else:
-                    replay(self._enqueues, (node,), stream)
+                    replay(self._server, (node,), stream)
                 if isinstance(node, KernelNode):
                     kernels.append(_last_node(stream))
                 for follower in followed.intersection(range(index, done)):
@@ -275,7 +249,7 @@ def _destroy(captured: int, executable: int) -> None:
 def _last_node(stream: Stream) -> Any:
     """Returns the node that a stream being captured added last, which is the only one that its next node follows."""
     _status, _id, _graph, dependencies, *_ = checked(driver.cuStreamGetCaptureInfo(stream.pointer))
-    (node,) = cast(Sequence[Any], dependencies)
+    (node,) = dependencies
     return node
 
 
@@ -292,10 +266,9 @@ def _kernel_nodes(graph: Graph) -> list[Any]:
     successors: dict[int, Any] = {}
     if count:
         edges = checked(get_edges(graph.captured, count))
-        starts, ends = cast(Sequence[Any], edges[0]), cast(Sequence[Any], edges[1])
-        successors = {int(start): end for start, end in zip(starts, ends, strict=True)}
+        successors = {int(start): end for start, end in zip(edges[0], edges[1], strict=True)}
     kernels: list[Any] = []
-    node: Any = cast(Sequence[Any], roots)[0]
+    node: Any = roots[0]
     while node is not None:
         (kind,) = checked(driver.cuGraphNodeGetType(node))
         if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:

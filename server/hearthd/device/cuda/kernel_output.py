@@ -7,7 +7,7 @@ import ctypes
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord
 
-from hearthd.device.cuda.errors import CudaError, translate
+from hearthd.device.cuda.errors import translated
 
 _LIBC = ctypes.CDLL(None)
 
@@ -26,7 +26,7 @@ class KernelOutput:
 
     def flush(self) -> None:
         """Writes the output of completed kernels. Does not wait for running ones."""
-        try:
+        with translated("collecting what kernels printed"):
             if not self._event:
                 self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
                 self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
@@ -35,6 +35,4 @@ class KernelOutput:
                 return  # just recorded on an idle stream: complete by the next flush
             runtime.eventSynchronize(self._event)
             runtime.streamSynchronize(self._stream)
-        except CudaError as error:
-            raise translate(error, "collecting what kernels printed") from error
         _LIBC.fflush(None)  # standard output is a pipe, which the C library buffers

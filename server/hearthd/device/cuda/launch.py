@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import driver as cu
@@ -21,7 +22,17 @@ from hearthd.device.backend.resources import FunctionAttributes
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.parameter_kinds import parameter_kinds
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
-from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.errors import (
+    INVALID_VALUE,
+    NOT_FOUND,
+    OUT_OF_MEMORY,
+    CudaError,
+    checked,
+    is_fatal,
+    status_of,
+    translate,
+    translated,
+)
 from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
@@ -71,12 +82,9 @@ class CudaFunction:
     def prefer_shared(self, percent: int) -> None:
         """Sets the preferred shared memory, in percent of the device's maximum; -1: the driver's default."""
         kind = cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        try:
+        doing = f"setting the preferred shared memory of {self.name} to {percent} %"
+        with translated(doing, Reason.LAUNCH_INVALID):
             cu.funcSetAttribute(self.pointer, kind, percent)
-        except CudaError as error:
-            raise translate(
-                error, f"setting the preferred shared memory of {self.name} to {percent} %", Reason.LAUNCH_INVALID
-            ) from error
         self.attributes = replace(self.attributes, carveout=int(cu.funcGetAttribute(kind, self.pointer)))
 
     def allow_shared(self, size: int) -> None:
@@ -85,21 +93,18 @@ class CudaFunction:
         See the CUDA C++ Programming Guide, "Shared Memory". Called only when a launch needs more than any launch
         before.
         """
-        try:
+        with translated(
+            f"allowing {self.name} {size} bytes of dynamic shared memory",
+            Reason.LAUNCH_INVALID,
+            fix="request less: static and dynamic shared memory together may have the device's "
+            "shared_mem_per_block_optin",
+            details={
+                "requested": size,
+                "allowed": self.dynamic_limit,
+                "static_shared_bytes": self.attributes.static_shared_bytes,
+            },
+        ):
             cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
-        except CudaError as error:
-            raise translate(
-                error,
-                f"allowing {self.name} {size} bytes of dynamic shared memory",
-                Reason.LAUNCH_INVALID,
-                fix="request less: static and dynamic shared memory together may have the device's "
-                "shared_mem_per_block_optin",
-                details={
-                    "requested": size,
-                    "allowed": self.dynamic_limit,
-                    "static_shared_bytes": self.attributes.static_shared_bytes,
-                },
-            ) from error
         self.dynamic_limit = size
 
 
@@ -111,7 +116,6 @@ class CudaModule:
         self._names = dict(image.names)
         self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
-        self._listed: tuple[str, ...] | None = None
         self.access_table = _find_access_table(pointer) if access_table.SYMBOL.encode() in image.code else 0
         """Device address of the table with which the kernels check their accesses; 0: they do not check them."""
 
@@ -124,7 +128,7 @@ class CudaModule:
             pointer = cu.moduleGetFunction(self.pointer, lowered)
             function = CudaFunction(self, name, pointer, self._kinds.get(lowered, ""))
         except CudaError as error:
-            if getattr(error, "status", 0) == NOT_FOUND:
+            if status_of(error) == NOT_FOUND:
                 raise self._not_found(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
             raise translate(error, f"loading the function {name}", Reason.MODULE_INVALID) from error
         self._functions[name] = function
@@ -136,36 +140,32 @@ class CudaModule:
             address, size = checked(driver.cuModuleGetGlobal(self.pointer, lowered.encode()))
         except CudaError as error:
             # CUDA reports an empty name as an invalid value
-            if getattr(error, "status", 0) == NOT_FOUND or not lowered:
+            if status_of(error) == NOT_FOUND or not lowered:
                 raise self._not_found(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
             raise translate(error, f"looking for the global variable {name}") from error
-        return int(address), int(size)  # type: ignore[call-overload]
+        return int(address), int(size)
 
-    @property
+    @cached_property
     def functions(self) -> tuple[str, ...]:
         """Names of the functions that `function` can find, with name expressions in place of their compiled names."""
-        if self._listed is None:
-            expressions = {lowered: expression for expression, lowered in self._names.items()}
-            try:
-                names = [checked(driver.cuFuncGetName(handle))[0] for handle in self.handles()]
-            except CudaError as error:
-                raise translate(error, "listing a module's functions") from error
-            decoded = (name.decode() for name in names)  # type: ignore[attr-defined]
-            self._listed = tuple(sorted(expressions.get(name, name) for name in decoded))
-        return self._listed
+        expressions = {lowered: expression for expression, lowered in self._names.items()}
+        with translated("listing a module's functions"):
+            names = [checked(driver.cuFuncGetName(handle))[0].decode() for handle in self.handles()]
+        return tuple(sorted(expressions.get(name, name) for name in names))
 
     def load_functions(self) -> None:
         """Loads the kernels' code to the device immediately. Raises CudaError."""
         for handle in self.handles()[:_MAX_PRELOADED]:
             checked(driver.cuFuncLoad(handle))
 
-    def handles(self) -> Sequence[object]:
+    def handles(self) -> Sequence[Any]:
         """Returns the driver's handles of all kernels of the module. Raises CudaError."""
         (count,) = checked(driver.cuModuleGetFunctionCount(self.pointer))
         if not count:
             return []
+        handles: Sequence[Any]
         (handles,) = checked(driver.cuModuleEnumerateFunctions(count, self.pointer))
-        return handles  # type: ignore[return-value]
+        return handles
 
     @property
     def globals(self) -> tuple[str, ...]:
@@ -192,10 +192,10 @@ def _find_access_table(pointer: int) -> int:
     try:
         address, size = checked(driver.cuModuleGetGlobal(pointer, access_table.SYMBOL.encode()))
     except CudaError as error:
-        if getattr(error, "status", 0) == NOT_FOUND:
+        if status_of(error) == NOT_FOUND:
             return 0
         raise
-    return int(address) if int(size) >= access_table.BYTES else 0  # type: ignore[call-overload]
+    return int(address) if int(size) >= access_table.BYTES else 0
 
 
 class CudaLauncher:
@@ -257,8 +257,7 @@ class CudaLauncher:
                     cu.moduleUnload(pointer)
             if not isinstance(error, CudaError):
                 raise
-            status = int(getattr(error, "status", 0))
-            if is_fatal(status) or status == OUT_OF_MEMORY:
+            if is_fatal(error) or status_of(error) == OUT_OF_MEMORY:
                 raise translate(error, "loading a module") from error
             log = _load_log(image.code)
             first = next((line for line in log.splitlines() if line.strip()), "")
@@ -280,10 +279,8 @@ class CudaLauncher:
         """Unloads a module whose last launch has ended. Further calls have no effect."""
         pointer, module.pointer = module.pointer, 0
         if pointer:
-            try:
+            with translated("unloading a module"):
                 cu.moduleUnload(pointer)
-            except CudaError as error:
-                raise translate(error, "unloading a module") from error
 
     def bind_launch(
         self,
@@ -316,7 +313,7 @@ class CudaLauncher:
         block: tuple[int, int, int],
         shared_mem: int,
         stream: Stream,
-        params: bytearray,
+        params: bytes | bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
         if shared_mem > function.dynamic_limit:

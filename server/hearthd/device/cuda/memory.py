@@ -17,12 +17,15 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
-from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
+from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, status_of, translate, translated
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.budget import out_of_memory, rounded
 
 GRAIN = 32 << 20
 """Granularity in bytes by which a memory pool of the driver grows (`cudaMemPoolAttrReservedMemCurrent`)."""
+
+_ALLOCATION_ERRORS: tuple[type[RuntimeError | MemoryError], ...] = (*CudaError, MemoryError)
+"""The exceptions of a failed allocation; CuPy's pool raises `MemoryError` at its limit."""
 
 
 class CudaMemory:
@@ -66,10 +69,8 @@ class Pool(ABC):
 
     def trim(self) -> None:
         """Returns unused memory to the device. Raises Refusal, DeviceFault."""
-        try:
+        with translated("giving unused memory back to the device"):
             self.release_unused()
-        except CudaError as error:
-            raise translate(error, "giving unused memory back to the device") from error
 
     def usage(self) -> tuple[int, int]:
         """Returns the bytes of device memory that the pool holds, used or not, and the bytes in use."""
@@ -105,9 +106,7 @@ class Pool(ABC):
             self.check(size, reserved)
         try:
             address, owner = self._allocate(reserved, stream)
-        except CudaError as error:
-            address, owner = self._retry(error, size, reserved, stream)
-        except MemoryError as error:
+        except _ALLOCATION_ERRORS as error:
             address, owner = self._retry(error, size, reserved, stream)
         memory = CudaMemory(address, size, reserved, owner)
         self._live[address] = memory
@@ -127,12 +126,10 @@ class Pool(ABC):
 
     def info(self) -> MemoryInfo:
         """Returns the sizes of the device's memory and of the pool, memory held outside of the pool included."""
-        try:
+        with translated("asking for the device's free memory"):
             free, total = runtime.memGetInfo()
             reserved = self.reserved() + self._outside_pool
             return MemoryInfo(free=free, total=total, reserved=reserved, in_use=self._in_use)
-        except CudaError as error:
-            raise translate(error, "asking for the device's free memory") from error
 
     def close(self) -> None:
         """Frees all memory that is still allocated. Never raises."""
@@ -148,13 +145,13 @@ class Pool(ABC):
 
     def _retry(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
         """Tries the allocation again after `error`, with unused memory returned to the device first."""
-        if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
+        if isinstance(error, RuntimeError) and status_of(error) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error
         try:
             self.release_unused()
             return self._allocate(reserved, stream)
         except CudaError as second:
-            if getattr(second, "status", 0) != OUT_OF_MEMORY:
+            if status_of(second) != OUT_OF_MEMORY:
                 raise translate(second, f"allocating {size} bytes") from second
         except MemoryError:
             pass

@@ -81,12 +81,8 @@ class NcclCommunicator:
         self._scratch = scratch
         self._failure = ""
         self._lock = threading.Lock()
-        self._aborted = False
-
-    @property
-    def aborted(self) -> bool:
+        self.aborted = False
         """True once `abort` has begun; the communicator must not be used any more."""
-        return self._aborted
 
     @property
     def can_stop(self) -> bool:
@@ -150,7 +146,7 @@ class NcclCommunicator:
         revoke = _revoke_function()
         assert revoke is not None
         with self._lock:
-            if self._aborted:
+            if self.aborted:
                 return
             self._failure = self._failure or "the communicator was stopped"
         runtime.setDevice(self._device)
@@ -160,9 +156,9 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         with self._lock:
-            if self._aborted:
+            if self.aborted:
                 return
-            self._aborted = True
+            self.aborted = True
             self._failure = self._failure or "the communicator was aborted"
         with suppress(*CudaError):  # if the device is lost, the communicator is lost, too
             runtime.setDevice(self._device)
@@ -373,12 +369,7 @@ def _revoke_function() -> Callable[[int, int], int] | None:
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_int)
     function.restype = ctypes.c_int
-
-    def revoke(communicator: int, flags: int) -> int:
-        status: int = function(communicator, flags)
-        return status
-
-    return revoke
+    return function
 
 
 @functools.cache

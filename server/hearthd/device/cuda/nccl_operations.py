@@ -75,10 +75,7 @@ def calls(
     the NCCL operator for each of `operators(operations)`.
     """
     result: list[Call] = []
-    for operation in operations:
-        if operation.kind in PEERED:
-            result += _CALLS[operation.kind](operation, rank, ranks, scratch)
-    for operation in operations:
+    for operation in sorted(operations, key=lambda operation: operation.kind not in PEERED):
         if operation.kind in REDUCING:
             op = (
                 operator_numbers[operation.dtype, operation.factor] if operation.op == PREMUL_SUM else OPS[operation.op]
@@ -86,7 +83,7 @@ def calls(
             root = (operation.root,) if operation.kind == "reduce" else ()
             arguments = (operation.source, operation.destination, operation.count, DTYPES[operation.dtype], op, *root)
             result.append((_REDUCTION_CALLS[operation.kind], arguments))
-        elif operation.kind not in PEERED:
+        else:
             result += _CALLS[operation.kind](operation, rank, ranks, scratch)
     return result
 

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from hearth_proto.reasons import Reason
 from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
-from hearthd.device.cuda.errors import CudaError, checked, translate
+from hearthd.device.cuda.errors import CudaError, checked, status_of, translate, translated
 from hearthd.device.cuda.launch import CudaFunction
 
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
@@ -25,8 +25,7 @@ def blocks_per_multiprocessor(function: CudaFunction, threads: int, shared_mem: 
         if shared_mem > function.dynamic_limit:
             function.allow_shared(shared_mem)
         (blocks,) = checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.pointer, threads, shared_mem))
-        count: int = int(blocks)  # type: ignore[call-overload]
-        return max(0, count)
+        return max(0, int(blocks))
     except CudaError as error:
         raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
 
@@ -43,21 +42,17 @@ def max_clusters(function: CudaFunction, cluster: Dim, block: Dim, shared_mem: i
         attributes = driver_attributes(LaunchAttributes(cluster=cluster))
         config = launch_config(cluster, block, shared_mem, 0, attributes)
         (clusters,) = checked(driver.cuOccupancyMaxActiveClusters(function.pointer, config))
-        count: int = int(clusters)  # type: ignore[call-overload]
-        return max(0, count)
+        return max(0, int(clusters))
     except CudaError as error:
-        if getattr(error, "status", 0) == INVALID_CLUSTER_SIZE:
+        if status_of(error) == INVALID_CLUSTER_SIZE:
             return 0
         raise translate(error, f"asking how many clusters of {function.name} fit", Reason.LAUNCH_INVALID) from error
 
 
 def suggested_block(function: CudaFunction, shared_mem: int) -> int:
     """Returns the number of threads per block that gives the highest occupancy. Raises Refusal(LAUNCH_INVALID)."""
-    try:
+    with translated(f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID):
         _, threads = checked(
             driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)
         )
-        count: int = int(threads)  # type: ignore[call-overload]
-        return count
-    except CudaError as error:
-        raise translate(error, f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID) from error
+        return int(threads)

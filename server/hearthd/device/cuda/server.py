@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import cupy
 from cuda.bindings import driver
@@ -16,7 +17,7 @@ from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.conditional_nodes import ConditionalNodes, branch_features
 from hearthd.device.cuda.copies import CudaCopies
-from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
+from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, status_of, translate
 from hearthd.device.cuda.graphs import CudaGraphs
 from hearthd.device.cuda.kernel_output import KernelOutput
 from hearthd.device.cuda.launch import CudaLauncher
@@ -26,7 +27,7 @@ from hearthd.device.cuda.page_locks import PageLocks
 from hearthd.device.cuda.sharing.copy_communicators import CopyCommunicators
 from hearthd.device.cuda.sharing.shared_memory import SharedAllocations
 from hearthd.device.cuda.streams import CudaStreams, HostSignals
-from hearthd.device.cuda.tensor_maps import TensorMapEncoder, tensor_map_features
+from hearthd.device.cuda.tensor_maps import encode_tensor_map, tensor_map_features
 from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 
@@ -35,11 +36,12 @@ _OLDEST_DRIVER = 12040
 cuModuleEnumerateFunctions, which launch checks need."""
 
 MEMORY_ALIGNMENT = 256
+"""Alignment in bytes of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory
+Accesses")."""
+
 _PERSISTING_L2_LIMIT = 6  # cudaLimitPersistingL2CacheSize
 _MAX_PERSISTING_L2 = 108  # cudaDevAttrMaxPersistingL2CacheSize
 _MAX_ACCESS_POLICY_WINDOW = 109  # cudaDevAttrMaxAccessPolicyWindowSize
-"""Alignment in bytes of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory
-Accesses")."""
 
 
 class CudaServer:
@@ -55,13 +57,8 @@ class CudaServer:
     loading_waits = True
     memory_grain = GRAIN
 
-    def __init__(
-        self, spec: DeviceSpec, host_pool: Callable[[int, Callable[[], None]], HostPool] | None = None
-    ) -> None:
+    def __init__(self, spec: DeviceSpec) -> None:
         """Opens device `spec.index`.
-
-        `host_pool` creates the pool of host memory for copies from its limit in bytes and its `on_grown`; by default
-        the memory is page-locked.
 
         Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault.
         """
@@ -82,33 +79,33 @@ class CudaServer:
                 )
             cupy.cuda.Device(index).use()
             runtime.free(0)  # creates the context now rather than at the first command
-            self._properties = _properties(index)
-            self._properties.persisting_l2_cache_size = _set_aside_l2(
-                min(spec.persisting_l2, self._properties.persisting_l2_cache_max_size)
+            self.properties = properties = _properties(index)
+            properties.persisting_l2_cache_size = _set_aside_l2(
+                min(spec.persisting_l2, properties.persisting_l2_cache_max_size)
             )
-            has_pools = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
+            has_pools = "memory_pools" in properties.features
             pool: Pool = StreamOrderedPool(index, spec.memory_limit) if has_pools else ArenaPool(spec.memory_limit)
         except CudaError as error:
-            if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
+            if status_of(error) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
         self._pool = pool
         page_locks = PageLocks(index)
-        make_host_pool = host_pool or (
-            lambda limit, on_grown: HostPool(limit, lock=page_locks.allocate, on_grown=on_grown)
-        )
-        self._host = make_host_pool(spec.staging_bytes, self._progress)
-        capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
-        self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
-        self._communicators = NcclCommunicators(index, capability)
-        if self._communicators.available:
-            self._properties.features.append("nccl")
-        self._copy_communicators = CopyCommunicators(index)
+        self._host = HostPool(spec.staging_bytes, lock=page_locks.allocate, on_grown=self._progress)
+        capability = (properties.compute_capability_major, properties.compute_capability_minor)
+        self.compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
+        self.communicators = NcclCommunicators(index, capability)
+        if self.communicators.available:
+            properties.features.append("nccl")
+        self.copy_communicators = CopyCommunicators(index)
         self._streams = CudaStreams()
         self._bind_memory(SharedAllocations(index, pool), page_locks)
-        self._bind_streams(CudaCopies(), HostSignals())
-        self._bind_code(CudaLauncher(capability))
-        self._bind_graphs(CudaGraphs(self, self._streams, ConditionalNodes(self, self._streams)))
+        self._bind_streams(CudaCopies(index), HostSignals())
+        launcher = CudaLauncher(capability)
+        self._bind_code(launcher)
+        conditionals = ConditionalNodes(launcher, self._streams)
+        self.load_conditionals = conditionals.load
+        self._bind_graphs(CudaGraphs(self, self._streams, conditionals))
 
     def _bind_memory(self, shared: SharedAllocations, page_locks: PageLocks) -> None:
         pool, host = self._pool, self._host
@@ -166,30 +163,13 @@ class CudaServer:
         self.blocks_per_multiprocessor = occupancy.blocks_per_multiprocessor
         self.max_clusters = occupancy.max_clusters
         self.suggested_block = occupancy.suggested_block
-        self.encode_tensor_map = TensorMapEncoder(self._properties).encode
+        self.encode_tensor_map = partial(encode_tensor_map, self.properties)
 
     def _bind_graphs(self, graphs: CudaGraphs) -> None:
         self.create_graph = graphs.create
-        self.load_conditionals = graphs.load_conditionals
         self.launch_graph = graphs.launch
         self.update_graph = graphs.update
         self.destroy_graph = graphs.destroy
-
-    @property
-    def properties(self) -> node_pb2.DeviceProperties:
-        return self._properties
-
-    @property
-    def compiler(self) -> CudaCompiler:
-        return self._compiler
-
-    @property
-    def communicators(self) -> NcclCommunicators:
-        return self._communicators
-
-    @property
-    def copy_communicators(self) -> CopyCommunicators:
-        return self._copy_communicators
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         """Registers `wake`, which is called when more host memory for copies is available.
@@ -202,10 +182,9 @@ class CudaServer:
 
     def close(self) -> None:
         """Frees what can be freed; never raises. The context is not destroyed, because other users may hold it."""
-        communicators = self._communicators.close, self._copy_communicators.close
-        for close in (*communicators, self._streams.close, self._pool.close, self._host.close):
+        for part in (self.communicators, self.copy_communicators, self._streams, self._pool, self._host):
             with suppress(Exception):
-                close()
+                part.close()
 
     def _progress(self) -> None:
         """Wakes the device-handle thread. Any thread."""
@@ -267,7 +246,7 @@ def _uuid(index: int) -> str:
     get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(get_uuid(device))
-    digits = bytes(uuid.bytes).hex()  # type: ignore[attr-defined]
+    digits = bytes(uuid.bytes).hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 

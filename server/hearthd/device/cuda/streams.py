@@ -6,15 +6,17 @@ Events are pooled, because creating one costs several times as much as recording
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
-from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate
+from hearth_proto.reasons import Refusal
+from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate, translated
 
-_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+"""Attribute of a device whose streams can write 64-bit values to memory, and wait for them there."""
 
 
 class Stream:
@@ -55,10 +57,8 @@ class CudaStreams:
 
     def create(self, priority: int = 0) -> Stream:
         """Creates a stream. The driver clamps `priority` to the device's range; lower values are more urgent."""
-        try:
+        with translated("creating a stream"):
             stream = Stream(runtime.streamCreateWithPriority(runtime.streamNonBlocking, priority))
-        except CudaError as error:
-            raise translate(error, "creating a stream") from error
         self._streams.add(stream)
         return stream
 
@@ -69,10 +69,8 @@ class CudaStreams:
         self._streams.discard(stream)
         pointer = stream.pointer
         del stream.pointer
-        try:
+        with translated("destroying a stream"):
             runtime.streamDestroy(pointer)
-        except CudaError as error:
-            raise translate(error, "destroying a stream") from error
 
     def record(self, stream: Stream, *, timing: bool = False) -> Event:
         """Records a new event, or a released one of the same kind, with or without timing."""
@@ -133,25 +131,43 @@ class CudaStreams:
         self._timers.clear()
 
 
+class CaptureStreams:
+    """Streams that are used only for captures, so that no other work can invalidate one. Kept for later captures."""
+
+    def __init__(self, streams: CudaStreams) -> None:
+        self._streams = streams
+        self._kept: list[Stream] = []
+
+    def first(self, count: int) -> list[Stream]:
+        """Returns the first `count` streams, each of which is created at its first use."""
+        while len(self._kept) < count:
+            self._kept.append(self._streams.create())
+        return self._kept[:count]
+
+    def drop(self, keep: int) -> None:
+        """Destroys all streams except the first `keep`. After a failed capture, they may still be part of it."""
+        dropped, self._kept[keep:] = self._kept[keep:], []
+        for stream in dropped:
+            with suppress(Refusal):
+                self._streams.destroy(stream)
+
+
 class HostSignals:
     """Writes signals: 8-byte values in page-locked host memory, written after the preceding work of a stream."""
 
-    def __init__(self) -> None:
-        self._supported: bool | None = None
-        """True if the device's streams can write 64-bit values; None before the first query."""
+    @cached_property
+    def _supported(self) -> bool:
+        """True if the device's streams can write 64-bit values. Raises CudaError."""
+        (device,) = checked(driver.cuCtxGetDevice())
+        (supported,) = checked(driver.cuDeviceGetAttribute(SIGNALS, device))
+        return bool(supported)
 
     def address(self, address: int) -> int:
         """Returns the device address of page-locked host memory; 0 if the device cannot write signals."""
-        try:
-            if self._supported is None:
-                (device,) = checked(driver.cuCtxGetDevice())
-                (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
-                self._supported = bool(supported)
+        with translated("looking for the address of signals"):
             if not self._supported:
                 return 0
-            pointer: Any = checked(driver.cuMemHostGetDevicePointer(address, 0))[0]
-        except CudaError as error:
-            raise translate(error, "looking for the address of signals") from error
+            (pointer,) = checked(driver.cuMemHostGetDevicePointer(address, 0))
         return int(pointer)
 
     def write(self, address: int, value: int, stream: Stream) -> None:

@@ -34,53 +34,49 @@ _WIDE_MODES = {"w": 0, "w128": 1}
 """CUtensorMapIm2ColWideMode, cuda.h of CUDA 12.8; bindings of CUDA 12.0 to 12.7 do not have it."""
 
 
-class TensorMapEncoder:
-    """Encodes tensor maps for a device with these properties. Encoding runs on the host and takes some microseconds."""
+def encode_tensor_map(properties: node_pb2.DeviceProperties, spec: TensorMapSpec, address: int) -> bytes:
+    """Encodes the map with the driver's cuTensorMapEncode function of the access mode, for a device of `properties`.
 
-    def __init__(self, properties: node_pb2.DeviceProperties) -> None:
-        self._properties = properties
+    Runs on the host, and takes some microseconds.
 
-    def encode(self, spec: TensorMapSpec, address: int) -> bytes:
-        """Encodes the map with the driver's cuTensorMapEncode function of the access mode.
-
-        Raises Refusal(TENSOR_MAP_INVALID), Refusal(UNSUPPORTED).
-        """
-        tensor_map.check_features(spec, self._properties.features, self._properties.name)
-        element = tensor_map.element_of(spec.dtype)
-        access = spec.access
-        assert element is not None and access is not None, "checked before"
-        kind = _member(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE", element.name)
-        element_strides = _array(_U32, spec.element_strides)
-        interleave = _member(driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE", spec.interleave)
-        form = (
-            _member(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE", spec.swizzle),
-            _member(driver.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION", spec.l2_promotion),
-            _member(driver.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL", _FILLS[spec.oob_fill]),
-        )
-        buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
-        offset = -ctypes.addressof(buffer) % _ALIGNMENT
-        sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides or (0,))
-        region = (ctypes.addressof(buffer) + offset, kind, spec.rank, address, sizes, strides)
-        if isinstance(access, Tile):
-            status = _encoder("Tiled")(*region, _array(_U32, access.box), element_strides, interleave, *form)
-        elif isinstance(access, Im2colWide):
-            mode = _WIDE_MODES[access.mode]
-            pixels = access.channels_per_pixel, access.pixels_per_column or tensor_map.WIDE_MODES[access.mode]
-            corners = access.lower_corner_width, access.upper_corner_width
-            status = _encoder("Im2colWide")(*region, *corners, *pixels, element_strides, interleave, mode, *form)
-        else:
-            pixels = access.channels_per_pixel, access.pixels_per_column
-            edges = _array(_INT, access.lower_corner), _array(_INT, access.upper_corner)
-            status = _encoder("Im2col")(*region, *edges, *pixels, element_strides, interleave, *form)
-        _check(status, spec, address)
-        return buffer.raw[offset : offset + TENSOR_MAP_BYTES]
+    Raises Refusal(TENSOR_MAP_INVALID), Refusal(UNSUPPORTED).
+    """
+    tensor_map.check_features(spec, properties.features, properties.name)
+    element = tensor_map.element_of(spec.dtype)
+    access = spec.access
+    assert element is not None and access is not None, "checked before"
+    kind = _member(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE", element.name)
+    element_strides = _array(_U32, spec.element_strides)
+    interleave = _member(driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE", spec.interleave)
+    form = (
+        _member(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE", spec.swizzle),
+        _member(driver.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION", spec.l2_promotion),
+        _member(driver.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL", _FILLS[spec.oob_fill]),
+    )
+    buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _ALIGNMENT)
+    offset = -ctypes.addressof(buffer) % _ALIGNMENT
+    sizes, strides = _array(ctypes.c_uint64, spec.shape), _array(ctypes.c_uint64, spec.strides or (0,))
+    region = (ctypes.addressof(buffer) + offset, kind, spec.rank, address, sizes, strides)
+    if isinstance(access, Tile):
+        status = _encoder("Tiled")(*region, _array(_U32, access.box), element_strides, interleave, *form)
+    elif isinstance(access, Im2colWide):
+        mode = _WIDE_MODES[access.mode]
+        pixels = access.channels_per_pixel, access.pixels_per_column or tensor_map.WIDE_MODES[access.mode]
+        corners = access.lower_corner_width, access.upper_corner_width
+        status = _encoder("Im2colWide")(*region, *corners, *pixels, element_strides, interleave, mode, *form)
+    else:
+        pixels = access.channels_per_pixel, access.pixels_per_column
+        edges = _array(_INT, access.lower_corner), _array(_INT, access.upper_corner)
+        status = _encoder("Im2col")(*region, *edges, *pixels, element_strides, interleave, *form)
+    _check(status, spec, address)
+    return buffer.raw[offset : offset + TENSOR_MAP_BYTES]
 
 
 def _check(status: int, spec: TensorMapSpec, address: int) -> None:
     try:
         checked((status,))
     except CudaError as error:
-        if is_fatal(status):
+        if is_fatal(error):
             raise translate(error, "making a tensor map") from error
         raise tensor_map.refuse(
             spec, [f"the driver refuses it: {error}"], "tensor map", cuda_status=status, address=f"{address:#x}"

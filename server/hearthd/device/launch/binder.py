@@ -318,10 +318,7 @@ class Binder:
         limits = self._device.limits
         server = self._device.server
         grid, block, shared_mem = record.grid, record.block, record.shared_mem
-        kernel = launch_limits.KernelLimits(
-            function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
-        )
-        faults = launch_limits.check(limits, kernel, grid, block, shared_mem)
+        faults = launch_limits.check(limits, function.attributes, grid, block, shared_mem)
         if record.extension is not None and not record.extension.iterations:
             faults.append(Violation("iterations is 0; a kernel must be launched at least once", "iterations"))
         attributes = attributes_of(record)

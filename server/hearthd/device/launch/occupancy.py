@@ -42,10 +42,7 @@ class OccupancyCommands:
         grid: Dim = (1, 1, 1)
         if command.HasField("cluster"):
             grid = cluster = dim(command.cluster)
-        kernel = launch_limits.KernelLimits(
-            function.attributes.max_threads_per_block, function.attributes.static_shared_bytes
-        )
-        faults = launch_limits.check(limits, kernel, (1, 1, 1), block, command.shared_mem)
+        faults = launch_limits.check(limits, function.attributes, (1, 1, 1), block, command.shared_mem)
         if cluster is not None:
             faults += residency.check_cluster(limits, grid, cluster)
         if faults:

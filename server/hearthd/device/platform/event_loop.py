@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,7 +46,6 @@ class Loop:
         self._tasks: deque[Task] = deque()
         self._woken = False
         self._stopping = False
-        self._thread_id: int | None = None
         self.on_poll: Callable[[], float | None] = lambda: None
         """Called in each iteration. Returns the seconds that the loop may sleep; None: until an event."""
         self.on_nap: Callable[[], bool | None] = lambda: False
@@ -67,11 +65,6 @@ class Loop:
         """Time for which the next request of a client that has just been answered is polled for, in seconds."""
         self.lingering: SpinPolicy | None = None
         """Policy for polling after work was done, before the loop sleeps; None: the loop sleeps at once."""
-
-    @property
-    def inside(self) -> bool:
-        """True if the caller runs on the loop's thread."""
-        return self._thread_id == threading.get_ident()
 
     def post(self, task: Task) -> None:
         """Runs `task` on the loop's thread, after the tasks posted before. May be called on any thread."""
@@ -107,19 +100,15 @@ class Loop:
 
         An exception in a task ends the loop and is raised, so posted tasks must catch their errors.
         """
-        self._thread_id = threading.get_ident()
-        try:
-            while not self._stopping:
-                sleep = self.on_poll()
-                if not self._tasks:
-                    self.on_idle()
-                if self._iteration_began_ns:
-                    self.on_iteration(time.perf_counter_ns() - self._iteration_began_ns)
-                    self._iteration_began_ns = 0
-                    self.linger()
-                self.run_once(0.0 if self._tasks else sleep)
-        finally:
-            self._thread_id = None
+        while not self._stopping:
+            sleep = self.on_poll()
+            if not self._tasks:
+                self.on_idle()
+            if self._iteration_began_ns:
+                self.on_iteration(time.perf_counter_ns() - self._iteration_began_ns)
+                self._iteration_began_ns = 0
+                self.linger()
+            self.run_once(0.0 if self._tasks else sleep)
 
     def linger(self) -> None:
         """Starts the spin-wait after work was done, because the next request may arrive soon. Loop's thread only."""

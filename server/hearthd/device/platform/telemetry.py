@@ -28,14 +28,6 @@ OTHER = "other"
 """Name under which commands of unknown kinds are counted, so that clients cannot create labels."""
 
 
-def bucket(ns: int) -> int:
-    """Returns the index of the bucket for a duration in nanoseconds.
-
-    Durations below 1 us, including negative ones after a clock step, belong to the first bucket.
-    """
-    return min(((ns - 1) // 1000).bit_length(), BUCKETS) if ns > 0 else 0
-
-
 @dataclass
 class Histogram:
     """Histogram of latencies.
@@ -47,10 +39,12 @@ class Histogram:
     sum_ns: int = 0
 
     def observe(self, ns: int) -> None:
-        """Counts a latency in nanoseconds; one of 0 or less counts in the first bucket."""
+        """Counts a latency in nanoseconds.
+
+        Latencies below 1 us, including negative ones after a clock step, belong to the first bucket.
+        """
         if ns > 0:
             self.sum_ns += ns
-            # Same result as `bucket`, without the cost of a call, because this is on every path.
             index = ((ns - 1) // 1000).bit_length()
             self.counts[index if index < BUCKETS else BUCKETS] += 1
         else:

@@ -135,7 +135,6 @@ class DeviceProcess:
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
                 _dim(properties.max_grid_dim),
-                properties.shared_mem_per_block,
                 properties.shared_mem_per_block_optin,
                 properties.multiprocessor_count,
                 properties.max_threads_per_multiprocessor,

@@ -10,9 +10,7 @@ from typing import NamedTuple, Protocol
 
 from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.operation import Origin
-from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.observer import Record
-from hearthd.device.streams.stream_pool import PooledStream
 
 
 class RangeMarker(Protocol):
@@ -43,7 +41,7 @@ class KernelTiming(NamedTuple):
     shared_bytes: int
 
 
-class KernelActivitySource(Protocol):
+class KernelActivitySource(RangeMarker, Protocol):
     """Reports single kernels; implemented with CUPTI.
 
     Kernels launched between `push` and `pop` belong to that command.
@@ -58,14 +56,6 @@ class KernelActivitySource(Protocol):
 
     def stop(self) -> None:
         """Ends a trace, all of whose kernels have ended; `collect` still returns them."""
-        ...
-
-    def push(self, name: str, number: int) -> None:
-        """Attributes the kernels that are launched until the matching `pop` to command `number`."""
-        ...
-
-    def pop(self) -> None:
-        """Ends the latest `push` that has not been ended."""
         ...
 
     def collect(self, trace: int, numbers: Collection[int]) -> list[KernelTiming]:
@@ -96,8 +86,8 @@ class AnnotationObserver:
         pass
 
 
-class AnnotatedCommand:
-    """A command that is surrounded by a range."""
+class AnnotatedCommand(Record):
+    """A command that is surrounded by a range, which covers the host's work only."""
 
     __slots__ = ("_number", "_observer", "_origin")
 
@@ -110,22 +100,6 @@ class AnnotatedCommand:
         """Begins the range."""
         self._observer.marks.push(self._origin.name, self._number)
 
-    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
-        """Has no effect: a range covers the host's work only."""
-        pass
-
     def leave(self, done: bool) -> None:
         """Ends the range. A command that is tried again has another range."""
         self._observer.marks.pop()
-
-    def failed(self, reason: str) -> None:
-        """Has no effect: a range shows no failures."""
-        pass
-
-    def settle(self) -> None:
-        """Has no effect: the range ended with `leave`."""
-        pass
-
-    def drop(self) -> None:
-        """Has no effect, because nothing is stored."""
-        pass

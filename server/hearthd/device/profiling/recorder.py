@@ -1,4 +1,4 @@
-"""Trace of one session: its records, and their times on the device."""
+"""Trace of one session: its records of commands, and their times on the device."""
 
 from __future__ import annotations
 
@@ -6,34 +6,31 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.backend.resources import Event, Stream
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
 from hearthd.device.profiling.annotations import KernelActivitySource, KernelTiming, RangeMarker
 from hearthd.device.profiling.device_clock import DeviceClock
-from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, DroppedRecord, TraceRecord, dim3
+from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import PooledStream
 
+EVENT_BYTES = 112
+"""Upper estimate of the encoded size of a TraceEvent without its names, in bytes."""
 
-@dataclass(frozen=True)
-class TraceLimits:
-    """Limits of every trace, whatever its request says."""
+MAX_NAME = 1024
 
-    max_bytes: int = 16 << 20
-    """Limit of the encoded size of a trace, in bytes: the answer must fit into one message, and the client accepts
-    messages of up to 32 MiB."""
-    renew_ns: int = 2_000_000_000
-    """Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a
-    quarter of a microsecond."""
+MAX_BYTES = 16 << 20
+"""Limit of the encoded size of a trace, in bytes: the answer must fit into one message, and the client accepts messages
+of up to 32 MiB."""
 
-
-TRACE_LIMITS = TraceLimits()
-"""The limits of device processes."""
+RENEW_NS = 2_000_000_000
+"""Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a quarter
+of a microsecond."""
 
 
 class Trace:
@@ -47,19 +44,18 @@ class Trace:
         marks: Sequence[RangeMarker],
         activity: KernelActivitySource | None,
         numbers: Iterator[int],
-        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
         self.device = device
         self.marks = marks
         self.records: list[TraceRecord] = []
         self.dropped = 0
+        """Number of commands that arrived when the trace was full."""
         self.epoch_ns = time.time_ns()
         self.began_ns = time.perf_counter_ns()
         self._activity = activity
         self._numbers = numbers
         self._limit = limit
-        self._room = limits.max_bytes
-        self._renew_ns = limits.renew_ns
+        self._room = MAX_BYTES
         self._under_way: dict[int, deque[TraceRecord]] = {}
         self._watching: set[int] = set()
         self._finished: Callable[[], None] | None = None
@@ -160,7 +156,7 @@ class Trace:
         )
         record.start = record.end = None
         self.device.tracks.retire(end)
-        if started > self._renew_ns:
+        if started > RENEW_NS:
             server.release_event(reference)
             self._reference, self._segment = start, self._clock.renew(started)
         else:
@@ -230,3 +226,132 @@ class Trace:
                     shared_bytes=kernel.shared_bytes,
                 )
             )
+
+
+class TraceRecord(Record):
+    """Record of one command.
+
+    A record is created with the command's origin, entered while the command is tried, begun by `DeviceContext.begin`
+    when the command submits work to a track, and left when the command has run. Its device time is measured between two
+    events around the work.
+
+    Host times are on the clock of `time.perf_counter_ns`; device times count from the reference event of the segment.
+    All are in nanoseconds.
+    """
+
+    __slots__ = (
+        "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",
+        "kernel", "name", "number", "queued_ns", "segment", "seq", "size", "start", "started", "stream", "submitted_ns",
+    )  # fmt: skip
+
+    def __init__(self, trace: Trace, origin: Origin, number: int) -> None:
+        self.queued_ns = time.perf_counter_ns()
+        self.number = number
+        self.stream = origin.stream.handle
+        self.seq = origin.seq
+        self.index = origin.index
+        self.name = ""
+        self.kernel = ""
+        self.grid: Dim | None = None
+        self.block: Dim | None = None
+        self.size = 0
+        self.error = ""
+        self.submitted_ns = 0
+        self.started = 0
+        self.device_ns = 0
+        self.segment = -1
+        self.start: Event | None = None
+        self.end: Event | None = None
+        self._trace = trace
+        self._device = trace.device
+        self._track: PooledStream | None = None
+        self._origin: Origin | None = origin
+        self._outer: Record | None = None
+
+    def enter(self) -> None:
+        """Makes this the current record of the device, and begins a range for the command."""
+        self._outer = self._device.record
+        self._device.record = self
+        if self._origin is not None:
+            for mark in self._trace.marks:
+                mark.push(self._origin.name, self.number)
+
+    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
+        """Records the first event, before the command's work on the track; later calls only add their `size`."""
+        if self.start is None:
+            self.submitted_ns = time.perf_counter_ns()
+            self._track = track
+            self.start = self._device.server.record(track.stream, timing=True)
+        self.size += size
+        if plan is not None:
+            self.grid, self.block = plan.grid, plan.block
+
+    def leave(self, done: bool) -> None:
+        """Restores the previous current record and ends the range; settles the record if the command is `done`."""
+        self._device.record = self._outer
+        self._outer = None
+        for mark in reversed(self._trace.marks):
+            mark.pop()
+        if done:
+            self.settle()
+
+    def failed(self, reason: str) -> None:
+        """Stores the reason. Settles the record unless the command is being tried, in which case `leave` does that."""
+        self.error = reason
+        if self._device.record is not self:
+            self.settle()
+
+    def settle(self) -> None:
+        """Completes the record: its name, and the second event behind its work. Further calls have no effect."""
+        origin, self._origin = self._origin, None
+        if origin is None:
+            return
+        self.name, _, kernel = origin.name.partition(" ")
+        self.kernel = kernel[:MAX_NAME]
+        self._trace.count_record(EVENT_BYTES + len(self.kernel))
+        if self._track is None:
+            self.submitted_ns = time.perf_counter_ns()
+            return
+        self.end = self._device.server.record(self._track.stream, timing=True)
+        self._trace.measure(self, self._track)
+
+    def drop(self) -> None:
+        """Removes the record from the trace."""
+        self._origin = None
+        self._trace.forget(self)
+
+    def write(self, event: commands_pb2.TraceEvent, began_ns: int, references: Sequence[int]) -> None:
+        """Writes the record to the event, with times in nanoseconds since the start of the trace."""
+        event.name = self.name
+        event.stream = self.stream
+        event.seq = self.seq
+        event.index = self.index
+        event.queued_ns = self.queued_ns - began_ns
+        event.submitted_ns = self.submitted_ns - began_ns
+        started = references[self.segment] + self.started if self.segment >= 0 else self.submitted_ns
+        event.started_ns = started - began_ns
+        event.ended_ns = started + self.device_ns - began_ns
+        event.bytes = self.size
+        event.kernel = self.kernel
+        if self.grid is not None and self.block is not None:
+            event.grid.CopyFrom(dim3(self.grid))
+            event.block.CopyFrom(dim3(self.block))
+        event.error = self.error
+
+
+class DroppedRecord(Record):
+    """Stands for a command that arrived when the trace was full: it is only counted."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def drop(self) -> None:
+        """Subtracts the command from the trace's number of dropped records."""
+        self._trace.dropped -= 1
+
+
+def dim3(dim: Dim) -> commands_pb2.Dim3:
+    """Returns the dimensions, in the order x, y, z, as a message."""
+    return commands_pb2.Dim3(x=dim[0], y=dim[1], z=dim[2])

@@ -22,7 +22,7 @@ from hearthd.device.backend.resources import Stream
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, internal_error
 from hearthd.device.profiling.annotations import AnnotationObserver, KernelActivitySource, RangeMarker
-from hearthd.device.profiling.recorder import TRACE_LIMITS, Trace, TraceLimits
+from hearthd.device.profiling.recorder import Trace
 from hearthd.device.session.session import DeviceSession
 
 DEFAULT_EVENTS = 100_000
@@ -38,9 +38,7 @@ class TraceCommands:
         post: Callable[[Callable[[], None]], None],
         marks: RangeMarker | None = None,
         activity: KernelActivitySource | None = None,
-        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
-        self._limits = limits
         self._device = device
         self._post = post
         self._activity = activity
@@ -69,7 +67,7 @@ class TraceCommands:
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
         """Starts a trace with the next command.
 
-        It is limited to `MAX_EVENTS` records and `TraceLimits.max_bytes`, even if more was requested.
+        It is limited to `MAX_EVENTS` records and `recorder.MAX_BYTES`, even if more was requested.
         """
         session = origin.session
         if isinstance(session.trace, Trace):
@@ -81,9 +79,7 @@ class TraceCommands:
         if self._clock_stream is None:
             self._clock_stream = self._device.server.create_stream()
         limit = min(command.max_events or DEFAULT_EVENTS, MAX_EVENTS)
-        session.trace = Trace(
-            self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers, self._limits
-        )
+        session.trace = Trace(self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers)
         self._sessions.add(session.channel)
         origin.reply()
 

@@ -8,32 +8,31 @@ from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.streams.stream_pool import PooledStream
 
 
-class Record(Protocol):
-    """Record of one command in a trace or in annotations; see `hearthd.device.profiling.trace`."""
+class Record:
+    """Record of one command in a trace or in annotations; see `hearthd.device.profiling.trace`.
+
+    A method that a subclass does not override has no effect.
+    """
+
+    __slots__ = ()
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         """Called when the command submits work to the track; see `hearthd.device.context.DeviceContext.begin`."""
-        ...
 
     def enter(self) -> None:
         """Called when the command is tried; work that is submitted until `leave` belongs to it."""
-        ...
 
     def leave(self, done: bool) -> None:
         """Called when the attempt ends. `done` is False if the command cannot continue yet."""
-        ...
 
     def failed(self, reason: str) -> None:
         """Records the reason why the command failed."""
-        ...
 
     def settle(self) -> None:
         """Called when the host has finished with the command: it has run, or will not run."""
-        ...
 
     def drop(self) -> None:
         """Removes the record, because it does not stand for a separate command."""
-        ...
 
 
 class Observer(Protocol):

@@ -12,7 +12,7 @@ from hearthd.device.backend.launch_attributes import check, features
 from hearthd.device.backend.launch_limits import LaunchLimits
 
 LIMITS = LaunchLimits(
-    1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10,
+    1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 << 10,
     features=frozenset(features(9)), max_access_window=1 << 20,
 )  # fmt: skip
 WINDOW = AccessWindow(1, 0, 1 << 20, 0.5, 2, 1)

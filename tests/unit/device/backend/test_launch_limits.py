@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from hearth_proto.launches import LayoutEntry
 from hearthd.device.backend.launch_limits import (
-    KernelLimits,
     LaunchLimits,
     check,
     check_parameters,
     fix_of_arguments,
     refuse,
 )
+from hearthd.device.backend.resources import FunctionAttributes
 
-LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
-KERNEL = KernelLimits(1024, 0)
+LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 << 10)
+KERNEL = FunctionAttributes()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_each_failure_is_named(grid: tuple[int, int, int], block: tuple[int, int
 
 
 def test_all_failures_of_one_launch_in_one_message() -> None:
-    violations = check(LIMITS, KernelLimits(1024, 1024), (0, 70000, 1), (1025, 1, 65), 227 << 10)
+    violations = check(LIMITS, FunctionAttributes(static_shared_bytes=1024), (0, 70000, 1), (1025, 1, 65), 227 << 10)
     assert len(violations) == 6
     refusal = refuse("saxpy", violations, (0, 70000, 1), (1025, 1, 65), 227 << 10)
     assert all(violation in refusal.message for violation in violations)
@@ -62,12 +62,15 @@ def test_invalid_arguments_are_named_by_their_field() -> None:
 
 
 def test_the_kernels_own_bound() -> None:
-    assert "this kernel's maximum is 256" in check(LIMITS, KernelLimits(256, 0), (1, 1, 1), (512, 1, 1), 0)[0]
+    assert (
+        "this kernel's maximum is 256"
+        in check(LIMITS, FunctionAttributes(max_threads_per_block=256), (1, 1, 1), (512, 1, 1), 0)[0]
+    )
 
 
 def test_static_and_dynamic_shared_memory_add_up() -> None:
-    assert check(LIMITS, KernelLimits(1024, 8), (1, 1, 1), (1, 1, 1), (227 << 10) - 8) == []
-    assert "8 static" in check(LIMITS, KernelLimits(1024, 8), (1, 1, 1), (1, 1, 1), 227 << 10)[0]
+    assert check(LIMITS, FunctionAttributes(static_shared_bytes=8), (1, 1, 1), (1, 1, 1), (227 << 10) - 8) == []
+    assert "8 static" in check(LIMITS, FunctionAttributes(static_shared_bytes=8), (1, 1, 1), (1, 1, 1), 227 << 10)[0]
 
 
 sizes = st.lists(st.integers(1, 64), max_size=8)

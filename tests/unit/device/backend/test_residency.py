@@ -12,7 +12,7 @@ from hearthd.device.backend.launch_limits import LaunchLimits
 from hearthd.device.backend.residency import check_cluster, check_cooperative, fit_grid, product, thread_bound
 
 FEATURES = frozenset({"cooperative_launch", "clusters"})
-LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10, 170, 1536, 24, FEATURES)
+LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 << 10, 170, 1536, 24, FEATURES)
 
 
 @pytest.mark.parametrize(("threads", "blocks"), [(32, 24), (64, 24), (128, 12), (256, 6), (512, 3), (1024, 1)])

@@ -166,6 +166,7 @@ def test_the_identity_names_the_linker_and_the_compiler(pool: CompileWorkers) ->
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("cuda.bindings.nvjitlink", raising=False)  # of an import by another test
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
     with pytest.raises(Refusal) as caught:
         Linker(HOPPER).link([b""], parse_options(()))

@@ -269,6 +269,7 @@ def test_a_fatbin_of_ptx(pool: CompileWorkers, assembler: bytes) -> None:
 def test_ptxas_is_used_without_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
     if not PtxAssembler.files():
         pytest.skip("there is no ptxas")
+    monkeypatch.delattr("cuda.bindings.nvjitlink", raising=False)  # of an import by another test
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
     made = PtxAssembler(HOPPER, (12, 4))
     assert made.identity().startswith(b"ptxas ")

@@ -7,7 +7,14 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.platform.telemetry import BOUNDS_NS, BUCKETS, Histogram, bucket
+from hearthd.device.platform.telemetry import BOUNDS_NS, BUCKETS, Histogram
+
+
+def bucket(ns: int) -> int:
+    """Returns the bucket in which a latency is counted."""
+    histogram = Histogram()
+    histogram.observe(ns)
+    return histogram.counts.index(1)
 
 
 def test_bounds_are_inclusive() -> None:
@@ -20,9 +27,6 @@ def test_bounds_are_inclusive() -> None:
 @given(st.integers(min_value=-(10**6), max_value=10**12))
 def test_a_bucket_is_the_first_whose_bound_is_not_below(ns: int) -> None:
     assert bucket(ns) == bisect_left(BOUNDS_NS, ns)
-    histogram = Histogram()
-    histogram.observe(ns)
-    assert histogram.counts[bucket(ns)] == 1
 
 
 @given(st.lists(st.integers(min_value=0, max_value=10**12)), st.integers(min_value=0, max_value=1000))

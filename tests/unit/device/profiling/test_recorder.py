@@ -17,9 +17,9 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.profiling import recorder
 from hearthd.device.profiling.annotations import KernelTiming
 from hearthd.device.profiling.profile import ProfileCommands
-from hearthd.device.profiling.recorder import TraceLimits
 from hearthd.device.profiling.trace import TraceCommands
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -294,8 +294,9 @@ def test_times_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.leaked() == 0 and rig.session.trace is None
 
 
-def test_the_reference_is_renewed_and_nothing_shifts() -> None:
-    rig = Rig(limits=TraceLimits(renew_ns=1000))
+def test_the_reference_is_renewed_and_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "RENEW_NS", 1000)
+    rig = Rig()
     rig.trace()
     for _ in range(20):
         rig.work("launch a", 900)
@@ -307,14 +308,15 @@ def test_the_reference_is_renewed_and_nothing_shifts() -> None:
     assert rig.leaked() == 0
 
 
-def test_full_traces_count_the_rest_and_closed_ones_release_events() -> None:
+def test_full_traces_count_the_rest_and_closed_ones_release_events(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     rig.trace(max_events=3)
     for _ in range(10):
         rig.work("launch a", 1)
     result = rig.end_trace()
     assert len(result.events) == 3 and result.dropped == 7 and rig.leaked() == 0
-    rig = Rig(limits=TraceLimits(max_bytes=1000))
+    monkeypatch.setattr(recorder, "MAX_BYTES", 1000)
+    rig = Rig()
     rig.trace()
     for _ in range(20):
         rig.work("launch " + "k" * 500, 1)

@@ -24,9 +24,11 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, is_fatal, translate, translated
 from hearthd.device.cuda.sharing import virtual_memory
 from hearthd.device.cuda.sharing.copy_segment import (
+    MAPPED,
+    OFFER,
     PROOF_BYTES,
     RANKS,
     SIZE,
@@ -36,7 +38,7 @@ from hearthd.device.cuda.sharing.copy_segment import (
     CopySegment,
     CopySegments,
 )
-from hearthd.device.cuda.streams import Stream
+from hearthd.device.cuda.streams import SIGNALS, Stream
 
 _PORTABLE_MAPPED = 3
 """cudaHostRegisterPortable | cudaHostRegisterMapped."""
@@ -44,7 +46,6 @@ _ANY_DIRECTION = 4
 """cudaMemcpyDefault: the driver knows from the addresses where the memory is."""
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
-_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 _POLL_SECONDS = 0.001
 
 
@@ -78,7 +79,7 @@ class CopyCommunicator:
         self._locked_bytes = SIZE if not windows else SIZE - RANKS * WINDOW_BYTES
         runtime.hostRegister(segment.address, self._locked_bytes, _PORTABLE_MAPPED)
         try:
-            counters: Any = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))[0]
+            (counters,) = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))
             self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
             """Recorded behind the last operation."""
         except BaseException:
@@ -93,17 +94,8 @@ class CopyCommunicator:
         """Pieces that have been enqueued."""
         self._failure = ""
         self._lock = threading.Lock()
-        self._aborted = False
-
-    @property
-    def through_host(self) -> bool:
-        """True if copies pass through host memory, because the devices cannot read each other's memory."""
-        return not self._windows
-
-    @property
-    def aborted(self) -> bool:
+        self.aborted = False
         """True once `abort` has begun."""
-        return self._aborted
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
         if self._failure:
@@ -158,7 +150,7 @@ class CopyCommunicator:
         """Releases the waits of this device until all enqueued operations have ended; frees nothing."""
         self._failure = self._failure or "the copy was stopped"
         with self._lock:
-            if not self._aborted:
+            if not self.aborted:
                 self._finish()
 
     def _finish(self) -> None:
@@ -173,9 +165,9 @@ class CopyCommunicator:
         """Ends running operations as `stop` does, and frees the windows."""
         self._failure = self._failure or "the copy was aborted"
         with self._lock:
-            if self._aborted:
+            if self.aborted:
                 return
-            self._aborted = True
+            self.aborted = True
             with suppress(*CudaError):  # if the device is lost, its memory is lost, too
                 self._finish()
                 runtime.eventDestroy(self._event)
@@ -222,26 +214,23 @@ class CopyCommunicators:
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CopyCommunicator:
         if ranks != RANKS or not 0 <= rank < RANKS:
             raise _not_joined(f"it has {RANKS} ranks, not {ranks}")
-        try:
-            runtime.setDevice(self._device)
-            self._require_signals()
-            segment = self._segments.open(unique_id)
-        except CudaError as error:
-            raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
-        except (OSError, ValueError) as error:
-            raise _not_joined(f"its shared memory could not be opened: {error}") from error
-        windows: list[_Window] = []
-        try:
-            windows = self._windows(segment, rank)
-            joined = CopyCommunicator(self._device, rank, segment, windows)
-        except BaseException as error:
-            _close(*windows)
-            segment.close()
-            if isinstance(error, CudaError):
-                raise translate(error, "joining a copy between devices", Reason.COMMUNICATOR_FAILED) from error
-            raise
-        finally:
-            self._segments.drop(unique_id)  # both ranks have opened it, or the communicator has failed
+        with translated("joining a copy between devices", Reason.COMMUNICATOR_FAILED):
+            try:
+                runtime.setDevice(self._device)
+                self._require_signals()
+                segment = self._segments.open(unique_id)
+            except (OSError, ValueError) as error:
+                raise _not_joined(f"its shared memory could not be opened: {error}") from error
+            windows: list[_Window] = []
+            try:
+                windows = self._windows(segment, rank)
+                joined = CopyCommunicator(self._device, rank, segment, windows)
+            except BaseException:
+                _close(*windows)
+                segment.close()
+                raise
+            finally:
+                self._segments.drop(unique_id)  # both ranks have opened it, or the communicator has failed
         with self._lock:
             self._joined = [member for member in self._joined if not member.aborted]
             self._joined.append(joined)
@@ -256,11 +245,11 @@ class CopyCommunicators:
 
     def _require_signals(self) -> None:
         (device,) = checked(driver.cuDeviceGet(self._device))
-        (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+        (supported,) = checked(driver.cuDeviceGetAttribute(SIGNALS, device))
         if not supported:
             raise Refusal(
                 Reason.UNSUPPORTED,
-                f"CUDA device {self._device} cannot wait for values in memory ({_SIGNALS.name} is 0), which copies "
+                f"CUDA device {self._device} cannot wait for values in memory ({SIGNALS.name} is 0), which copies "
                 "between devices need.",
                 fix="copy through the host: x.set(y.get())",
             )
@@ -270,9 +259,9 @@ class CopyCommunicators:
         own = self._create_window(segment, rank)
         peer: _Window | None = None
         try:
-            if segment.exchange_offer(rank, own is not None):
+            if segment.exchange(OFFER, rank, own is not None):
                 peer = self._map_window(segment, 1 - rank)
-            if segment.exchange_mapped(rank, peer is not None):
+            if segment.exchange(MAPPED, rank, peer is not None):
                 assert own is not None and peer is not None
                 return [own, peer] if rank == 0 else [peer, own]
         except BaseException:
@@ -291,13 +280,8 @@ class CopyCommunicators:
             properties = virtual_memory.properties_of(self._device)
             size = virtual_memory.rounded_up(WINDOW_BYTES, properties)
             handle = virtual_memory.create(size, properties)
+            window = _Window(virtual_memory.map_new(handle, size, self._device), size, handle)
             try:
-                window = _Window(virtual_memory.map_handle(handle, size), size, handle)
-            except BaseException:
-                virtual_memory.release(handle)
-                raise
-            try:
-                virtual_memory.set_access(window.address, size, self._device, write=True)
                 proof = ctypes.create_string_buffer(segment.proof(rank), PROOF_BYTES)
                 _copy_now(window.address, ctypes.addressof(proof), PROOF_BYTES)
                 self._segments.keep(segment.window_nonce(rank), virtual_memory.export(handle))
@@ -336,7 +320,7 @@ class CopyCommunicators:
 
 def _raise_fatal(error: RuntimeError) -> None:
     """Raises the DeviceFault of an error that the process cannot survive."""
-    if is_fatal(int(getattr(error, "status", 0))):
+    if is_fatal(error):
         raise translate(error, "joining a copy between devices") from error
 
 

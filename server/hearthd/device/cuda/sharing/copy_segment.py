@@ -39,7 +39,7 @@ PROOF_BYTES = 16
 RELEASED = 1 << 62
 """Value of a counter for which no device waits any longer."""
 
-_OFFER, _MAPPED, _FILLED, _DRAINED = 0, 8, 16, 24
+OFFER, MAPPED, _FILLED, _DRAINED = 0, 8, 16, 24
 """Indices of the words of rank 0; those of rank 1 follow. All are 64 bytes apart, so that they share no cache line."""
 
 _NONCE_BYTES = 16
@@ -81,22 +81,13 @@ class CopySegment:
 
     # ---- joining ----
 
-    def exchange_offer(self, rank: int, offers: bool) -> bool:
-        """Says whether this rank offers a window in device memory, and returns True if the other rank does, too.
+    def exchange(self, word: int, rank: int, yes: bool) -> bool:
+        """Tells the other rank `yes`, and returns True if both ranks said so.
 
-        Blocks until the other rank has joined. Raises Refusal(COMMUNICATOR_FAILED).
-        """
-        return self._exchange(_OFFER, rank, offers)
-
-    def exchange_mapped(self, rank: int, mapped: bool) -> bool:
-        """Says whether this rank has mapped the other rank's window, and returns True if the other rank has, too.
-
+        `word`: `OFFER`, this rank offers a window in device memory; `MAPPED`, it has mapped the other rank's window.
         Blocks until the other rank has called it. Raises Refusal(COMMUNICATOR_FAILED).
         """
-        return self._exchange(_MAPPED, rank, mapped)
-
-    def _exchange(self, word: int, rank: int, yes: bool) -> bool:
-        """Writes this rank's word, 1 for True and 2 for False; returns the conjunction with the other rank's."""
+        # 1 stands for True and 2 for False
         self._words[word + 32 * rank] = 1 if yes else 2
         deadline = time.monotonic() + _JOIN_SECONDS
         while not (answer := self._words[word + 32 * (1 - rank)]):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cuda.errors import CudaError, is_fatal, translate
+from hearthd.device.cuda.errors import CudaError, is_fatal, translated
 from hearthd.device.cuda.memory import Pool
 from hearthd.device.cuda.sharing import virtual_memory
 
@@ -47,56 +47,42 @@ class SharedAllocations:
         """
         device = self._device
         self._check_supported()
-        try:
+        with translated(f"creating {size} bytes to be shared", details={"requested": size}):
             properties = virtual_memory.properties_of(device)
             reserved = virtual_memory.rounded_up(size, properties)
             self._pool.check(size, reserved)
             try:
                 handle = virtual_memory.create(reserved, properties)
             except CudaError as error:
-                if is_fatal(int(getattr(error, "status", 0))):
+                if is_fatal(error):
                     raise
                 self._pool.release_unused()  # the device may lack memory that the pool holds unused
                 handle = virtual_memory.create(reserved, properties)
-        except CudaError as error:
-            raise translate(error, f"creating {size} bytes to be shared", details={"requested": size}) from error
-        try:
-            address = virtual_memory.map_handle(handle, reserved)
-            try:
-                virtual_memory.set_access(address, reserved, device, write=True)
-            except CudaError:
-                virtual_memory.unmap(address, reserved)
-                raise
-        except CudaError as error:
-            with suppress(*CudaError):
-                virtual_memory.release(handle)
-            raise translate(error, f"mapping {size} bytes to be shared") from error
+        with translated(f"mapping {size} bytes to be shared"):
+            address = virtual_memory.map_new(handle, reserved, device)
         memory = CudaSharedMemory(address, size, reserved, handle, protected=False)
         self.count_in_pool(memory)
         return memory
 
     def export(self, memory: CudaSharedMemory) -> int:
         """Returns a new descriptor of the allocation, with which `map` works in another process."""
-        try:
+        with translated(f"exporting {memory.size} bytes"):
             return virtual_memory.export(memory.handle)
-        except CudaError as error:
-            raise translate(error, f"exporting {memory.size} bytes") from error
 
     def map(self, file: int, size: int) -> CudaSharedMemory:
         """Maps an allocation read-only, or writable with `protected` False if the driver has no read-only access."""
         device = self._device
         self._check_supported()
-        try:
+        with translated(f"mapping {size} bytes of another process"):
             reserved = virtual_memory.rounded_up(size, virtual_memory.properties_of(device))
             address = virtual_memory.map_file(file, reserved)
-        except CudaError as error:
-            raise translate(error, f"mapping {size} bytes of another process") from error
-        try:
-            protected = virtual_memory.protect(address, reserved, device)
-        except CudaError as error:
-            with suppress(*CudaError):
-                virtual_memory.unmap(address, reserved)
-            raise translate(error, f"making {size} bytes of another process accessible") from error
+        with translated(f"making {size} bytes of another process accessible"):
+            try:
+                protected = virtual_memory.protect(address, reserved, device)
+            except CudaError:
+                with suppress(*CudaError):
+                    virtual_memory.unmap(address, reserved)
+                raise
         return CudaSharedMemory(address, size, reserved, None, protected)
 
     def count_in_pool(self, memory: CudaSharedMemory) -> None:
@@ -108,11 +94,10 @@ class SharedAllocations:
     def release(self, memory: CudaSharedMemory) -> None:
         """Unmaps the memory, and frees it if no process maps it any more."""
         try:
-            virtual_memory.unmap(memory.address, memory.reserved)
-            if memory.handle is not None:
-                virtual_memory.release(memory.handle)
-        except CudaError as error:
-            raise translate(error, f"unmapping {memory.size} bytes that were shared") from error
+            with translated(f"unmapping {memory.size} bytes that were shared"):
+                virtual_memory.unmap(memory.address, memory.reserved)
+                if memory.handle is not None:
+                    virtual_memory.release(memory.handle)
         finally:
             if memory.counted:
                 memory.counted = False

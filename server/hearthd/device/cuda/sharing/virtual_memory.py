@@ -7,6 +7,7 @@ CudaError.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
@@ -45,8 +46,8 @@ def rounded_up(size: int, properties: Any) -> int:
     """Returns `size` rounded up to a multiple of the smallest allocation."""
     minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     (value,) = checked(driver.cuMemGetAllocationGranularity(properties, minimum))
-    granularity = int(value)  # type: ignore[call-overload]
-    return int(-(-size // granularity) * granularity)
+    granularity = int(value)
+    return -(-size // granularity) * granularity
 
 
 def create(size: int, properties: Any) -> Any:
@@ -63,7 +64,7 @@ def release(handle: Any) -> None:
 def export(handle: Any) -> int:
     """Returns a new descriptor of the allocation, for `import_file` in another process."""
     (file,) = checked(driver.cuMemExportToShareableHandle(handle, POSIX_FILE, 0))
-    return int(file)  # type: ignore[call-overload, no-any-return]
+    return int(file)
 
 
 def map_file(file: int, size: int) -> int:
@@ -78,11 +79,31 @@ def map_file(file: int, size: int) -> int:
 def map_handle(handle: Any, size: int) -> int:
     """Returns the address at which the allocation is mapped, without access yet."""
     (reserved,) = checked(driver.cuMemAddressReserve(size, 0, 0, 0))
-    address: int = int(reserved)  # type: ignore[call-overload]
+    address = int(reserved)
     try:
         checked(driver.cuMemMap(address, size, 0, handle, 0))
     except CudaError:
         checked(driver.cuMemAddressFree(address, size))
+        raise
+    return address
+
+
+def map_new(handle: Any, size: int, index: int) -> int:
+    """Returns the address at which a new allocation is mapped, writable for device `index`.
+
+    Ends the handle if that fails.
+    """
+    try:
+        address = map_handle(handle, size)
+        try:
+            set_access(address, size, index, write=True)
+        except BaseException:
+            with suppress(*CudaError):
+                unmap(address, size)
+            raise
+    except BaseException:
+        with suppress(*CudaError):
+            release(handle)
         raise
     return address
 
@@ -111,7 +132,7 @@ def protect(address: int, size: int, index: int) -> bool:
     try:
         set_access(address, size, index, write=False)
     except CudaError as error:
-        if is_fatal(int(getattr(error, "status", 0))):
+        if is_fatal(error):
             raise
         set_access(address, size, index, write=True)
         return False

@@ -77,7 +77,7 @@ class FakeNode:
         self.held.append("handle")
         return "handle"
 
-    def map_handle(self, handle: str, size: int) -> int:
+    def map_new(self, handle: str, size: int, index: int) -> int:
         self.held.append(OWN)
         return OWN
 
@@ -107,10 +107,8 @@ class FakeNode:
     def proof(self, rank: int) -> bytes:
         return PROOF
 
-    def exchange_offer(self, rank: int, yes: bool) -> bool:
+    def exchange(self, word: int, rank: int, yes: bool) -> bool:
         return yes
-
-    exchange_mapped = exchange_offer
 
 
 @contextmanager
@@ -153,6 +151,6 @@ def test_communicator_that_is_initialised_holds_its_windows(monkeypatch: pytest.
     fake = FakeNode("")
     with communicators(fake, monkeypatch) as factory:
         joined = factory.join(b"id", 0, 2)
-        assert not joined.through_host and set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
+        assert set(fake.held) == {SEGMENT, "segment", "handle", OWN, PEER}
         joined.abort()
     assert fake.held == []
