@@ -29,6 +29,7 @@ from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, enc
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment import Segment, SegmentRange
 from hearthd.device.flows.segment_policy import check_range
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.segments import Segments
@@ -209,9 +210,9 @@ class SegmentConnection:
             location = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, location.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.shared.place_upload(self.session, frame.id, location)
+                self._transfers.shared.place(self.session, UploadFlow, frame.id, location)
             else:
-                self._transfers.shared.place_download(self.session, frame.id, location)
+                self._transfers.shared.place(self.session, DownloadFlow, frame.id, location)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:

@@ -15,6 +15,7 @@ from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe import OPEN_TIMEOUT_S, OutgoingChunk, Stripe
 from hearthd.device.channels.stripe_tls import Guards
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
@@ -143,9 +144,9 @@ class Stripes:
                     details={"requested": chunk, "allowed": stripe.max_chunk},
                 )
             if kind == Kind.UPLOAD:
-                self._transfers.uploads.striped.announce(session, transfer, chunk, stripe)
+                self._transfers.striped.announce(session, UploadFlow, transfer, chunk, stripe)
             else:
-                self._transfers.downloads.striped.announce(session, transfer, chunk, stripe)
+                self._transfers.striped.announce(session, DownloadFlow, transfer, chunk, stripe)
         except Refusal as refusal:
             payload = refusal.to_status().SerializeToString()
             stripe.put(HEADER.pack(len(payload), Kind.ABORT, 0, 0, transfer) + payload)
@@ -153,7 +154,7 @@ class Stripes:
     def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
         """Passes the chunk to its upload and confirms it to the client, or drops it if the upload does not want it."""
         session = self._sessions(stripe.channel)
-        if session is not None and self._transfers.uploads.striped.chunk_arrived(
+        if session is not None and self._transfers.striped.chunk_arrived(
             session, transfer, stripe, offset, size, host, seconds
         ):
             stripe.put(taken(transfer, offset))
@@ -165,7 +166,7 @@ class Stripes:
         session = self._sessions(stripe.channel)
         if session is not None:
             try:
-                self._transfers.downloads.striped.chunk_received(session, transfer, stripe, offset)
+                self._transfers.striped.chunk_received(session, transfer, stripe, offset)
             except ValueError as error:
                 self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
                 stripe.close()
@@ -175,7 +176,7 @@ class Stripes:
         self._transfers.stripe_staging.release(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
-            self._transfers.downloads.striped.chunk_written(session, chunk.transfer, stripe, seconds)
+            self._transfers.striped.chunk_written(session, chunk.transfer, stripe, seconds)
 
     def stripe_ended(self, stripe: Stripe, reason: str, buffers: list[HostBuffer]) -> None:
         """Removes the stripe, returns its memory, and notifies its transfers. Logs `reason` unless it is empty."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -89,7 +89,12 @@ class TransferContext:
         self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[int]) -> None:
+def flows_of(session: DeviceSession, kind: type[Flow]) -> dict[int, Flow]:
+    """Returns the session's transfers of one direction, by their number."""
+    return cast("dict[int, Flow]", session.uploads if kind is UploadFlow else session.downloads)
+
+
+def check_live(session: DeviceSession, transfer: int, kind: type[Flow]) -> None:
     """Raises Refusal if a command cannot use the transfer number.
 
     TRANSFER_ABORTED: the transfer is over; HANDLE_IN_USE: the number is used in the other direction.
@@ -100,7 +105,7 @@ def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[
             f"transfer {transfer} has ended: it was cancelled, or its number was used before",
             fix="use a new transfer number",
         )
-    if transfer in opposite_flows:
+    if transfer in (session.downloads if kind is UploadFlow else session.uploads):
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"transfer {transfer} is already in use in the other direction",
@@ -108,11 +113,14 @@ def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[
         )
 
 
-def claim(flow: UploadFlow | DownloadFlow, transfer: int, command: str) -> None:
-    """Claims the transfer for a command of the kind `command`, for example "write".
+def claim(session: DeviceSession, transfer: int, kind: type[Flow], command: str) -> Flow:
+    """Returns the transfer with this number, claimed for a command of the kind `command`, for example "write".
 
-    Raises Refusal(HANDLE_IN_USE) if another command has claimed it.
+    Raises Refusal(TRANSFER_ABORTED) if the transfer has ended, and Refusal(HANDLE_IN_USE) if the number is used in the
+    other direction or claimed by another command.
     """
+    check_live(session, transfer, kind)
+    flow = flows_of(session, kind).setdefault(transfer, kind())
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -120,36 +128,26 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, command: str) -> None:
             fix=f"mint a transfer number for each {command}",
         )
     flow.claimed = True
-
-
-def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """Returns the transfer with this number, or creates it if its `command` has not arrived.
-
-    Raises Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command.
-    """
-    flow = flows.get(transfer)
-    if flow is None:
-        if unclaimed(flows) >= MAX_ANNOUNCED:
-            raise unclaimed_refusal(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
-        flow = flows[transfer] = make()
     return flow
 
 
-def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
-    """Returns the number of transfers that wait for their command."""
-    return sum(not flow.claimed for flow in flows.values())
+def announced(session: DeviceSession, transfer: int, kind: type[Flow], limit: int = MAX_ANNOUNCED) -> Flow:
+    """Returns the transfer with this number, or creates it if its command has not arrived.
 
-
-def unclaimed_refusal(limit: int, direction: str, command: str) -> Refusal:
-    """Returns the refusal for a session with too many transfers that wait for their command.
-
-    `limit` is the allowed number, `direction` is "uploads" or "downloads", `command` is "Write" or "Read".
+    Raises Refusal(QUOTA_EXCEEDED) if `limit` transfers wait for their command.
     """
-    return Refusal(
-        Reason.QUOTA_EXCEEDED,
-        f"{limit} {direction} are waiting for their {command}",
-        fix=f"send the {command} before",
-    )
+    flows = flows_of(session, kind)
+    flow = flows.get(transfer)
+    if flow is None:
+        if sum(not waiting.claimed for waiting in flows.values()) >= limit:
+            direction, command = ("uploads", "Write") if kind is UploadFlow else ("downloads", "Read")
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"{limit} {direction} are waiting for their {command}",
+                fix=f"send the {command} before",
+            )
+        flow = flows[transfer] = kind()
+    return flow
 
 
 def second_path_refusal(transfer: int) -> Refusal:

@@ -17,6 +17,7 @@ from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.downloads import Downloads
 from hearthd.device.transfers.shared import SharedTransfers
 from hearthd.device.transfers.state import TransferContext
+from hearthd.device.transfers.striped import StripedTransfers
 from hearthd.device.transfers.uploads import Uploads
 
 
@@ -35,8 +36,9 @@ class Transfers:
         self.stripe_staging = context.stripe_staging
         self.abort = context.abort
         self.shared = SharedTransfers(device)
-        self.uploads = Uploads(context, self.shared)
-        self.downloads = Downloads(context, self.shared, chunks)
+        self.striped = StripedTransfers(context)
+        self.uploads = Uploads(context, self.shared, self.striped)
+        self.downloads = Downloads(context, self.shared, self.striped, chunks)
         self.chunks = chunks
 
     def close(self, session: DeviceSession) -> None:

@@ -20,25 +20,18 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.shared import SharedTransfers
-from hearthd.device.transfers.state import (
-    MAX_UNCLAIMED,
-    TransferContext,
-    check_live,
-    claim,
-    unclaimed,
-    unclaimed_refusal,
-)
-from hearthd.device.transfers.striped_uploads import StripedUploads
+from hearthd.device.transfers.state import MAX_UNCLAIMED, TransferContext, announced, claim
+from hearthd.device.transfers.striped import StripedTransfers
 
 
 class Uploads:
     """Uploads of one device process. Device-handle thread only."""
 
-    def __init__(self, context: TransferContext, shared: SharedTransfers) -> None:
+    def __init__(self, context: TransferContext, shared: SharedTransfers, striped: StripedTransfers) -> None:
         self._context = context
         self._device = context.device
-        self.striped = StripedUploads(context)
         self._shared = shared
+        self._striped = striped
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Accepts a message of Upload from the front; an upload whose Write has not arrived is created."""
@@ -49,10 +42,11 @@ class Uploads:
                 # stripes broke. The credit prevents its sender from waiting forever.
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
-            if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self._context.abort(session, frame.id, unclaimed_refusal(MAX_UNCLAIMED, "uploads", "Write"))
+            try:
+                upload = announced(session, frame.id, UploadFlow, MAX_UNCLAIMED)
+            except Refusal as refusal:
+                self._context.abort(session, frame.id, refusal)
                 return
-            upload = session.uploads[frame.id] = UploadFlow()
         try:
             data = upload_data(frame.payload)
         except ValueError:
@@ -87,24 +81,13 @@ class Uploads:
         )
         self._device.kick(session)
 
-    def expect(self, session: DeviceSession, transfer: int, command: str) -> UploadFlow:
-        """Returns the upload with this number, claimed for a command of the kind `command`, for example "write".
-
-        Raises Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
-        otherwise.
-        """
-        check_live(session, transfer, session.downloads)
-        upload = session.uploads.setdefault(transfer, UploadFlow())
-        claim(upload, transfer, command)
-        return upload
-
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a Write with a transfer number.
 
-        Claims the upload for it, and raises Refusal as `expect` does.
+        Claims the upload for it, and raises Refusal as `claim` does.
         """
         session = origin.session
-        upload = self.expect(session, command.transfer, "write")
+        upload = claim(session, command.transfer, UploadFlow, "write")
         # `data` may contain the first bytes, as sent by a client that uses the single call.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
@@ -172,7 +155,7 @@ class Uploads:
         if upload.location is not None:
             return self._shared.receive(upload, upload.location, copy)
         if upload.striped is not None:
-            return self.striped.receive(upload, upload.striped, copy)
+            return self._striped.receive(upload, upload.striped, copy)
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
