@@ -62,15 +62,6 @@ class Downloads:
             download.credits += frame.flags
             self._device.kick(session)
 
-    def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
-        """Ends a download whose client side failed; its Read, waiting or later, is refused."""
-        download.aborted = True
-        if not download.claimed:  # a later command for this transfer is refused
-            del session.downloads[transfer]
-            session.over.add(transfer)
-            download.end_bulk()
-        self._device.kick(session)
-
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a Read with a transfer number.
 

@@ -17,7 +17,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.registered import submit_range
-from hearthd.device.transfers.state import Flow, announced, check_live, closed_early, second_path_refusal
+from hearthd.device.transfers.state import Flow, announced, check_live, closed_early, end_flow, second_path_refusal
 
 
 class SharedTransfers:
@@ -66,14 +66,12 @@ class SharedTransfers:
             download.outcomes |= dict.fromkeys(device.tracks.pending_outcomes.of_buffer(copy.buffer.usage))
         if not complete:
             return False
-        session.downloads.pop(transfer, None)
-        session.over.add(transfer)
         device.telemetry.download_shared_memory_bytes += location.size
         arrived = sent
         if download.outcomes:
             arrived = both(download.outcomes, partial(_settle, copy, download, sent))
         device.tracks.on_complete(copy.origin.stream.track, arrived)
-        download.end_bulk()  # the copies already submitted hold the memory themselves
+        end_flow(session, transfer, session.downloads)  # the copies already submitted hold the memory themselves
         return True
 
     def _submit(

@@ -24,6 +24,7 @@ MAX_ANNOUNCED = 1024
 """Most uploads of one session that were announced on stripes or in shared memory before their Write has arrived: the
 announcement often overtakes the command, and carries no bytes. The same limit applies to downloads and their Read."""
 
+FlowTable = dict[int, UploadFlow] | dict[int, DownloadFlow]
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
 
@@ -79,14 +80,21 @@ class TransferContext:
 
     def abort(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte, and sends the reason to its other side."""
-        flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
-        session.over.add(transfer)
+        flows: FlowTable = session.uploads if transfer in session.uploads else session.downloads
+        flow = flows.get(transfer)
         payload = refusal.to_status().SerializeToString()
         if flow is not None and flow.striped is not None:
             flow.striped.abort(payload)
-        if flow is not None:
-            flow.end_bulk()
+        end_flow(session, transfer, flows)
         self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+
+
+def end_flow(session: DeviceSession, transfer: int, flows: FlowTable) -> None:
+    """Removes a transfer; commands and messages with its number are refused from now on."""
+    flow = flows.pop(transfer, None)
+    session.over.add(transfer)
+    if flow is not None:
+        flow.end_bulk()
 
 
 def flows_of(session: DeviceSession, kind: type[Flow]) -> dict[int, Flow]:

@@ -23,6 +23,7 @@ from hearthd.device.transfers.state import (
     announced,
     check_live,
     closed_early,
+    end_flow,
     second_path_refusal,
 )
 
@@ -185,9 +186,7 @@ class StripedTransfers:
         if not striped.done:
             return False
         session = copy.origin.session
-        session.downloads.pop(transfer, None)
-        session.over.add(transfer)  # a stripe may still announce the transfer
-        download.end_bulk()
+        end_flow(session, transfer, session.downloads)  # a stripe may still announce the transfer
         self._device.telemetry.download_stripes_bytes += size
         sent()
         return True
