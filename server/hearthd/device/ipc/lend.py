@@ -11,22 +11,15 @@ mappings: physical memory is freed with its last mapping, so that processes on e
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import DeviceContext
-from hearthd.device.ipc.published import FrontReplies, closed
-from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import MappedAllocation, PoolAllocation, SharedAllocation, is_lent
-from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.ipc.front_link import FrontLink
+from hearthd.device.memory.shared_ownership import MappedAllocation, SharedAllocation, is_lent, shared_place
+from hearthd.device.operation import Operation, submit
 from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "lent"
@@ -53,30 +46,18 @@ class LentBuffer:
 class Lending:
     """All exports of the process. Device-handle thread only."""
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        reservations: Reservations,
-        answer: Callable[[int, dict[str, Any]], None],
-        refuse: Callable[[int, Refusal], None],
-    ) -> None:
-        self._device = device
-        self._reservations = reservations
-        self._answer = answer
-        self._refuse = refuse
+    def __init__(self, link: FrontLink) -> None:
+        self._link = link
+        self._device = link.device
         self._lent: dict[Key, LentBuffer] = {}
-        self.descriptors: DescriptorSocket | None = None
 
     def __len__(self) -> int:
         """Returns the number of exports."""
         return len(self._lent)
 
-    def lend(self, call: int, session: DeviceSession | None, handle: int, number: int, file: int) -> None:
+    def lend(self, call: int, session: DeviceSession, handle: int, number: int, file: int) -> None:
         """Sends the buffer's memory to the front as soon as all earlier work on the buffer is done. Raises Refusal."""
-        if session is None:
-            raise closed()
-        if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
+        self._link.sender()
         self._check_number(session, number)
         buffer = session.buffers.find(handle)
         if not buffer.size and buffer.lost is None:
@@ -88,10 +69,7 @@ class Lending:
             )
         key = session.channel, number
         lent = self._lent[key] = LentBuffer(session)
-        origin = Origin(
-            FrontReplies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
-        )
-        origin.capture = None  # the export is not part of a recording on the stream
+        origin = self._link.origin(session, "export", call, partial(self._failed, key, lent))
         memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
         run = partial(self._run, call, key, lent, buffer, memory_request, file)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
@@ -144,36 +122,26 @@ class Lending:
         allocation: MappedAllocation = buffer.place
         allocation.join(lent, lent.session)
         lent.allocation = allocation
-        self._after_uses(allocation.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
+        self._link.after_uses(allocation.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
         """Moves a buffer to a separate allocation, behind its work under way; later commands use the new memory."""
-        server, tracks, size = self._device.server, self._device.tracks, buffer.size
-        self._reservations.check_quota(session, size)
+        link, tracks, size = self._link, self._device.tracks, buffer.size
+        link.reservations.check_quota(session, size)
         self._device.grants.make_room(size)
-        memory = server.create_shared(size, writable=True)
-        allocation = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
+        memory = self._device.server.create_shared(size, writable=True)
+        allocation = link.map(memory, size, session, lent=True)
         allocation.join(buffer, session)
-        old: SharedAllocation | None = buffer.place
-        usage = buffer.usage if old is None else old.usage
         track = tracks.acquire()  # a separate track for each move, so that other moves need not wait
-        tracks.claim_position(track, (allocation.usage,), (usage,))
         try:
-            server.copy(allocation.address, buffer.address, size, track.stream)
-            if memory.reserved > size:
-                server.fill(allocation.address + size, b"\0", memory.reserved - size, track.stream)
+            link.copy(buffer, allocation, track)
         except Refusal:
             allocation.leave(buffer)
             tracks.release(track)
             raise
-        self._device.telemetry.device_to_device_bytes += size
-        self._device.telemetry.device_to_device_operations += 1
-        if old is None:
-            old = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
-            old.join(buffer, session)
-            buffer.reservation = None
-        buffer.place, buffer.address, buffer.usage = allocation, allocation.address, allocation.usage
+        old = shared_place(link.reservations, session, buffer)
+        allocation.assign(buffer)
         session.replay_cache.forget()  # forgets launches with the old address
         # The old memory is freed only now, because the stream on which it was allocated would wait for all its users.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
@@ -183,46 +151,28 @@ class Lending:
         old.leave(buffer)
 
     def _hand_over(self, call: int, key: Key, lent: LentBuffer, size: int, file: int) -> None:
-        if self._lent.get(key) is not lent or lent.allocation is None or self.descriptors is None:
-            self._refuse(call, _released())
+        if self._lent.get(key) is not lent or lent.allocation is None:
+            self._link.refuse(call, _released())
             return
         memory = lent.allocation.memory
         try:
-            descriptor = self._device.server.export_shared(memory)
-            try:
-                self.descriptors.send(FILE, {"file": file}, [descriptor])
-            finally:
-                os.close(descriptor)
-        except (Refusal, OSError) as error:
-            self._failed(key, lent, call, error if isinstance(error, Refusal) else _crowded(error))
+            self._link.hand_over(FILE, file, memory)
+        except Refusal as refusal:
+            self._failed(key, lent, call, refusal)
             return
-        self._answer(call, {"size": size, "allocation": memory.reserved})
+        self._link.answer(call, {"size": size, "allocation": memory.reserved})
 
     def _failed(self, key: Key, lent: LentBuffer, call: int, refusal: Refusal) -> None:
         if self._lent.get(key) is lent:
             del self._lent[key]
             self._end(lent)
-        self._refuse(call, refusal)
+        self._link.refuse(call, refusal)
 
     @staticmethod
     def _end(lent: LentBuffer | None) -> None:
         if lent is not None and lent.allocation is not None:
             allocation, lent.allocation = lent.allocation, None
             allocation.leave(lent)
-
-    # ---- release of memory ----
-
-    def _unmap(self, allocation: MappedAllocation) -> None:
-        def unmap() -> None:
-            self._device.server.release_shared(allocation.memory)
-            self._device.kick(None)
-
-        self._after_uses(allocation.usage, unmap)
-
-    def _after_uses(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all work submitted so far with `usage` is done."""
-        tracks = self._device.tracks
-        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
 
 
 def check_exportable(buffer: Buffer) -> None:
@@ -248,12 +198,3 @@ def check_exportable(buffer: Buffer) -> None:
 
 def _released() -> Refusal:
     return Refusal(Reason.CANCELLED, "the export was released before it was complete", fix="export it again")
-
-
-def _crowded(error: OSError) -> Refusal:
-    return Refusal(
-        Reason.QUEUE_FULL,
-        f"the memory could not be passed to another process: {error}",
-        fix="try again",
-        retry_after_s=0.1,
-    )

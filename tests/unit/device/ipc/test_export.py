@@ -63,13 +63,8 @@ def test_waiting_export_copies_only_a_buffer_that_is_still_published(
     shared.publisher, shared.allocation = session, allocation
     published = {NUMBER: shared}
     map_allocation: Any = None
-    exporting = Exporting(
-        device,
-        published,
-        map_allocation,
-        lambda call, body: pytest.fail("it has no memory to hand over"),
-        lambda call, refusal: refused.append((call, refusal.reason)),
-    )
+    link: Any = SimpleNamespace(device=device, refuse=lambda call, refusal: refused.append((call, refusal.reason)))
+    exporting = Exporting(link, published, map_allocation)
     exporting.export(CALL, NUMBER, FILE)
     assert not refused and device.answered is not None
     change(published)
