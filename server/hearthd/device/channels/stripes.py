@@ -187,7 +187,7 @@ class Stripe:
     def _open(self) -> Pipe:
         tune(self._end)
         if self._guard is not None:
-            self._end = inside = self._guard.open(self._end, time.monotonic() + OPEN_TIMEOUT_S)
+            self._end = inside = self._guard(self._end, time.monotonic() + OPEN_TIMEOUT_S)
             pipe: Pipe = TlsPipe(inside, self._stall)
         else:
             pipe = Pipe(self._end, self._stall)

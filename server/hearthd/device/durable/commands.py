@@ -109,26 +109,22 @@ class SnapshotCommands:
                 Reason.UNSUPPORTED, "this device process cannot receive files from the front", fix="use hearthd serve"
             )
         if buffer.read_only is ATTACHED:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} {ATTACHED.why}; only its publisher can make it durable",
-                fix="attach it again after a loss, or make a copy of it durable",
-                details={"buffer": buffer.handle},
-            )
-        if buffer.has_pointers:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} contains addresses, which are not those of a later device process",
-                fix="make its targets durable, and make the array of pointers again after a loss",
-                details={"buffer": buffer.handle},
-            )
-        if buffer.module is not None:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} is a module's variable, which is created again with its module",
-                fix="copy it into an array, and make that durable",
-                details={"buffer": buffer.handle},
-            )
+            problem = f"{ATTACHED.why}; only its publisher can make it durable"
+            fix = "attach it again after a loss, or make a copy of it durable"
+        elif buffer.has_pointers:
+            problem = "contains addresses, which are not those of a later device process"
+            fix = "make its targets durable, and make the array of pointers again after a loss"
+        elif buffer.module is not None:
+            problem = "is a module's variable, which is created again with its module"
+            fix = "copy it into an array, and make that durable"
+        else:
+            return
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"buffer {buffer.handle} {problem}",
+            fix=fix,
+            details={"buffer": buffer.handle},
+        )
 
     def _snapshot(self, origin: Origin, durables: list[DurableBuffer]) -> None:
         session = origin.session

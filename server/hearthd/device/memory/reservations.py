@@ -168,7 +168,7 @@ class Reservations:
 
     def check_quota(self, session: DeviceSession, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` additional bytes."""
-        quota, held_bytes = session.device_bytes, self._held_bytes.get(session.tenant, 0)
+        quota, held_bytes = session.device_bytes, self.bytes_held(session.tenant)
         if quota and held_bytes + rounded(more) > quota:
             raise over_quota(more, quota, held_bytes)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 from hearth_proto.frames import Kind
@@ -14,7 +13,7 @@ from hearthd.device.flows.stripe_window import StripeStaging
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.buffer_copy import BufferCopy
 
 MAX_UNCLAIMED = 64
@@ -52,31 +51,23 @@ class TransferContext:
         If it is `checked` and the chunk's contents depended on collectives, waits for their outcomes as well. If one of
         these is a failure, refuses the read instead, and releases the chunk's memory.
         """
-        tracks = self.device.tracks
+        tracks, session = self.device.tracks, copy.origin.session
         outcomes = tracks.pending_outcomes.of_buffer(copy.buffer.usage) if checked else ()
         if outcomes:
-            arrived = both(outcomes, partial(self._deliver, transfer, download, copy, outcomes, host, release, arrived))
-        tracks.on_complete(copy.origin.stream.track, arrived)
+            on_success = arrived
 
-    def _deliver(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        copy: BufferCopy,
-        outcomes: Sequence[PendingOutcome],
-        host: HostBuffer,
-        release: Callable[[HostBuffer], None],
-        arrived: Callable[[], None],
-    ) -> None:
-        if not download.refused and not copy.refused(outcomes):
-            arrived()
-            return
-        release(host)
-        if not download.refused:
-            download.refused = True
-            session = copy.origin.session
-            self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
-            self.device.kick(session)
+            def deliver() -> None:
+                if not download.refused and not copy.refused(outcomes):
+                    on_success()
+                    return
+                release(host)
+                if not download.refused:
+                    download.refused = True
+                    self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+                    self.device.kick(session)
+
+            arrived = both(outcomes, deliver)
+        tracks.on_complete(copy.origin.stream.track, arrived)
 
     def abort(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte, and sends the reason to its other side."""
