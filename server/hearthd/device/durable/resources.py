@@ -14,9 +14,11 @@ from typing import Any
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal, from_text
+from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.durable.file_io import FileThread, SessionFiles
 from hearthd.device.durable.snapshot_policy import StagingAllowance
+from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.memory.reservations import Reservations
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
@@ -57,6 +59,12 @@ class DurableResources:
         """Ends the use of staging memory that `allowance` has granted."""
         if self.allowance.release(size, early):
             self.device.kick(None)
+
+    def release(self, host: HostBuffer, size: int, *, early: bool) -> None:
+        """Releases the memory of a chunk of `size` bytes, and gives its allowance back if it is page-locked."""
+        if not isinstance(host, UnpinnedSlot):
+            self.device.staging.release(host)
+            self.give_back(size, early=early)
 
     def close(self, session: DeviceSession) -> None:
         """Closes the session's file behind the writes under way, and forgets its requests."""

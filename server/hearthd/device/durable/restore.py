@@ -178,9 +178,7 @@ class BufferRestore:
         return True
 
     def _release(self, chunk: RestoreChunk) -> None:
-        if not isinstance(chunk.host, UnpinnedSlot):
-            self._device.staging.release(chunk.host)
-            self._resources.give_back(chunk.size, early=False)
+        self._resources.release(chunk.host, chunk.size, early=False)
 
     # ---- completion ----
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.durable.buffers import DurableBuffer, never_granted, not_written
-from hearthd.device.durable.file_io import Done
 from hearthd.device.durable.resources import DurableResources
 from hearthd.device.durable.snapshot_policy import SnapshotAreas
+from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.pending_outcomes import PendingOutcome
@@ -36,6 +37,16 @@ class BufferSnapshot:
         self.area = areas.begin()
         self.direct = direct
         self.submitted = 0
+
+
+class SnapshotChunk(NamedTuple):
+    """Bytes of a copy on their way through `host` into the file; `early`: submitted before the position is reached."""
+
+    copy: BufferSnapshot
+    file_offset: int
+    size: int
+    host: HostBuffer
+    early: bool
 
 
 class Snapshot:
@@ -182,55 +193,49 @@ class Snapshot:
             raise
         device.telemetry.device_to_host_bytes += size
         device.telemetry.device_to_host_operations += 1
-        file_offset = self._count(copy, size)
+        chunk = self._submitted(copy, size, host, early)
         self._outcomes.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
-        arrived = partial(self._arrived, file, copy, host, size, file_offset, early)
+        arrived = partial(self._arrived, file, chunk)
         device.tracks.on_complete(track, device.tracks.pending_outcomes.when_settled(buffer.usage, arrived))
         return True
 
     def _chunk_directly(self, file: int, copy: BufferSnapshot, size: int) -> bool:
         """Copies a chunk without page-locked memory; see `BufferCopy`."""
-        data = copy.direct.get_now(copy.submitted, size)
-        if data is None:
+        host = UnpinnedSlot(size)
+        if not copy.direct.get_into(copy.submitted, host.view):
             return False
-        file_offset = self._count(copy, size)
-        self._write(file, copy, memoryview(data), file_offset, partial(self._written, copy, None, 0, False))
+        self._write(file, self._submitted(copy, size, host, early=False))
         return True
 
-    def _count(self, copy: BufferSnapshot, size: int) -> int:
-        """Counts the next chunk of a copy as submitted, and returns its offset in the file."""
-        file_offset = copy.areas.at(copy.area) + copy.submitted
+    def _submitted(self, copy: BufferSnapshot, size: int, host: HostBuffer, early: bool) -> SnapshotChunk:
+        """Counts the next chunk of a copy as submitted, and returns it."""
+        chunk = SnapshotChunk(copy, copy.areas.at(copy.area) + copy.submitted, size, host, early)
         copy.submitted += size
         self._under_way += 1
         self._device.telemetry.checkpointed_bytes += size
-        return file_offset
+        return chunk
 
-    def _write(self, file: int, copy: BufferSnapshot, data: memoryview, file_offset: int, written: Done) -> None:
-        copy.durable.writes += 1
-        self._resources.files.write(file, data, file_offset, written)
-
-    def _arrived(
-        self, file: int, copy: BufferSnapshot, host: HostBuffer, size: int, file_offset: int, early: bool
-    ) -> None:
+    def _arrived(self, file: int, chunk: SnapshotChunk) -> None:
         """Writes a chunk to the file after the device has copied it to host memory."""
-        if self.over or copy.durable.ended:
-            self._done(host, size, early)
+        if self.over or chunk.copy.durable.ended:
+            self._done(chunk)
         else:
-            self._write(file, copy, host.view[:size], file_offset, partial(self._written, copy, host, size, early))
+            self._write(file, chunk)
 
-    def _written(
-        self, copy: BufferSnapshot, host: HostBuffer | None, size: int, early: bool, error: OSError | None
-    ) -> None:
-        copy.durable.write_ended()
+    def _write(self, file: int, chunk: SnapshotChunk) -> None:
+        chunk.copy.durable.writes += 1
+        data = chunk.host.view[: chunk.size]
+        self._resources.files.write(file, data, chunk.file_offset, partial(self._written, chunk))
+
+    def _written(self, chunk: SnapshotChunk, error: OSError | None) -> None:
+        chunk.copy.durable.write_ended()
         if error is not None:
             self.fail(not_written(error))
-        self._done(host, size, early)
+        self._done(chunk)
 
-    def _done(self, host: HostBuffer | None, size: int, early: bool) -> None:
+    def _done(self, chunk: SnapshotChunk) -> None:
         """Releases the memory of a chunk, and counts the chunk as completed."""
-        if host is not None:
-            self._device.staging.release(host)
-            self._resources.give_back(size, early=early)
+        self._resources.release(chunk.host, chunk.size, early=chunk.early)
         self._under_way -= 1
         self._settle()
 

@@ -11,6 +11,7 @@ mappings: physical memory is freed with its last mapping, so that processes on e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
@@ -32,15 +33,19 @@ Key = tuple[int, int]
 """Channel, and the number of the export that the client chose."""
 
 
+@dataclass(eq=False, slots=True)
 class LentBuffer:
     """An export of a buffer, which is one holder of the buffer's memory."""
 
-    __slots__ = ("allocation", "session")
-
-    def __init__(self, session: DeviceSession) -> None:
-        self.session = session
-        self.allocation: MappedAllocation | None = None
-        """The allocation that the export holds; None until the export has run."""
+    session: DeviceSession
+    buffer: Buffer
+    key: Key
+    call: int
+    """Number of the front's request."""
+    file: int
+    """Number under which the front expects the memory."""
+    allocation: MappedAllocation | None = None
+    """The allocation that the export holds; None until the export has run."""
 
 
 class Lending:
@@ -68,11 +73,10 @@ class Lending:
                 details={"buffer": handle},
             )
         key = session.channel, number
-        lent = self._lent[key] = LentBuffer(session)
-        origin = self._link.origin(session, "export", call, partial(self._failed, key, lent))
+        lent = self._lent[key] = LentBuffer(session, buffer, key, call, file)
+        origin = self._link.origin(session, "export", call, lambda _, refusal: self._failed(lent, refusal))
         memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
-        run = partial(self._run, call, key, lent, buffer, memory_request, file)
-        submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+        submit(Operation(origin, partial(self._run, lent, memory_request), writes=(buffer,), needs=(buffer,)))
 
     def release(self, channel: int, number: int) -> None:
         """Ends an export; no effect if it does not exist."""
@@ -103,11 +107,10 @@ class Lending:
                 details={"exports": MAX_EXPORTS, "allowed": MAX_EXPORTS},
             )
 
-    def _run(
-        self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
-    ) -> bool:
+    def _run(self, lent: LentBuffer, memory_request: MemoryRequest) -> bool:
         """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
-        if self._lent.get(key) is not lent:
+        buffer = lent.buffer
+        if self._lent.get(lent.key) is not lent:
             raise _released()
         if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents may prove invalid when the outcome of a collective is known
@@ -122,7 +125,7 @@ class Lending:
         allocation: MappedAllocation = buffer.place
         allocation.join(lent, lent.session)
         lent.allocation = allocation
-        self._link.after_uses(allocation.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
+        self._link.after_uses(allocation.usage, partial(self._hand_over, lent))
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
@@ -150,23 +153,23 @@ class Lending:
         self._device.tracks.release(track)
         old.leave(buffer)
 
-    def _hand_over(self, call: int, key: Key, lent: LentBuffer, size: int, file: int) -> None:
-        if self._lent.get(key) is not lent or lent.allocation is None:
-            self._link.refuse(call, _released())
+    def _hand_over(self, lent: LentBuffer) -> None:
+        if self._lent.get(lent.key) is not lent or lent.allocation is None:
+            self._link.refuse(lent.call, _released())
             return
         memory = lent.allocation.memory
         try:
-            self._link.hand_over(FILE, file, memory)
+            self._link.hand_over(FILE, lent.file, memory)
         except Refusal as refusal:
-            self._failed(key, lent, call, refusal)
+            self._failed(lent, refusal)
             return
-        self._link.answer(call, {"size": size, "allocation": memory.reserved})
+        self._link.answer(lent.call, {"size": lent.buffer.size, "allocation": memory.reserved})
 
-    def _failed(self, key: Key, lent: LentBuffer, call: int, refusal: Refusal) -> None:
-        if self._lent.get(key) is lent:
-            del self._lent[key]
+    def _failed(self, lent: LentBuffer, refusal: Refusal) -> None:
+        if self._lent.get(lent.key) is lent:
+            del self._lent[lent.key]
             self._end(lent)
-        self._link.refuse(call, refusal)
+        self._link.refuse(lent.call, refusal)
 
     @staticmethod
     def _end(lent: LentBuffer | None) -> None:
