@@ -15,7 +15,7 @@ from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.durable.buffers import DurableBuffer, not_restored
 from hearthd.device.durable.resources import DurableResources
-from hearthd.device.durable.restore import Restore
+from hearthd.device.durable.restore import restore
 from hearthd.device.durable.snapshot import Snapshot
 from hearthd.device.durable.snapshot_policy import SnapshotAreas
 from hearthd.device.ipc.published import ATTACHED
@@ -196,7 +196,7 @@ class SnapshotCommands:
             self._device.telemetry.restored_buffers += len(copies) - len(failed)
             self._answer_restored(session, call, failed)
 
-        Restore(self._resources, origin, done).begin(restored)
+        restore(self._resources, origin, restored, done)
 
     def _restore_failed(self, session: DeviceSession, call: int, copies: list[list[Any]], error: Exception) -> None:
         """Marks all buffers as lost, and answers that none is restored."""

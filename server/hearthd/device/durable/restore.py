@@ -19,37 +19,34 @@ from hearthd.device.durable.snapshot_policy import SnapshotAreas
 from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation
 from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.transfers.buffer_copy import BufferCopy
 
 
-class Restore:
-    """Restore of all durable buffers of one session.
+def restore(
+    resources: DurableResources,
+    origin: Origin,
+    copies: Sequence[tuple[DurableBuffer, SnapshotAreas]],
+    done: Callable[[dict[int, str]], None],
+) -> None:
+    """Submits the allocations and copies of all durable buffers of one session.
 
-    At the end, `done` is called with the reasons for all buffers that could not be restored, by key.
+    At the end, `done` is called with the reasons for all buffers that could not be restored, by key; never without
+    `copies`.
     """
+    failed: dict[int, str] = {}
+    complete_one = countdown(len(copies), lambda: done(failed))
 
-    def __init__(self, resources: DurableResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
-        self._resources = resources
-        self._origin = origin
-        self._done = done
-        self._failed: dict[int, str] = {}
-        self._remaining = 0
-
-    def begin(self, copies: Sequence[tuple[DurableBuffer, SnapshotAreas]]) -> None:
-        """Submits the allocations and copies. With no `copies`, `done` is never called."""
-        self._remaining = len(copies)
-        for durable, areas in copies:
-            durable.grant(areas)
-            restore = BufferRestore(self._resources, self._origin, durable, areas, partial(self._buffer_done, durable))
-            for operation in restore.operations():
-                submit(operation)
-
-    def _buffer_done(self, durable: DurableBuffer, refusal: Refusal | None) -> None:
+    def buffer_done(durable: DurableBuffer, refusal: Refusal | None) -> None:
         if refusal is not None:
-            self._failed[durable.key] = refusal.message
-        self._remaining -= 1
-        if not self._remaining:
-            self._done(self._failed)
+            failed[durable.key] = refusal.message
+        complete_one()
+
+    for durable, areas in copies:
+        durable.grant(areas)
+        buffer_restore = BufferRestore(resources, origin, durable, areas, partial(buffer_done, durable))
+        for operation in buffer_restore.operations():
+            submit(operation)
 
 
 class RestoreChunk(NamedTuple):
