@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
@@ -28,21 +26,16 @@ class _Copy:
 class Exporting:
     """Exports published buffers. Device-handle thread only."""
 
-    def __init__(
-        self,
-        link: FrontLink,
-        published: Mapping[int, PublishedBuffer],
-        map_allocation: Callable[[Any, PublishedBuffer, DeviceSession | None], MappedAllocation],
-    ) -> None:
+    def __init__(self, link: FrontLink) -> None:
         self._link = link
         self._device = link.device
-        self._published = published
-        self._map_allocation = map_allocation
         self._track: PooledStream | None = None
 
-    def export(self, call: int, number: int, file: int) -> None:
-        """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes."""
-        shared = self._published.get(number)
+    def export(self, call: int, shared: PublishedBuffer | None, file: int) -> None:
+        """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes.
+
+        Raises Refusal(NOT_PUBLISHED) if the publication has ended.
+        """
         if shared is None or shared.publisher is None:
             raise _ended_refusal()
         if not shared.size:
@@ -57,7 +50,7 @@ class Exporting:
 
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
-        if shared.publisher is None or not self._is_published(shared):
+        if shared.publisher is None:
             self._refuse_waiting(shared, _ended_refusal())
             return
         try:
@@ -71,10 +64,6 @@ class Exporting:
         except Exception as error:
             self._refuse_waiting(shared, internal_error("export", error))
 
-    def _is_published(self, shared: PublishedBuffer) -> bool:
-        """False after `forget`: the publisher may free the buffer, or write to it."""
-        return self._published.get(shared.number) is shared
-
     def _refuse_waiting(self, shared: PublishedBuffer, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
         for call, _ in waiting:
@@ -82,15 +71,16 @@ class Exporting:
 
     def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
         """Copies the buffer into memory that other processes can map."""
-        tracks = self._device.tracks
+        tracks, old = self._device.tracks, shared.allocation
         memory = self._device.server.create_shared(shared.size)
-        allocation = self._map_allocation(memory, shared, session)
+        allocation = self._link.map(memory, shared.size, session)
+        allocation.number, allocation.on_leave = old.number, old.on_leave
         copy = _Copy()
         allocation.join(copy, session)
         if self._track is None:
             self._track = tracks.acquire()
         try:
-            self._link.copy(shared.allocation, allocation, self._track)
+            self._link.copy(old, allocation, self._track)
         except Refusal:
             allocation.leave(copy)
             raise
@@ -98,7 +88,7 @@ class Exporting:
 
     def _copied(self, shared: PublishedBuffer, allocation: MappedAllocation, copy: _Copy) -> None:
         old = shared.allocation
-        if shared.publisher is None or not self._is_published(shared):
+        if shared.publisher is None:
             self._refuse_waiting(shared, _ended_refusal())
             allocation.leave(copy)
             return

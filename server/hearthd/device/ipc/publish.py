@@ -21,7 +21,6 @@ from typing import Any
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.resources import SharedMemory
 from hearthd.device.context import DeviceContext
 from hearthd.device.ipc.export import FILE, Exporting
 from hearthd.device.ipc.front_link import FrontLink
@@ -47,7 +46,7 @@ class Publishing:
         self._attachments: dict[object, int] = {}
         """Number of the attachment for each attached buffer of this process."""
         self._link = FrontLink(device, reservations)
-        self._exporting = Exporting(self._link, self._publications, self._map_allocation)
+        self._exporting = Exporting(self._link)
         self._lending = Lending(self._link)
         self.files: dict[int, int] = {}
         """Files that arrived before the frame that needs them, by number."""
@@ -99,7 +98,7 @@ class Publishing:
             elif op == "published":
                 self._link.answer(frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
             elif op == "export":
-                self._exporting.export(frame.id, number, body["file"])
+                self._exporting.export(frame.id, self._publications.get(number), body["file"])
             elif op == "forget":
                 self._forget(number)
             elif op == "bear":
@@ -152,9 +151,10 @@ class Publishing:
         shared = self._publications.pop(number, None)
         if shared is None:
             return
-        if shared.buffer is not None and shared.publisher is not None:
+        publisher, shared.publisher = shared.publisher, None
+        if shared.buffer is not None and publisher is not None:
             shared.buffer.read_only = None
-            shared.publisher.replay_cache.forget()
+            publisher.replay_cache.forget()
         if shared in shared.allocation.holders:
             shared.allocation.leave(shared)
 
@@ -208,7 +208,8 @@ class Publishing:
                 return {"missing": True}
             memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
             shared = self._publications[number] = PublishedBuffer(number, size)
-            shared.allocation = self._map_allocation(memory, shared, None)
+            shared.allocation = self._link.map(memory, size, None)
+            self._register_allocation(shared.allocation, number)
         allocation = shared.allocation
         buffer = Buffer(handle, shared.size)
         buffer.read_only = ATTACHED
@@ -220,13 +221,6 @@ class Publishing:
         return {"protected": _protected(allocation)}
 
     # ---- release of memory ----
-
-    def _map_allocation(
-        self, memory: SharedMemory, shared: PublishedBuffer, accounted_session: DeviceSession | None
-    ) -> MappedAllocation:
-        allocation = self._link.map(memory, shared.size, accounted_session)
-        self._register_allocation(allocation, shared.number)
-        return allocation
 
     def _register_allocation(self, allocation: SharedAllocation, number: int) -> None:
         allocation.number = number

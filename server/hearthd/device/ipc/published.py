@@ -22,7 +22,7 @@ class PublishedBuffer:
         self.number = number
         self.size = size
         self.publisher: DeviceSession | None = None
-        """Session of the publisher; None if the publisher is in another process, or has ended."""
+        """Session of the publisher; None if the publisher is in another process, or the publication has ended."""
         self.buffer: Buffer | None = None
         """The publisher's buffer; None if the publisher is in another process."""
         self.waiting: list[tuple[int, int]] = []
