@@ -187,7 +187,12 @@ class SegmentConnection:
     def _segment(self, frame: Frame) -> None:
         ident = frame.id
         if not self._files:
-            self._refuse(ident, _without_file())
+            refusal = Refusal(
+                Reason.INVALID_ARGUMENT,
+                "a SEGMENT frame arrived without a descriptor",
+                fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
+            )
+            self._refuse(ident, refusal)
             return
         file = self._files.popleft()
         try:
@@ -281,11 +286,3 @@ def _read(payload: bytes) -> tuple[object, bool]:
             f"the payload of a SEGMENT frame cannot be read: {payload[:80]!r}",
             fix='send JSON, {"size": bytes}',
         ) from None
-
-
-def _without_file() -> Refusal:
-    return Refusal(
-        Reason.INVALID_ARGUMENT,
-        "a SEGMENT frame arrived without a descriptor",
-        fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
-    )
