@@ -76,8 +76,8 @@ class LaneConnection:
         on_frame: Callable[[Frame], None],
         crowded: Callable[[], bool],
         on_end: Callable[[LaneConnection, str], None],
-        on_batches: Callable[[int], None] = lambda channel: None,
-        run_step: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
+        on_batches: Callable[[int], None],
+        run_step: Callable[[LaneConnection, int, bytes], bool],
     ) -> None:
         self.channel = channel
         self.number = number

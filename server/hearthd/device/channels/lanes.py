@@ -66,14 +66,13 @@ class LaneConnections:
         executor: LaneExecutor,
         journal: ProcessLog,
         descriptors: DescriptorSocket | None,
-        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
         self._loop = loop
         self._outbox = outbox
         self._executor = executor
         self._journal = journal
         self._descriptors = descriptors
-        self.open_timeout_s = open_timeout_s
+        self.open_timeout_s = OPEN_TIMEOUT_S
         self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
         """Lanes whose channel has not been opened yet, each with its socket, its limits, and the monotonic time until
         which it is kept."""

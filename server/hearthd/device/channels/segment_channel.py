@@ -29,6 +29,7 @@ from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, enc
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment import Segment, SegmentRange
 from hearthd.device.flows.segment_policy import check_range
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.segments import Segments
@@ -186,7 +187,12 @@ class SegmentConnection:
     def _segment(self, frame: Frame) -> None:
         ident = frame.id
         if not self._files:
-            self._refuse(ident, _without_file())
+            refusal = Refusal(
+                Reason.INVALID_ARGUMENT,
+                "a SEGMENT frame arrived without a descriptor",
+                fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
+            )
+            self._refuse(ident, refusal)
             return
         file = self._files.popleft()
         try:
@@ -209,9 +215,9 @@ class SegmentConnection:
             location = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, location.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.shared.place_upload(self.session, frame.id, location)
+                self._transfers.shared.place(self.session, UploadFlow, frame.id, location)
             else:
-                self._transfers.shared.place_download(self.session, frame.id, location)
+                self._transfers.shared.place(self.session, DownloadFlow, frame.id, location)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:
@@ -280,11 +286,3 @@ def _read(payload: bytes) -> tuple[object, bool]:
             f"the payload of a SEGMENT frame cannot be read: {payload[:80]!r}",
             fix='send JSON, {"size": bytes}',
         ) from None
-
-
-def _without_file() -> Refusal:
-    return Refusal(
-        Reason.INVALID_ARGUMENT,
-        "a SEGMENT frame arrived without a descriptor",
-        fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
-    )

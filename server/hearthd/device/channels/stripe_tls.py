@@ -11,35 +11,16 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hearth_proto.frames import HEADER, FrameError, Kind
 from hearth_proto.pipes import receive_within
 from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 
-
-class Guard:
-    """TLS handshake of a connection that becomes a stripe, and the check of the client's secret."""
-
-    def __init__(self, context: ssl.SSLContext, secret: bytes) -> None:
-        self._context = context
-        self._secret = secret
-
-    def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
-        """Returns the same connection, inside TLS.
-
-        Raises OSError, or FrameError if the client does not show the ticket.
-        """
-        end.settimeout(max(0.001, deadline - time.monotonic()))
-        inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
-        inside.do_handshake()
-        length, kind, _, _, _ = HEADER.unpack(receive_within(inside, HEADER.size, deadline))
-        if kind != Kind.TICKET or length != TICKET_BYTES - TICKET_NAME:
-            raise FrameError(f"a frame of kind {kind} with {length} bytes is not a ticket")
-        shown = hashlib.sha256(receive_within(inside, length, deadline)).digest()
-        if not hmac.compare_digest(shown, self._secret):
-            raise FrameError("the second half of the ticket is wrong")
-        return inside
+Guard = Callable[[socket.socket, float], ssl.SSLSocket]
+"""Makes the TLS handshake of a connection that becomes a stripe, until a deadline, and checks the client's secret."""
 
 
 class Guards:
@@ -64,7 +45,24 @@ class Guards:
             raise ValueError(f"the hash of a ticket has {len(secret)} bytes")
         if self._context is None or self._certificate != certificate:
             self._context, self._certificate = _context(certificate, key), certificate
-        return Guard(self._context, secret)
+        return partial(_open, self._context, secret)
+
+
+def _open(context: ssl.SSLContext, secret: bytes, end: socket.socket, deadline: float) -> ssl.SSLSocket:
+    """Returns the same connection, inside TLS.
+
+    Raises OSError, or FrameError if the client does not show the ticket.
+    """
+    end.settimeout(max(0.001, deadline - time.monotonic()))
+    inside = context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
+    inside.do_handshake()
+    length, kind, _, _, _ = HEADER.unpack(receive_within(inside, HEADER.size, deadline))
+    if kind != Kind.TICKET or length != TICKET_BYTES - TICKET_NAME:
+        raise FrameError(f"a frame of kind {kind} with {length} bytes is not a ticket")
+    shown = hashlib.sha256(receive_within(inside, length, deadline)).digest()
+    if not hmac.compare_digest(shown, secret):
+        raise FrameError("the second half of the ticket is wrong")
+    return inside
 
 
 def _context(certificate: str, key: str) -> ssl.SSLContext:

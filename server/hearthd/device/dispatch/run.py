@@ -42,6 +42,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.streams.stream_pool import WINDOW
 from hearthd.device.transfers.buffer_copy import BufferCopy
+from hearthd.device.transfers.state import claim
 from hearthd.device.transfers.transfers import Transfers
 
 CLEAR = b"\0"
@@ -128,13 +129,13 @@ class DispatchRun:
 
     def claim_transfers(self) -> None:
         """Claims all transfers that the dispatch names, or none. Raises Refusal."""
-        session, transfers = self._origin.session, self._resources.transfers
+        session = self._origin.session
         try:
             for slot in self._slots:
                 if slot.transient.upload:
-                    slot.upload = transfers.uploads.expect(session, slot.transient.upload, "dispatch")
+                    slot.upload = claim(session, slot.transient.upload, UploadFlow, "dispatch")
                 if slot.transient.download:
-                    slot.download = transfers.downloads.promise(session, slot.transient.download, "dispatch")
+                    slot.download = claim(session, slot.transient.download, DownloadFlow, "dispatch")
         except Refusal as refusal:
             self.cancel(refusal)
             raise

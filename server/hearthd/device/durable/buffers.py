@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable
 
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.durable.snapshot_policy import SnapshotAreas
+from hearthd.device.outbox import Outbox
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 
@@ -14,11 +16,10 @@ from hearthd.device.session.session import DeviceSession
 class DurableBuffer:
     """A buffer that has copies in host memory. `areas` is None until the front has granted them."""
 
-    __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "queue", "refusal", "session", "writes")
+    __slots__ = ("_outbox", "areas", "buffer", "ended", "key", "queue", "refusal", "session", "writes")
 
-    def __init__(
-        self, key: int, session: DeviceSession, buffer: Buffer, on_end: Callable[[DurableBuffer], None]
-    ) -> None:
+    def __init__(self, outbox: Outbox, key: int, session: DeviceSession, buffer: Buffer) -> None:
+        self._outbox = outbox
         self.key = key
         self.session = session
         self.buffer = buffer
@@ -31,16 +32,40 @@ class DurableBuffer:
         self.writes = 0
         """Number of writes to the file, under way, of the buffer's copies."""
         self.ended = False
-        self._on_end = on_end
+        buffer.durable = self
+        session.durable[buffer.handle] = buffer
+
+    def grant(self, areas: SnapshotAreas) -> None:
+        """Sets the areas of the copies."""
+        self.areas = areas
+        if not self.ended:
+            self.session.bytes_durable += 2 * areas.span
 
     def end(self) -> None:
         """Ends the durability of the buffer, because it is freed or should no longer be durable.
 
         A second call has no effect.
         """
-        if not self.ended:
-            self.ended = True
-            self._on_end(self)
+        if self.ended:
+            return
+        self.ended = True
+        session, handle = self.session, self.buffer.handle
+        if session.durable.get(handle) is self.buffer:
+            del session.durable[handle]
+        if self.areas is not None:
+            session.bytes_durable -= 2 * self.areas.span
+        self._forget_unused()
+
+    def write_ended(self) -> None:
+        """Records that a write of one of the copies has ended."""
+        self.writes -= 1
+        self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        """Makes the front forget the copies, once the durability has ended and no write is under way."""
+        if self.ended and not self.writes and self.refusal is None:
+            payload = json.dumps({"forget": [self.key]}).encode()
+            self._outbox.put(Kind.SNAPSHOT, payload, channel=self.session.channel)
 
 
 def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:

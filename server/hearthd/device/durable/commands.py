@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Reason, Refusal, from_text
+from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.durable.buffers import DurableBuffer, not_restored
-from hearthd.device.durable.file_io import FileThread, SessionFiles
-from hearthd.device.durable.restore import Restore, RestoreResources
+from hearthd.device.durable.resources import DurableResources
+from hearthd.device.durable.restore import restore
 from hearthd.device.durable.snapshot import Snapshot
-from hearthd.device.durable.snapshot_policy import AreaIndex, SnapshotAreas, StagingAllowance
+from hearthd.device.durable.snapshot_policy import SnapshotAreas
 from hearthd.device.ipc.published import ATTACHED
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.operation import Operation, Origin, ReplySink, internal_error, submit
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.stream_pool import PooledStream
-
-MAX_EARLY_SNAPSHOTS = 4
-"""Most snapshots whose copies are submitted before the stream has reached their position; each needs a separate
-track."""
 
 GENERATIONS = 32
 """Number of low bits in the key of a copy; the process's generation is above them, so that keys of two processes never
 collide."""
-
-Answer = Callable[[dict[str, Any], Refusal | None], None]
-"""Called with the front's answer, or with its refusal."""
 
 
 class SnapshotCommands:
@@ -49,26 +41,18 @@ class SnapshotCommands:
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._device = device
-        self._memory = memory
         self._replies = replies
-        self._post = post
-        self._files = FileThread(post)
-        self._allowance = StagingAllowance(device.spec.staging_bytes)
+        self._resources = DurableResources(device, memory.reservations, post)
+        self.answered = self._resources.answered
+        """Handles the front's answers to requests."""
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
-        self._ids = itertools.count(1)
-        self._answers: dict[DeviceSession, dict[int, Answer]] = {}
-        """Callbacks for answers of the front, by request number."""
-        self._file_of = SessionFiles(self._files, lambda: device.kick(None))
-        self._shared: PooledStream | None = None
-        self._spare: list[PooledStream] = []
-        self._lent = 0
         self._served = False
 
     def listen(self, descriptors: DescriptorSocket | None) -> None:
         """Registers the handler for the sessions' files."""
         self._served = descriptors is not None
         if descriptors is not None:
-            descriptors.register("snapshot", self._file_of.received)
+            descriptors.register("snapshot", self._resources.session_files.received)
 
     # ---- commands ----
 
@@ -85,12 +69,10 @@ class SnapshotCommands:
         new_durables: list[DurableBuffer] = []
         for buffer in buffers:
             if buffer.durable is None or buffer.durable.ended or buffer.durable.refusal is not None:
-                buffer.durable = DurableBuffer(next(self._keys), session, buffer, self._ended)
-                session.durable[buffer.handle] = buffer
-                new_durables.append(buffer.durable)
+                new_durables.append(DurableBuffer(self._device.outbox, next(self._keys), session, buffer))
         if new_durables:
             reservations = [[durable.key, durable.buffer.handle, durable.buffer.size] for durable in new_durables]
-            self._request(session, {"reserve": reservations}, partial(self._granted, new_durables))
+            self._resources.request(session, {"reserve": reservations}, partial(self._granted, new_durables))
         self._snapshot(origin, [buffer.durable for buffer in buffers])
         return None
 
@@ -127,26 +109,22 @@ class SnapshotCommands:
                 Reason.UNSUPPORTED, "this device process cannot receive files from the front", fix="use hearthd serve"
             )
         if buffer.read_only is ATTACHED:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} {ATTACHED.why}; only its publisher can make it durable",
-                fix="attach it again after a loss, or make a copy of it durable",
-                details={"buffer": buffer.handle},
-            )
-        if buffer.has_pointers:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} contains addresses, which are not those of a later device process",
-                fix="make its targets durable, and make the array of pointers again after a loss",
-                details={"buffer": buffer.handle},
-            )
-        if buffer.module is not None:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} is a module's variable, which is created again with its module",
-                fix="copy it into an array, and make that durable",
-                details={"buffer": buffer.handle},
-            )
+            problem = f"{ATTACHED.why}; only its publisher can make it durable"
+            fix = "attach it again after a loss, or make a copy of it durable"
+        elif buffer.has_pointers:
+            problem = "contains addresses, which are not those of a later device process"
+            fix = "make its targets durable, and make the array of pointers again after a loss"
+        elif buffer.module is not None:
+            problem = "is a module's variable, which is created again with its module"
+            fix = "copy it into an array, and make that durable"
+        else:
+            return
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"buffer {buffer.handle} {problem}",
+            fix=fix,
+            details={"buffer": buffer.handle},
+        )
 
     def _snapshot(self, origin: Origin, durables: list[DurableBuffer]) -> None:
         session = origin.session
@@ -166,7 +144,7 @@ class SnapshotCommands:
         if origin.record is not None:
             origin.record.drop()
             origin.record = None
-        snapshot = Snapshot(self._device, self._files, self._allowance, self, copy_origin, durables)
+        snapshot = Snapshot(self._resources, copy_origin, durables)
         session.snapshots[snapshot] = None
         for operation in snapshot.operations(origin):
             submit(operation)
@@ -191,61 +169,7 @@ class SnapshotCommands:
         operation.on_failure = end
         return operation
 
-    # ---- services for snapshots; see `hearthd.device.durable.snapshot.SnapshotStore` ----
-
-    def file(self, session: DeviceSession) -> int | None:
-        """Returns the descriptor of the session's file; None if the front has not sent it yet."""
-        return self._file_of.get(session.channel)
-
-    def acquire_track(self) -> PooledStream | None:
-        """Returns one of at most `MAX_EARLY_SNAPSHOTS` tracks that are kept for snapshots; None if all are lent."""
-        if not self._spare and self._lent < MAX_EARLY_SNAPSHOTS:
-            self._lent += 1
-            return self._device.tracks.acquire()
-        return self._spare.pop() if self._spare else None
-
-    def return_track(self, track: PooledStream) -> None:
-        """Keeps the track for the next `acquire_track`, once its work is done.
-
-        The device may still let it wait for a kernel of the snapshot's session.
-        """
-        self._device.tracks.on_complete(track, partial(self._spare.append, track))
-
-    def track(self) -> PooledStream:
-        """Returns the shared track, which is acquired at the first call."""
-        if self._shared is None:
-            self._shared = self._device.tracks.acquire()
-        return self._shared
-
-    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, AreaIndex]]) -> None:
-        """Sends the front the key of each buffer and the number (0 or 1) of the area with its new copy."""
-        self._request(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
-
-    def write_ended(self, durable: DurableBuffer) -> None:
-        """Forgets the buffer if its durability has ended and no other write is under way."""
-        if durable.ended and not durable.writes:
-            self._forget(durable)
-
-    def end_snapshot(self, snapshot: Snapshot, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Removes the snapshot from its session. The callbacks run in a later iteration of the loop."""
-        snapshot.session.snapshots.pop(snapshot, None)
-        for callback in callbacks:
-            self._post(callback)
-
     # ---- the front ----
-
-    def answered(self, session: DeviceSession, frame: Frame) -> None:
-        """Handles the front's answer to the request with the frame's id."""
-        waiting = self._answers.get(session, {})
-        answer = waiting.pop(frame.id, None)
-        if answer is None:
-            return
-        if not waiting:
-            del self._answers[session]
-        body = json.loads(frame.payload)
-        error = body.get("error")
-        refusal = from_text(error) if error else None
-        answer(body, refusal)
 
     def restore(self, session: DeviceSession, frame: Frame) -> None:
         """Restores the buffers that the session had in a lost process.
@@ -267,15 +191,12 @@ class SnapshotCommands:
             for key, handle, size, offset, span, area in copies
         ]
         origin = Origin(self._replies, session, session.streams.items[0], "restore")
-        resources = RestoreResources(
-            self._device, self._memory, self._files, self._allowance, partial(self.file, session)
-        )
 
         def done(failed: dict[int, str]) -> None:
             self._device.telemetry.restored_buffers += len(copies) - len(failed)
             self._answer_restored(session, call, failed)
 
-        Restore(resources, origin, done).begin(restored)
+        restore(self._resources, origin, restored, done)
 
     def _restore_failed(self, session: DeviceSession, call: int, copies: list[list[Any]], error: Exception) -> None:
         """Marks all buffers as lost, and answers that none is restored."""
@@ -295,16 +216,7 @@ class SnapshotCommands:
         table = session.buffers
         # The limit was applied when the buffer was created, and may be lower now.
         table.bound = max(table.bound, len(table) + 1)
-        buffer = table.add(handle, Buffer(handle, size))
-        session.durable[handle] = buffer
-        durable = buffer.durable = DurableBuffer(key, session, buffer, self._ended)
-        return durable
-
-    def _request(self, session: DeviceSession, body: dict[str, Any], answer: Answer) -> None:
-        ident = next(self._ids)
-        self._answers.setdefault(session, {})[ident] = answer
-        payload = json.dumps(body, separators=(",", ":")).encode()
-        self._device.outbox.put(Kind.SNAPSHOT, payload, channel=session.channel, id=ident)
+        return DurableBuffer(self._device.outbox, key, session, table.add(handle, Buffer(handle, size)))
 
     def _granted(self, durables: list[DurableBuffer], body: dict[str, Any], refusal: Refusal | None) -> None:
         """Sets the areas of these buffers, or the reason why the front granted none."""
@@ -313,24 +225,8 @@ class SnapshotCommands:
                 durable.refusal = refusal
         else:
             for durable, (offset, span) in zip(durables, body["places"], strict=True):
-                durable.areas = SnapshotAreas(offset, span)
-                if not durable.ended:
-                    durable.session.bytes_durable += 2 * span
+                durable.grant(SnapshotAreas(offset, span))
         self._device.kick(durables[0].session)
-
-    def _ended(self, durable: DurableBuffer) -> None:
-        session = durable.session
-        if session.durable.get(durable.buffer.handle) is durable.buffer:
-            del session.durable[durable.buffer.handle]
-        if durable.areas is not None:
-            session.bytes_durable -= 2 * durable.areas.span
-        if not durable.writes:
-            self._forget(durable)
-
-    def _forget(self, durable: DurableBuffer) -> None:
-        if durable.refusal is None:
-            payload = json.dumps({"forget": [durable.key]}).encode()
-            self._device.outbox.put(Kind.SNAPSHOT, payload, channel=durable.session.channel)
 
     # ---- the end of a session ----
 
@@ -342,5 +238,4 @@ class SnapshotCommands:
                 # The session's work is over only when the last of these copies is done.
                 session.touch(snapshot.track, self._device.tracks.ordering.position(snapshot.track.index))
             snapshot.cancel(refusal)
-        self._answers.pop(session, None)  # frames for the session are no longer handled
-        self._file_of.close(session.channel)
+        self._resources.close(session)

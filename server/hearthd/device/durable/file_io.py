@@ -33,27 +33,21 @@ class FileThread:
 
     def write(self, file: int, data: memoryview, offset: int, done: Done) -> None:
         """Writes all of `data` to the file at `offset`, then calls `done`."""
-
-        def work() -> None:
-            self._run_request(done, lambda: _write(file, data, offset))
-
-        self._put(work)
+        self._put(partial(self._run_request, done, _write, file, data, offset))
 
     def read(self, file: int, into: memoryview, offset: int, done: Done) -> None:
         """Fills `into` from the file at `offset`, then calls `done`; with an OSError if the file ends earlier."""
-
-        def work() -> None:
-            self._run_request(done, lambda: _read(file, into, offset))
-
-        self._put(work)
+        self._put(partial(self._run_request, done, _read, file, into, offset))
 
     def close(self, file: int) -> None:
         """Closes the file behind all earlier requests."""
-        self._put(lambda: os.close(file))
+        self._put(partial(os.close, file))
 
-    def _run_request(self, done: Done, transfer: Callable[[], None]) -> None:
+    def _run_request(
+        self, done: Done, transfer: Callable[[int, memoryview, int], None], file: int, data: memoryview, offset: int
+    ) -> None:
         try:
-            transfer()
+            transfer(file, data, offset)
         except OSError as error:
             self._post(partial(done, error))
         else:

@@ -13,65 +13,48 @@ from typing import NamedTuple
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import DeviceContext
 from hearthd.device.durable.buffers import DurableBuffer, not_restored
-from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance
-from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.durable.resources import DurableResources
+from hearthd.device.durable.snapshot_policy import SnapshotAreas
+from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.memory.deferred_allocation import DEFERRED_ALLOCATION, DeferredAllocation
 from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.platform.event_loop import countdown
 from hearthd.device.transfers.buffer_copy import BufferCopy
 
 
-class RestoreResources(NamedTuple):
-    """Services that a restore uses."""
+def restore(
+    resources: DurableResources,
+    origin: Origin,
+    copies: Sequence[tuple[DurableBuffer, SnapshotAreas]],
+    done: Callable[[dict[int, str]], None],
+) -> None:
+    """Submits the allocations and copies of all durable buffers of one session.
 
-    device: DeviceContext
-    memory: MemoryCommands
-    files: FileThread
-    allowance: StagingAllowance
-    file: Callable[[], int | None]
-    """Returns the session's file; None if it has not arrived."""
-
-
-class Restore:
-    """Restore of all durable buffers of one session.
-
-    At the end, `done` is called with the reasons for all buffers that could not be restored, by key.
+    At the end, `done` is called with the reasons for all buffers that could not be restored, by key; never without
+    `copies`.
     """
+    failed: dict[int, str] = {}
+    complete_one = countdown(len(copies), lambda: done(failed))
 
-    def __init__(self, resources: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
-        self._resources = resources
-        self._origin = origin
-        self._done = done
-        self._failed: dict[int, str] = {}
-        self._remaining = 0
-
-    def begin(self, copies: Sequence[tuple[DurableBuffer, SnapshotAreas]]) -> None:
-        """Submits the allocations and copies. With no `copies`, `done` is never called."""
-        self._remaining = len(copies)
-        for durable, areas in copies:
-            durable.areas = areas
-            durable.session.bytes_durable += 2 * areas.span
-            restore = BufferRestore(self._resources, self._origin, durable, areas, partial(self._buffer_done, durable))
-            for operation in restore.operations():
-                submit(operation)
-
-    def _buffer_done(self, durable: DurableBuffer, refusal: Refusal | None) -> None:
+    def buffer_done(durable: DurableBuffer, refusal: Refusal | None) -> None:
         if refusal is not None:
-            self._failed[durable.key] = refusal.message
-        self._remaining -= 1
-        if not self._remaining:
-            self._done(self._failed)
+            failed[durable.key] = refusal.message
+        complete_one()
+
+    for durable, areas in copies:
+        durable.grant(areas)
+        buffer_restore = BufferRestore(resources, origin, durable, areas, partial(buffer_done, durable))
+        for operation in buffer_restore.operations():
+            submit(operation)
 
 
 class RestoreChunk(NamedTuple):
-    """Bytes, starting at byte `at`, being read into `host`, or `data` without page-locked memory."""
+    """Bytes, starting at byte `at`, being read into `host`."""
 
     at: int
     size: int
-    host: HostBuffer | None
-    data: bytearray
+    host: HostBuffer
 
 
 class BufferRestore:
@@ -79,7 +62,7 @@ class BufferRestore:
 
     def __init__(
         self,
-        resources: RestoreResources,
+        resources: DurableResources,
         origin: Origin,
         durable: DurableBuffer,
         areas: SnapshotAreas,
@@ -94,9 +77,7 @@ class BufferRestore:
         self._areas = areas
         self._done = done
         self._track = origin.stream.track
-        self._allocation = DeferredAllocation(
-            resources.device, resources.memory.reservations, origin.session, self._reserve
-        )
+        self._allocation = DeferredAllocation(resources.device, resources.reservations, origin.session, self._reserve)
         self._copy = BufferCopy(resources.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
         self._requested = 0
         self._submitted = 0
@@ -121,7 +102,7 @@ class BufferRestore:
 
     def _reserve(self) -> None:
         buffer = self._buffer
-        reservation = self._resources.memory.reservations.allocate(self._session, buffer.size, self._track, [buffer])
+        reservation = self._resources.reservations.allocate(self._session, buffer.size, self._track, [buffer])
         buffer.reservation = reservation
         buffer.address = self._copy.address = reservation.memory.address
 
@@ -154,23 +135,22 @@ class BufferRestore:
         return self._submitted == size
 
     def _read_chunk(self, size: int) -> bool:
-        file, staging, allowance = self._resources.file(), self._device.staging, self._resources.allowance
-        if file is None or not allowance.acquire(size, early=False):
+        resources, staging = self._resources, self._device.staging
+        file = resources.file(self._session)
+        if file is None or not resources.allowance.acquire(size, early=False):
             return False
-        host = staging.find(size, self._session)
-        data = bytearray()
+        host: HostBuffer | None = staging.find(size, self._session)
         if host is None:
-            self._give_back(size)
+            resources.give_back(size, early=False)
             # Without page-locked memory, one chunk at a time.
             if staging.refusal(size) is None or self._requested > self._submitted:
                 return False
-            data = bytearray(size)
-        chunk = RestoreChunk(self._requested, size, host, data)
+            host = UnpinnedSlot(size)
+        chunk = RestoreChunk(self._requested, size, host)
         self._requested += size
         assert self._areas.committed is not None, "only complete copies are restored"
         file_offset = self._areas.at(self._areas.committed) + chunk.at
-        into = host.view[:size] if host is not None else memoryview(data)
-        self._resources.files.read(file, into, file_offset, partial(self._arrived, chunk))
+        resources.files.read(file, host.view[:size], file_offset, partial(self._arrived, chunk))
         return True
 
     def _arrived(self, chunk: RestoreChunk, error: OSError | None) -> None:
@@ -186,8 +166,8 @@ class BufferRestore:
     def _put(self, chunk: RestoreChunk) -> bool:
         """Submits a chunk to the device. Returns False if the chunk has to wait."""
         track = self._track
-        if chunk.host is None:
-            return self._copy.put_now(chunk.at, memoryview(chunk.data))
+        if isinstance(chunk.host, UnpinnedSlot):
+            return self._copy.put_now(chunk.at, chunk.host.view)
         if track.full:
             return False
         self._copy.upload(chunk.host, 0, chunk.at, chunk.size)
@@ -195,13 +175,7 @@ class BufferRestore:
         return True
 
     def _release(self, chunk: RestoreChunk) -> None:
-        if chunk.host is not None:
-            self._device.staging.release(chunk.host)
-            self._give_back(chunk.size)
-
-    def _give_back(self, size: int) -> None:
-        if self._resources.allowance.release(size, early=False):
-            self._device.kick(None)
+        self._resources.release(chunk.host, chunk.size, early=False)
 
     # ---- completion ----
 
@@ -216,7 +190,7 @@ class BufferRestore:
         buffer.lost = not_restored(refusal)
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
-            self._resources.memory.reservations.free(self._session, reservation, buffer)
+            self._resources.reservations.free(self._session, reservation, buffer)
         self._durable.end()
         while self._chunks:
             self._release(self._chunks.popleft())

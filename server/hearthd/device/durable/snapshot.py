@@ -8,58 +8,22 @@ session's file (see `hearthd.device.durable.file_io`), and are valid after the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import DeviceContext
 from hearthd.device.durable.buffers import DurableBuffer, never_granted, not_written
-from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import AreaIndex, SnapshotAreas, StagingAllowance
+from hearthd.device.durable.resources import DurableResources
+from hearthd.device.durable.snapshot_policy import SnapshotAreas
+from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.buffer_copy import BufferCopy
-
-
-class SnapshotStore(Protocol):
-    """Services that a snapshot uses; implemented in `hearthd.device.durable.commands`."""
-
-    def file(self, session: DeviceSession) -> int | None:
-        """Returns the session's file; None if it has not arrived."""
-        ...
-
-    def acquire_track(self) -> PooledStream | None:
-        """Returns a track for copies that are submitted before the stream has reached the snapshot's position.
-
-        Returns None if none is free, so that the copies must wait for that position.
-        """
-        ...
-
-    def return_track(self, track: PooledStream) -> None:
-        """Takes back a track from `acquire_track`, when the snapshot has ended."""
-        ...
-
-    def track(self) -> PooledStream:
-        """Returns the track, shared by all snapshots, for copies that need not wait for other work."""
-        ...
-
-    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, AreaIndex]]) -> None:
-        """Reports these copies to the front as complete, and passes the front's answer to the snapshot."""
-        ...
-
-    def write_ended(self, durable: DurableBuffer) -> None:
-        """Records that a write of one of the buffer's copies has ended."""
-        ...
-
-    def end_snapshot(self, snapshot: Snapshot, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Runs the callbacks of an ended snapshot, after its failure, if any, has been recorded."""
-        ...
 
 
 class BufferSnapshot:
@@ -75,28 +39,29 @@ class BufferSnapshot:
         self.submitted = 0
 
 
+class SnapshotChunk(NamedTuple):
+    """Bytes of a copy on their way through `host` into the file; `early`: submitted before the position is reached."""
+
+    copy: BufferSnapshot
+    file_offset: int
+    size: int
+    host: HostBuffer
+    early: bool
+
+
 class Snapshot:
     """A snapshot under way. Device-handle thread only."""
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        files: FileThread,
-        allowance: StagingAllowance,
-        store: SnapshotStore,
-        origin: Origin,
-        durables: list[DurableBuffer],
-    ) -> None:
+    def __init__(self, resources: DurableResources, origin: Origin, durables: list[DurableBuffer]) -> None:
         self.stream: LogicalStream = origin.stream
         self.over = False
-        self._device = device
-        self._files = files
-        self._allowance = allowance
-        self._store = store
+        self._resources = resources
+        self._device = resources.device
         self.session = origin.session
         self._origin = origin
         self._durables = durables
-        self._track: PooledStream | None = None
+        self.track: PooledStream | None = None
+        """The track of the copies; None before they begin."""
         self._lent: PooledStream | None = None
         """The separate track, if the copies may be submitted before the position is reached; otherwise None."""
         self._reached = False
@@ -124,11 +89,6 @@ class Snapshot:
         position_operation.on_failure = copy_operation.on_failure = self.cancel
         return position_operation, copy_operation
 
-    @property
-    def track(self) -> PooledStream | None:
-        """The track of the snapshot's copies; None before they begin."""
-        return self._track
-
     def then(self, callback: Callable[[], None]) -> None:
         """Calls `callback` when the snapshot has succeeded or failed."""
         if self.over:
@@ -151,10 +111,10 @@ class Snapshot:
         stream = self.stream
         before = [stream.track, *stream.collectives]
         if not any(durable.queue for durable in self._durables):
-            self._track = self._lent = self._store.acquire_track()
-        if self._track is not None:
+            self.track = self._lent = self._resources.acquire_track()
+        if self.track is not None:
             for track in before:
-                tracks.fence(self._track, track)
+                tracks.fence(self.track, track)
         writers = {durable.buffer.usage.track for durable in self._durables} - {track.index for track in before}
         before += [tracks.all[writer] for writer in writers if writer >= 0]
         tracks.after_all(before, self._arrive)
@@ -174,7 +134,7 @@ class Snapshot:
             return True
         if self._copies is None and not self._begin():
             return self.over
-        file, track = self._store.file(self.session), self._track
+        file, track = self._resources.file(self.session), self.track
         if file is None or track is None:
             return False
         for copy in self._copies or ():
@@ -191,7 +151,7 @@ class Snapshot:
 
         Returns False if it has to wait.
         """
-        if self._track is None and not self._reached:
+        if self.track is None and not self._reached:
             return False
         live = [durable for durable in self._durables if not durable.ended]
         areas: list[SnapshotAreas] = []
@@ -201,8 +161,8 @@ class Snapshot:
             if durable.areas is None or durable.queue[0] is not self or not durable.areas.idle:
                 return False
             areas.append(durable.areas)
-        if self._track is None:
-            self._track = self._store.track()
+        if self.track is None:
+            self.track = self._resources.track()
         self._copies = []
         for durable, buffer_areas in zip(live, areas, strict=True):
             direct = BufferCopy(self._device, self._origin, durable.buffer, RowLayout(0, durable.buffer.size))
@@ -212,15 +172,15 @@ class Snapshot:
 
     def _chunk(self, file: int, track: PooledStream, copy: BufferSnapshot, remaining: int) -> bool:
         device, buffer, session = self._device, copy.durable.buffer, self.session
-        size = min(remaining, self._allowance.chunk(session.pinned_bytes))
+        size = min(remaining, self._resources.allowance.chunk(session.pinned_bytes))
         if copy.direct.waits:
             return self._chunk_directly(file, copy, size)
         early = not self._reached
-        if not self._allowance.acquire(size, early):
+        if not self._resources.allowance.acquire(size, early):
             return False
         host = device.staging.find(size, session)
         if host is None:
-            self._give_back(size, early)
+            self._resources.give_back(size, early=early)
             return device.staging.refusal(size) is not None and self._chunk_directly(file, copy, size)
         try:
             device.tracks.claim_position(track, (), (buffer.usage,))
@@ -229,64 +189,55 @@ class Snapshot:
             device.server.download(host, 0, buffer.address + copy.submitted, size, track.stream)
         except Refusal:
             device.staging.drop(track, host)
-            self._give_back(size, early)
+            self._resources.give_back(size, early=early)
             raise
-        self._count(copy, size)
-        file_offset = copy.areas.at(copy.area) + copy.submitted - size
+        device.telemetry.device_to_host_bytes += size
+        device.telemetry.device_to_host_operations += 1
+        chunk = self._submitted(copy, size, host, early)
         self._outcomes.update(dict.fromkeys(device.tracks.pending_outcomes.of_buffer(buffer.usage)))
-        arrived = partial(self._arrived, file, copy, host, size, file_offset, early)
+        arrived = partial(self._arrived, file, chunk)
         device.tracks.on_complete(track, device.tracks.pending_outcomes.when_settled(buffer.usage, arrived))
         return True
 
     def _chunk_directly(self, file: int, copy: BufferSnapshot, size: int) -> bool:
         """Copies a chunk without page-locked memory; see `BufferCopy`."""
-        data = copy.direct.get_now(copy.submitted, size)
-        if data is None:
+        host = UnpinnedSlot(size)
+        if not copy.direct.get_into(copy.submitted, host.view):
             return False
-        self._count(copy, size)
-        file_offset = copy.areas.at(copy.area) + copy.submitted - size
-        copy.durable.writes += 1
-        self._files.write(file, memoryview(data), file_offset, partial(self._written, copy, None, 0, False))
+        self._write(file, self._submitted(copy, size, host, early=False))
         return True
 
-    def _count(self, copy: BufferSnapshot, size: int) -> None:
+    def _submitted(self, copy: BufferSnapshot, size: int, host: HostBuffer, early: bool) -> SnapshotChunk:
+        """Counts the next chunk of a copy as submitted, and returns it."""
+        chunk = SnapshotChunk(copy, copy.areas.at(copy.area) + copy.submitted, size, host, early)
         copy.submitted += size
         self._under_way += 1
-        telemetry = self._device.telemetry
-        telemetry.device_to_host_bytes += size
-        telemetry.device_to_host_operations += 1
-        telemetry.checkpointed_bytes += size
+        self._device.telemetry.checkpointed_bytes += size
+        return chunk
 
-    def _arrived(
-        self, file: int, copy: BufferSnapshot, host: HostBuffer, size: int, file_offset: int, early: bool
-    ) -> None:
+    def _arrived(self, file: int, chunk: SnapshotChunk) -> None:
         """Writes a chunk to the file after the device has copied it to host memory."""
-        if self.over or copy.durable.ended:
-            self._done(host, size, early)
+        if self.over or chunk.copy.durable.ended:
+            self._done(chunk)
         else:
-            copy.durable.writes += 1
-            self._files.write(file, host.view[:size], file_offset, partial(self._written, copy, host, size, early))
+            self._write(file, chunk)
 
-    def _written(
-        self, copy: BufferSnapshot, host: HostBuffer | None, size: int, early: bool, error: OSError | None
-    ) -> None:
-        copy.durable.writes -= 1
-        self._store.write_ended(copy.durable)
+    def _write(self, file: int, chunk: SnapshotChunk) -> None:
+        chunk.copy.durable.writes += 1
+        data = chunk.host.view[: chunk.size]
+        self._resources.files.write(file, data, chunk.file_offset, partial(self._written, chunk))
+
+    def _written(self, chunk: SnapshotChunk, error: OSError | None) -> None:
+        chunk.copy.durable.write_ended()
         if error is not None:
             self.fail(not_written(error))
-        self._done(host, size, early)
+        self._done(chunk)
 
-    def _done(self, host: HostBuffer | None, size: int, early: bool) -> None:
+    def _done(self, chunk: SnapshotChunk) -> None:
         """Releases the memory of a chunk, and counts the chunk as completed."""
-        if host is not None:
-            self._device.staging.release(host)
-            self._give_back(size, early)
+        self._resources.release(chunk.host, chunk.size, early=chunk.early)
         self._under_way -= 1
         self._settle()
-
-    def _give_back(self, size: int, early: bool) -> None:
-        if self._allowance.release(size, early):
-            self._device.kick(None)
 
     # ---- completion ----
 
@@ -305,7 +256,8 @@ class Snapshot:
         self._sent = live
         self._copies = []
         if live:
-            self._store.commit(self, [(copy.durable.key, copy.area) for copy in live])
+            body = {"commit": [(copy.durable.key, copy.area) for copy in live]}
+            self._resources.request(self.session, body, lambda _, refusal: self.committed(refusal))
         else:
             self.committed(None)
 
@@ -341,11 +293,13 @@ class Snapshot:
         for durable in self._durables:
             if self in durable.queue:
                 durable.queue.remove(self)
-        if self._track is not None:
+        if self.track is not None:
             for durable in self._durables:
-                durable.buffer.usage.discard_reads(self._track.index, self._track.done_position)
+                durable.buffer.usage.discard_reads(self.track.index, self.track.done_position)
         if self._lent is not None:
-            self._store.return_track(self._lent)
+            self._resources.return_track(self._lent)
         callbacks, self._callbacks = self._callbacks, []
-        self._store.end_snapshot(self, callbacks)
+        self.session.snapshots.pop(self, None)
+        for callback in callbacks:  # after the failure of the snapshot, if any, has been recorded
+            self._resources.post(callback)
         self._device.kick(self.session)

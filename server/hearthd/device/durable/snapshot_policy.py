@@ -19,19 +19,15 @@ thread."""
 class SnapshotAreas:
     """The two areas of one buffer, of `span` bytes each; the first starts at `offset` of the file."""
 
-    __slots__ = ("_committed", "_sent", "_writing", "offset", "span")
+    __slots__ = ("_sent", "_writing", "committed", "offset", "span")
 
     def __init__(self, offset: int, span: int, committed: AreaIndex | None = None) -> None:
         self.offset = offset
         self.span = span
-        self._committed = committed
+        self.committed = committed
+        """The area whose copy the front would restore; None if no copy is complete."""
         self._writing: AreaIndex | None = None
         self._sent = False
-
-    @property
-    def committed(self) -> AreaIndex | None:
-        """The area whose copy the front would restore; None if no copy is complete."""
-        return self._committed
 
     @property
     def idle(self) -> bool:
@@ -45,7 +41,7 @@ class SnapshotAreas:
     def begin(self) -> AreaIndex:
         """Begins a new copy, and returns the area for it. Only allowed while `idle`."""
         assert self._writing is None, "a copy is in progress"
-        self._writing = 1 if self._committed == 0 else 0
+        self._writing = 1 if self.committed == 0 else 0
         return self._writing
 
     def send(self) -> None:
@@ -56,7 +52,7 @@ class SnapshotAreas:
     def commit(self) -> None:
         """Marks the copy as confirmed by the front, so that the area of the previous copy becomes free."""
         assert self._sent, "the front was not notified"
-        self._committed, self._writing, self._sent = self._writing, None, False
+        self.committed, self._writing, self._sent = self._writing, None, False
 
     def fail(self) -> None:
         """Ends a copy that failed; the previous copy stays valid."""

@@ -90,17 +90,14 @@ class SegmentRange(NamedTuple):
         return self.segment.view[self.start + at : self.start + at + size]
 
 
-class CompletionSignals:
+class CompletionSignals(NamedTuple):
     """Destination of a session's completion signals.
 
     A pending signal holds the segment until the device has written the signal.
     """
 
-    __slots__ = ("address", "segment")
-
-    def __init__(self, segment: Segment, address: int) -> None:
-        self.segment = segment
-        self.address = address
+    segment: Segment
+    address: int
 
 
 def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from hearth_proto.frames import HEADER, Kind
+from hearth_proto.frames import Kind, encode
 from hearth_proto.stripes import StripeCut, taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
 
 class StripeLike(Protocol):
-    """Interface of a stripe (`hearthd.device.channels.stripe.Stripe`) for transfers."""
+    """Interface of a stripe (`hearthd.device.channels.stripes.Stripe`) for transfers."""
 
     def grant(self, transfer: int, host: HostBuffer) -> None:
         """Lends memory for one more chunk of the transfer, and gives the client a credit for it."""
@@ -47,7 +47,6 @@ class Striped:
         self.cut = StripeCut(0, chunk)
         self.started = False
         self.windows: dict[StripeLike, StripeWindow] = {}
-        self.dropped = False
 
     def begin(self, size: int) -> None:
         """Sets the size of the transfer when its command runs. A second call has no effect."""
@@ -61,7 +60,7 @@ class Striped:
 
     def abort(self, status: bytes) -> None:
         """Sends ABORT, with the reason, to the client over each stripe; `status` is an encoded Status."""
-        frame = HEADER.pack(len(status), Kind.ABORT, 0, 0, self.transfer) + status
+        frame = encode(Kind.ABORT, status, id=self.transfer)
         for stripe in self.windows:
             stripe.put(frame)
 
@@ -136,7 +135,6 @@ class StripedUpload(Striped):
 
     def drop(self) -> None:
         """Ends the transfer over stripes, and frees its memory. A second call has no effect."""
-        self.dropped = True
         for stripe in self.windows:
             for host in stripe.revoke(self.transfer):
                 self.stripe_staging.release(host)
@@ -185,7 +183,7 @@ class StripedDownload(Striped):
 
     def fetched(self, stripe: StripeLike, index: int, host: HostBuffer) -> None:
         """Sends a chunk whose bytes have been copied to its memory."""
-        if self.dropped or stripe not in self.windows:
+        if stripe not in self.windows:  # it has broken, or the transfer has ended
             self.stripe_staging.release(host)
         else:
             offset, size = self.cut.span(index)
@@ -216,6 +214,5 @@ class StripedDownload(Striped):
 
     def drop(self) -> None:
         """Ends the transfer over stripes. Chunks under way are still sent."""
-        self.dropped = True
         self.windows.clear()
         self._in_flight.clear()

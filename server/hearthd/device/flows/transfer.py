@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from hearth_proto.reasons import Refusal
 from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
+from hearthd.device.flows.stripe_window import StripeStaging
 from hearthd.device.streams.pending_outcomes import PendingOutcome
 
 S = TypeVar("S", StripedUpload, StripedDownload)
@@ -41,7 +42,8 @@ class FinishedTransfers:
 class TransferFlow(Generic[S]):
     """A transfer under way, in either direction."""
 
-    def __init__(self) -> None:
+    def __init__(self, striped_type: type[S]) -> None:
+        self._striped_type: type[S] = striped_type
         self.claimed = False
         """True once a command has named the transfer."""
         self.submitted = 0
@@ -50,6 +52,12 @@ class TransferFlow(Generic[S]):
         """Set while the bytes travel over stripes."""
         self.location: SegmentRange | None = None
         """Location of the bytes in memory that the client shares; None if they are not there."""
+
+    def use_stripes(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> S:
+        """Returns the state of this transfer over stripes, which is created at the first call."""
+        if self.striped is None:
+            self.striped = self._striped_type(transfer, chunk, stripe_staging)
+        return self.striped
 
     def end_bulk(self) -> None:
         """Ends the use of stripes and of shared memory.
@@ -70,7 +78,7 @@ class UploadFlow(TransferFlow[StripedUpload]):
     """An upload: bytes that have arrived or are expected for a Write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(StripedUpload)
         self.chunks: deque[memoryview] = deque()
         self.ended = False
         self.error: Refusal | None = None
@@ -85,7 +93,7 @@ class DownloadFlow(TransferFlow[StripedDownload]):
     """A download: chunks of a Read that are being sent."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(StripedDownload)
         self.credits = 0
         self.streamed = False
         """True once the client receives bytes over Download."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import DeviceContext
-from hearthd.device.ipc.published import FrontReplies, PublishedBuffer, ended_refusal
+from hearthd.device.ipc.front_link import FrontLink
+from hearthd.device.ipc.published import PublishedBuffer
 from hearthd.device.memory.shared_ownership import MappedAllocation, SharedAllocation
-from hearthd.device.operation import Operation, Origin, internal_error, submit
-from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.operation import Operation, internal_error, submit
 from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
@@ -30,27 +26,18 @@ class _Copy:
 class Exporting:
     """Exports published buffers. Device-handle thread only."""
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        published: Mapping[int, PublishedBuffer],
-        map_allocation: Callable[[Any, PublishedBuffer, DeviceSession | None], MappedAllocation],
-        answer: Callable[[int, dict[str, Any]], None],
-        refuse: Callable[[int, Refusal], None],
-    ) -> None:
-        self._device = device
-        self._published = published
-        self._map_allocation = map_allocation
-        self._answer = answer
-        self._refuse = refuse
+    def __init__(self, link: FrontLink) -> None:
+        self._link = link
+        self._device = link.device
         self._track: PooledStream | None = None
-        self.descriptors: DescriptorSocket | None = None
 
-    def export(self, call: int, number: int, file: int) -> None:
-        """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes."""
-        shared = self._published.get(number)
+    def export(self, call: int, shared: PublishedBuffer | None, file: int) -> None:
+        """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes.
+
+        Raises Refusal(NOT_PUBLISHED) if the publication has ended.
+        """
         if shared is None or shared.publisher is None:
-            raise ended_refusal()
+            raise _ended_refusal()
         if not shared.size:
             raise Refusal(Reason.INVALID_ARGUMENT, "it has no bytes, and so no memory")
         if shared.allocation.shared is not None:
@@ -63,8 +50,8 @@ class Exporting:
 
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
-        if shared.publisher is None or not self._is_published(shared):
-            self._refuse_waiting(shared, ended_refusal())
+        if shared.publisher is None:
+            self._refuse_waiting(shared, _ended_refusal())
             return
         try:
             self._device.grants.make_room(shared.size)
@@ -77,41 +64,32 @@ class Exporting:
         except Exception as error:
             self._refuse_waiting(shared, internal_error("export", error))
 
-    def _is_published(self, shared: PublishedBuffer) -> bool:
-        """False after `forget`: the publisher may free the buffer, or write to it."""
-        return self._published.get(shared.number) is shared
-
     def _refuse_waiting(self, shared: PublishedBuffer, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
         for call, _ in waiting:
-            self._refuse(call, refusal)
+            self._link.refuse(call, refusal)
 
     def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
         """Copies the buffer into memory that other processes can map."""
-        server, tracks, old = self._device.server, self._device.tracks, shared.allocation
-        memory = server.create_shared(shared.size)
-        allocation = self._map_allocation(memory, shared, session)
+        tracks, old = self._device.tracks, shared.allocation
+        memory = self._device.server.create_shared(shared.size)
+        allocation = self._link.map(memory, shared.size, session)
+        allocation.number, allocation.on_leave = old.number, old.on_leave
         copy = _Copy()
         allocation.join(copy, session)
         if self._track is None:
             self._track = tracks.acquire()
-        track = self._track
-        tracks.claim_position(track, (allocation.usage,), (old.usage,))
         try:
-            server.copy(allocation.address, old.address, shared.size, track.stream)
-            if memory.reserved > shared.size:  # clears data of earlier users
-                server.fill(allocation.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
+            self._link.copy(old, allocation, self._track)
         except Refusal:
             allocation.leave(copy)
             raise
-        self._device.telemetry.device_to_device_bytes += shared.size
-        self._device.telemetry.device_to_device_operations += 1
-        tracks.on_complete(track, partial(self._copied, shared, allocation, copy))
+        tracks.on_complete(self._track, partial(self._copied, shared, allocation, copy))
 
     def _copied(self, shared: PublishedBuffer, allocation: MappedAllocation, copy: _Copy) -> None:
         old = shared.allocation
-        if shared.publisher is None or not self._is_published(shared):
-            self._refuse_waiting(shared, ended_refusal())
+        if shared.publisher is None:
+            self._refuse_waiting(shared, _ended_refusal())
             allocation.leave(copy)
             return
         waiting, shared.waiting = shared.waiting, []
@@ -120,14 +98,13 @@ class Exporting:
         allocation.leave(copy)
         for holder, session in list(old.holders.items()):
             if isinstance(holder, Buffer):
-                origin = Origin(FrontReplies(), session, session.streams.items[0], "publish")
-                origin.capture = None
+                origin = self._link.origin(session, "publish")
                 submit(Operation(origin, partial(self._follow, session, holder, allocation), writes=(holder,)))
         for call, file in waiting:
             try:
                 self._hand_over(shared, call, file)
             except Refusal as refusal:
-                self._refuse(call, refusal)
+                self._link.refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, allocation: MappedAllocation) -> bool:
         """Moves a buffer to the copy, behind its work under way.
@@ -136,24 +113,17 @@ class Exporting:
         """
         old: SharedAllocation = buffer.place
         if allocation.holders and buffer in old.holders and not buffer.holders and old is not allocation:
-            buffer.place, buffer.address, buffer.usage = allocation, allocation.address, allocation.usage
+            allocation.assign(buffer)
             session.replay_cache.forget()
             old.move(buffer, allocation)
         return True
 
     def _hand_over(self, shared: PublishedBuffer, call: int, file: int) -> None:
-        if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
-        descriptor = self._device.server.export_shared(shared.allocation.shared)
-        try:
-            self.descriptors.send(FILE, {"file": file}, [descriptor])
-        except OSError as error:
-            raise Refusal(
-                Reason.QUEUE_FULL,
-                f"the memory could not be passed to another process: {error}",
-                fix="try again",
-                retry_after_s=0.1,
-            ) from error
-        finally:
-            os.close(descriptor)
-        self._answer(call, {"size": shared.size})
+        memory = shared.allocation.shared
+        assert memory is not None, "it is exported once other processes can map it"
+        self._link.hand_over(FILE, file, memory)
+        self._link.answer(call, {"size": shared.size})
+
+
+def _ended_refusal() -> Refusal:
+    return Refusal(Reason.NOT_PUBLISHED, "it is no longer published", fix="have it published again")

@@ -11,22 +11,16 @@ mappings: physical memory is freed with its last mapping, so that processes on e
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import DeviceContext
-from hearthd.device.ipc.published import FrontReplies, closed
-from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import MappedAllocation, PoolAllocation, SharedAllocation, is_lent
-from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.ipc.front_link import FrontLink
+from hearthd.device.memory.shared_ownership import MappedAllocation, SharedAllocation, is_lent, shared_place
+from hearthd.device.operation import Operation, submit
 from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "lent"
@@ -39,44 +33,36 @@ Key = tuple[int, int]
 """Channel, and the number of the export that the client chose."""
 
 
+@dataclass(eq=False, slots=True)
 class LentBuffer:
     """An export of a buffer, which is one holder of the buffer's memory."""
 
-    __slots__ = ("allocation", "session")
-
-    def __init__(self, session: DeviceSession) -> None:
-        self.session = session
-        self.allocation: MappedAllocation | None = None
-        """The allocation that the export holds; None until the export has run."""
+    session: DeviceSession
+    buffer: Buffer
+    key: Key
+    call: int
+    """Number of the front's request."""
+    file: int
+    """Number under which the front expects the memory."""
+    allocation: MappedAllocation | None = None
+    """The allocation that the export holds; None until the export has run."""
 
 
 class Lending:
     """All exports of the process. Device-handle thread only."""
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        reservations: Reservations,
-        answer: Callable[[int, dict[str, Any]], None],
-        refuse: Callable[[int, Refusal], None],
-    ) -> None:
-        self._device = device
-        self._reservations = reservations
-        self._answer = answer
-        self._refuse = refuse
+    def __init__(self, link: FrontLink) -> None:
+        self._link = link
+        self._device = link.device
         self._lent: dict[Key, LentBuffer] = {}
-        self.descriptors: DescriptorSocket | None = None
 
     def __len__(self) -> int:
         """Returns the number of exports."""
         return len(self._lent)
 
-    def lend(self, call: int, session: DeviceSession | None, handle: int, number: int, file: int) -> None:
+    def lend(self, call: int, session: DeviceSession, handle: int, number: int, file: int) -> None:
         """Sends the buffer's memory to the front as soon as all earlier work on the buffer is done. Raises Refusal."""
-        if session is None:
-            raise closed()
-        if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
+        self._link.sender()
         self._check_number(session, number)
         buffer = session.buffers.find(handle)
         if not buffer.size and buffer.lost is None:
@@ -87,14 +73,10 @@ class Lending:
                 details={"buffer": handle},
             )
         key = session.channel, number
-        lent = self._lent[key] = LentBuffer(session)
-        origin = Origin(
-            FrontReplies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
-        )
-        origin.capture = None  # the export is not part of a recording on the stream
+        lent = self._lent[key] = LentBuffer(session, buffer, key, call, file)
+        origin = self._link.origin(session, "export", call, lambda _, refusal: self._failed(lent, refusal))
         memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
-        run = partial(self._run, call, key, lent, buffer, memory_request, file)
-        submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
+        submit(Operation(origin, partial(self._run, lent, memory_request), writes=(buffer,), needs=(buffer,)))
 
     def release(self, channel: int, number: int) -> None:
         """Ends an export; no effect if it does not exist."""
@@ -125,11 +107,10 @@ class Lending:
                 details={"exports": MAX_EXPORTS, "allowed": MAX_EXPORTS},
             )
 
-    def _run(
-        self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
-    ) -> bool:
+    def _run(self, lent: LentBuffer, memory_request: MemoryRequest) -> bool:
         """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
-        if self._lent.get(key) is not lent:
+        buffer = lent.buffer
+        if self._lent.get(lent.key) is not lent:
             raise _released()
         if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents may prove invalid when the outcome of a collective is known
@@ -144,36 +125,26 @@ class Lending:
         allocation: MappedAllocation = buffer.place
         allocation.join(lent, lent.session)
         lent.allocation = allocation
-        self._after_uses(allocation.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
+        self._link.after_uses(allocation.usage, partial(self._hand_over, lent))
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
         """Moves a buffer to a separate allocation, behind its work under way; later commands use the new memory."""
-        server, tracks, size = self._device.server, self._device.tracks, buffer.size
-        self._reservations.check_quota(session, size)
+        link, tracks, size = self._link, self._device.tracks, buffer.size
+        link.reservations.check_quota(session, size)
         self._device.grants.make_room(size)
-        memory = server.create_shared(size, writable=True)
-        allocation = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
+        memory = self._device.server.create_shared(size, writable=True)
+        allocation = link.map(memory, size, session, lent=True)
         allocation.join(buffer, session)
-        old: SharedAllocation | None = buffer.place
-        usage = buffer.usage if old is None else old.usage
         track = tracks.acquire()  # a separate track for each move, so that other moves need not wait
-        tracks.claim_position(track, (allocation.usage,), (usage,))
         try:
-            server.copy(allocation.address, buffer.address, size, track.stream)
-            if memory.reserved > size:
-                server.fill(allocation.address + size, b"\0", memory.reserved - size, track.stream)
+            link.copy(buffer, allocation, track)
         except Refusal:
             allocation.leave(buffer)
             tracks.release(track)
             raise
-        self._device.telemetry.device_to_device_bytes += size
-        self._device.telemetry.device_to_device_operations += 1
-        if old is None:
-            old = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
-            old.join(buffer, session)
-            buffer.reservation = None
-        buffer.place, buffer.address, buffer.usage = allocation, allocation.address, allocation.usage
+        old = shared_place(link.reservations, session, buffer)
+        allocation.assign(buffer)
         session.replay_cache.forget()  # forgets launches with the old address
         # The old memory is freed only now, because the stream on which it was allocated would wait for all its users.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
@@ -182,47 +153,29 @@ class Lending:
         self._device.tracks.release(track)
         old.leave(buffer)
 
-    def _hand_over(self, call: int, key: Key, lent: LentBuffer, size: int, file: int) -> None:
-        if self._lent.get(key) is not lent or lent.allocation is None or self.descriptors is None:
-            self._refuse(call, _released())
+    def _hand_over(self, lent: LentBuffer) -> None:
+        if self._lent.get(lent.key) is not lent or lent.allocation is None:
+            self._link.refuse(lent.call, _released())
             return
         memory = lent.allocation.memory
         try:
-            descriptor = self._device.server.export_shared(memory)
-            try:
-                self.descriptors.send(FILE, {"file": file}, [descriptor])
-            finally:
-                os.close(descriptor)
-        except (Refusal, OSError) as error:
-            self._failed(key, lent, call, error if isinstance(error, Refusal) else _crowded(error))
+            self._link.hand_over(FILE, lent.file, memory)
+        except Refusal as refusal:
+            self._failed(lent, refusal)
             return
-        self._answer(call, {"size": size, "allocation": memory.reserved})
+        self._link.answer(lent.call, {"size": lent.buffer.size, "allocation": memory.reserved})
 
-    def _failed(self, key: Key, lent: LentBuffer, call: int, refusal: Refusal) -> None:
-        if self._lent.get(key) is lent:
-            del self._lent[key]
+    def _failed(self, lent: LentBuffer, refusal: Refusal) -> None:
+        if self._lent.get(lent.key) is lent:
+            del self._lent[lent.key]
             self._end(lent)
-        self._refuse(call, refusal)
+        self._link.refuse(lent.call, refusal)
 
     @staticmethod
     def _end(lent: LentBuffer | None) -> None:
         if lent is not None and lent.allocation is not None:
             allocation, lent.allocation = lent.allocation, None
             allocation.leave(lent)
-
-    # ---- release of memory ----
-
-    def _unmap(self, allocation: MappedAllocation) -> None:
-        def unmap() -> None:
-            self._device.server.release_shared(allocation.memory)
-            self._device.kick(None)
-
-        self._after_uses(allocation.usage, unmap)
-
-    def _after_uses(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all work submitted so far with `usage` is done."""
-        tracks = self._device.tracks
-        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
 
 
 def check_exportable(buffer: Buffer) -> None:
@@ -248,12 +201,3 @@ def check_exportable(buffer: Buffer) -> None:
 
 def _released() -> Refusal:
     return Refusal(Reason.CANCELLED, "the export was released before it was complete", fix="export it again")
-
-
-def _crowded(error: OSError) -> Refusal:
-    return Refusal(
-        Reason.QUEUE_FULL,
-        f"the memory could not be passed to another process: {error}",
-        fix="try again",
-        retry_after_s=0.1,
-    )

@@ -20,20 +20,18 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.frames import Frame, Kind
-from hearth_proto.reasons import Refusal, to_text
-from hearthd.device.backend.resources import SharedMemory
-from hearthd.device.backend.server import DeviceFault
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.ipc.export import FILE, Exporting
+from hearthd.device.ipc.front_link import FrontLink
 from hearthd.device.ipc.lend import Lending
-from hearthd.device.ipc.published import ATTACHED, FrontReplies, PublishedBuffer, check_publishable, closed
+from hearthd.device.ipc.published import ATTACHED, PublishedBuffer, check_publishable
 from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import NOTHING, MappedAllocation, PoolAllocation, SharedAllocation
-from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.memory.shared_ownership import NOTHING, MappedAllocation, SharedAllocation, shared_place
+from hearthd.device.operation import Operation, submit
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.session.buffer import Buffer, ReadOnly
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.ordering import Usage
 
 
 class Publishing:
@@ -43,21 +41,13 @@ class Publishing:
         self, device: DeviceContext, reservations: Reservations, session_of: Callable[[int], DeviceSession | None]
     ) -> None:
         self._device = device
-        self._reservations = reservations
         self._session_of = session_of
         self._publications: dict[int, PublishedBuffer] = {}
         self._attachments: dict[object, int] = {}
         """Number of the attachment for each attached buffer of this process."""
-        self._exporting = Exporting(
-            device,
-            self._publications,
-            self._map_allocation,
-            partial(self._answer, Kind.EXPORTED),
-            partial(self._refuse, Kind.EXPORTED),
-        )
-        self._lending = Lending(
-            device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
-        )
+        self._link = FrontLink(device, reservations)
+        self._exporting = Exporting(self._link)
+        self._lending = Lending(self._link)
         self.files: dict[int, int] = {}
         """Files that arrived before the frame that needs them, by number."""
         self._expected: dict[int, Frame] = {}
@@ -68,7 +58,7 @@ class Publishing:
         """Registers the handlers of the front's frames, and of the files that are sent separately."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
-        self._exporting.descriptors = self._lending.descriptors = descriptors
+        self._link.descriptors = descriptors
         if descriptors is not None:
             descriptors.register(FILE, self._file_arrived)
 
@@ -88,45 +78,41 @@ class Publishing:
             shared.publisher = None
             shared.allocation.leave(shared)
         if ended:
-            self._report(ended=[shared.number for shared in ended])
+            self._link.report(ended=[shared.number for shared in ended])
+
+    def _session(self, frame: Frame) -> DeviceSession:
+        """Returns the session that the front's request is for. Raises Refusal(SESSION_EXPIRED) if it is closed."""
+        session = self._session_of(frame.channel)
+        if session is None:
+            raise Refusal(Reason.SESSION_EXPIRED, "the session was closed before", fix="open a new one")
+        return session
 
     # ---- publishing ----
 
     def _export_frame(self, frame: Frame) -> None:
         body = json.loads(frame.payload)
         op, number = body["op"], body.get("memory", 0)
-        try:
+        with self._link.answering(frame.id, op, Kind.EXPORTED):
             if op == "publish":
                 self._publish(frame, number, body["buffer"], body["name"])
             elif op == "published":
-                self._answer(Kind.EXPORTED, frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
+                self._link.answer(frame.id, {"same": self._published(frame.channel, number, body["buffer"])})
             elif op == "export":
-                self._exporting.export(frame.id, number, body["file"])
+                self._exporting.export(frame.id, self._publications.get(number), body["file"])
             elif op == "forget":
                 self._forget(number)
             elif op == "bear":
                 self._take_accounting(number)
             elif op == "lend":
-                session = self._session_of(frame.channel)
-                self._lending.lend(frame.id, session, body["buffer"], body["export"], body["file"])
+                self._lending.lend(frame.id, self._session(frame), body["buffer"], body["export"], body["file"])
             elif op == "release":
                 self._lending.release(frame.channel, body["export"])
-                self._answer(Kind.EXPORTED, frame.id, {})
-        except Refusal as refusal:
-            self._refuse(Kind.EXPORTED, frame.id, refusal)
-        except DeviceFault:
-            raise
-        except Exception as error:
-            self._refuse(Kind.EXPORTED, frame.id, internal_error(op, error))
+                self._link.answer(frame.id, {})
 
     def _publish(self, frame: Frame, number: int, handle: int, name: str) -> None:
-        session = self._session_of(frame.channel)
-        if session is None:
-            raise closed()
+        session = self._session(frame)
         buffer = session.buffers.find(handle)
-        replies = FrontReplies(partial(self._refuse, Kind.EXPORTED))
-        origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
-        origin.capture = None  # the publication is not part of a recording on the stream
+        origin = self._link.origin(session, "publish", frame.id)
         run = partial(self._run_publish, frame.id, session, buffer, number, name)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
@@ -145,11 +131,7 @@ class Publishing:
         if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents depend on the outcome of a collective
         check_publishable(buffer)
-        if buffer.place is None:
-            buffer.place = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
-            buffer.place.join(buffer, session)
-            buffer.reservation = None
-        allocation: SharedAllocation = buffer.place
+        allocation = shared_place(self._link.reservations, session, buffer)
         shared = PublishedBuffer(number, buffer.size)
         shared.publisher, shared.buffer, shared.allocation = session, buffer, allocation
         self._publications[number] = shared
@@ -161,7 +143,7 @@ class Publishing:
         )
         session.shares = True
         session.replay_cache.forget()  # forgets launches that write to the buffer
-        self._after_uses(allocation.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
+        self._link.after_uses(allocation.usage, partial(self._link.answer, call, {"size": buffer.size}))
         return True
 
     def _forget(self, number: int) -> None:
@@ -169,23 +151,21 @@ class Publishing:
         shared = self._publications.pop(number, None)
         if shared is None:
             return
-        if shared.buffer is not None and shared.publisher is not None:
+        publisher, shared.publisher = shared.publisher, None
+        if shared.buffer is not None and publisher is not None:
             shared.buffer.read_only = None
-            shared.publisher.replay_cache.forget()
+            publisher.replay_cache.forget()
         if shared in shared.allocation.holders:
             shared.allocation.leave(shared)
 
     def _take_accounting(self, number: int) -> None:
         """Accounts the memory to this process from now on."""
         shared = self._publications.get(number)
-        if (
-            shared is not None
-            and isinstance(shared.allocation, MappedAllocation)
-            and shared.allocation.accounted_session is None
-        ):
-            if shared.allocation.memory is not NOTHING:
-                self._device.server.count_shared(shared.allocation.memory)
-            shared.allocation.account_to_session()
+        allocation = shared.allocation if shared is not None else None
+        if isinstance(allocation, MappedAllocation) and allocation.accounted_session is None:
+            if allocation.memory is not NOTHING:
+                self._device.server.count_shared(allocation.memory)
+            allocation.account_to_session()
             self._device.grants.report_excess()
 
     # ---- attaching ----
@@ -198,13 +178,8 @@ class Publishing:
             return
         descriptor = self.files.pop(file, -1) if file else -1
         try:
-            self._attach(frame, body, descriptor)
-        except Refusal as refusal:
-            self._refuse(Kind.IMPORTED, frame.id, refusal)
-        except DeviceFault:
-            raise
-        except Exception as error:
-            self._refuse(Kind.IMPORTED, frame.id, internal_error("attach", error))
+            with self._link.answering(frame.id, "attach", Kind.IMPORTED):
+                self._link.answer(frame.id, self._attach(frame, body, descriptor), Kind.IMPORTED)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -217,49 +192,35 @@ class Publishing:
         if frame is not None:
             self._import_frame(frame)
 
-    def _attach(self, frame: Frame, body: dict[str, Any], descriptor: int) -> None:
-        session, number, size, handle = self._session_of(frame.channel), body["memory"], body["size"], body["buffer"]
-        if session is None:
-            raise closed()
+    def _attach(self, frame: Frame, body: dict[str, Any], descriptor: int) -> dict[str, Any]:
+        """Attaches a published buffer to a session, and returns the answer. Raises Refusal."""
+        session, number, size, handle = self._session(frame), body["memory"], body["size"], body["buffer"]
         shared = self._publications.get(number)
         existing = session.buffers.get(handle)
         if existing is not None and existing in self._attachments and existing.place.number == number:
             # The client asks again, because the first answer was lost with its connection.
-            self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(existing.place), "again": True})
-            return
+            return {"protected": _protected(existing.place), "again": True}
         if "attachment" not in body:  # the front only asks
-            self._answer(Kind.IMPORTED, frame.id, {})
-            return
+            return {}
         session.buffers.check_new(handle)
         if shared is None:
             if "file" not in body:
-                self._answer(Kind.IMPORTED, frame.id, {"missing": True})
-                return
+                return {"missing": True}
             memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
             shared = self._publications[number] = PublishedBuffer(number, size)
-            shared.allocation = self._map_allocation(memory, shared, None)
+            shared.allocation = self._link.map(memory, size, None)
+            self._register_allocation(shared.allocation, number)
         allocation = shared.allocation
         buffer = Buffer(handle, shared.size)
-        buffer.address, buffer.usage, buffer.place, buffer.read_only = (
-            allocation.address,
-            allocation.usage,
-            allocation,
-            ATTACHED,
-        )
+        buffer.read_only = ATTACHED
+        allocation.assign(buffer)
         allocation.join(buffer, session)
         self._attachments[buffer] = body["attachment"]
         session.buffers.add(handle, buffer)
         session.shares = True
-        self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(allocation)})
+        return {"protected": _protected(allocation)}
 
     # ---- release of memory ----
-
-    def _map_allocation(
-        self, memory: SharedMemory, shared: PublishedBuffer, accounted_session: DeviceSession | None
-    ) -> MappedAllocation:
-        allocation = MappedAllocation(self._reservations, memory, shared.size, accounted_session, self._unmap)
-        self._register_allocation(allocation, shared.number)
-        return allocation
 
     def _register_allocation(self, allocation: SharedAllocation, number: int) -> None:
         allocation.number = number
@@ -268,37 +229,10 @@ class Publishing:
     def _holder_left(self, allocation: SharedAllocation, holder: object) -> None:
         attachment = self._attachments.pop(holder, None)
         if attachment is not None:
-            self._after_uses(allocation.usage, partial(self._report, detached=[attachment]))
+            self._link.after_uses(allocation.usage, partial(self._link.report, detached=[attachment]))
         shared = self._publications.get(allocation.number)
         if shared is not None and shared.allocation is allocation and not allocation.holders:
             del self._publications[allocation.number]
-
-    def _unmap(self, allocation: MappedAllocation) -> None:
-        def unmap() -> None:
-            if allocation.memory is not NOTHING:
-                self._device.server.release_shared(allocation.memory)
-            self._report(left=[allocation.number])
-            self._device.kick(None)
-
-        self._after_uses(allocation.usage, unmap)
-
-    def _after_uses(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all work submitted so far with `usage` is done."""
-        tracks = self._device.tracks
-        tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
-
-    # ---- to the front ----
-
-    def _answer(self, kind: Kind, call: int, body: dict[str, Any]) -> None:
-        self._device.outbox.put(kind, json.dumps(body).encode(), id=call)
-
-    def _refuse(self, kind: Kind, call: int, refusal: Refusal) -> None:
-        if call:
-            self._answer(kind, call, {"error": to_text(refusal)})
-
-    def _report(self, **news: list[int]) -> None:
-        """Reports to the front what has ended in this process: attachments, publications, holders of memory."""
-        self._answer(Kind.IMPORTED, 0, news)
 
 
 def _protected(allocation: SharedAllocation) -> bool:

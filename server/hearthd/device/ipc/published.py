@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.memory.shared_ownership import SharedAllocation, is_lent
-from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import POINTERS, Buffer, ReadOnly
-from hearthd.device.session.session import BatchEntry, DeviceSession
+from hearthd.device.session.session import DeviceSession
 
 ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only", "write to a copy of it")
 
@@ -26,38 +22,11 @@ class PublishedBuffer:
         self.number = number
         self.size = size
         self.publisher: DeviceSession | None = None
-        """Session of the publisher; None if the publisher is in another process, or has ended."""
+        """Session of the publisher; None if the publisher is in another process, or the publication has ended."""
         self.buffer: Buffer | None = None
         """The publisher's buffer; None if the publisher is in another process."""
         self.waiting: list[tuple[int, int]] = []
         """(call, file number) of the exports that wait until the memory can be mapped."""
-
-
-class FrontReplies:
-    """Reply sink for operations on behalf of the front: answers are sent to the front instead of the client."""
-
-    def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
-        self._refuse = refuse
-
-    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
-        """Passes the refusal in `result` to `refuse`, with the number of the front's request."""
-        self._refuse(call, from_status(result.error))
-
-    def done(self, session: DeviceSession, call: int, request: int) -> None:
-        """Has no effect: an operation that succeeds answers the front itself."""
-        ...
-
-    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
-        """Has no effect: the operation belongs to no batch."""
-        ...
-
-    def failed(self, origin: Origin, refusal: Refusal) -> None:
-        """Has no effect: the operation is not counted among the failed commands of clients."""
-        ...
-
-    def waited(self, nanoseconds: int) -> None:
-        """Has no effect: the operation is not counted among the commands of clients."""
-        ...
 
 
 def check_publishable(buffer: Buffer) -> None:
@@ -85,13 +54,3 @@ def check_publishable(buffer: Buffer) -> None:
         fix=fix,
         details={"buffer": buffer.handle, "holders": buffer.holders},
     )
-
-
-def closed() -> Refusal:
-    """Returns the refusal of a request of the front for a session that has been closed."""
-    return Refusal(Reason.SESSION_EXPIRED, "the session was closed before", fix="open a new one")
-
-
-def ended_refusal() -> Refusal:
-    """Returns the refusal of a request for a publication that has ended."""
-    return Refusal(Reason.NOT_PUBLISHED, "it is no longer published", fix="have it published again")

@@ -31,8 +31,8 @@ class DeferredAllocation:
         self._reserve = reserve
         self._last_free = session.last_free
         """Number of the latest free that was submitted before the allocation."""
-        self._callback_registered = False
-        self._settled = False
+        self._settled: bool | None = None
+        """True once all freed memory has returned to the pool; None before the allocation waits for that."""
         self._request: MemoryRequest | None = None
 
     def run(self) -> bool:
@@ -51,8 +51,7 @@ class DeferredAllocation:
     def _may_free_more(self) -> bool:
         if next(iter(self._session.frees), self._last_free + 1) <= self._last_free:
             return True
-        if not self._callback_registered:
-            self._callback_registered = True
+        if self._settled is None:
             self._settled = not self._reservations.when_settled(self._retry)
         return not self._settled
 

@@ -26,13 +26,13 @@ class Reservation:
 
     __slots__ = ("accounted_session", "home", "last", "live_buffers", "memory", "persistent", "tenant")
 
-    def __init__(self, memory: Memory, home: PooledStream, persistent: bool) -> None:
+    def __init__(self, memory: Memory, home: PooledStream, tenant: str, persistent: bool) -> None:
         self.memory = memory
         self.home = home
+        self.tenant = tenant
         self.persistent = persistent
         self.accounted_session: DeviceSession | None = None
         """The session that it is accounted to; None: the session that allocated it."""
-        self.tenant = ""
         self.live_buffers = 0
         """Number of its buffers that have not been freed."""
         self.last: dict[int, int] = {}
@@ -76,9 +76,9 @@ class Reservations:
             device.tracks.settle(track, _usage(reservation.last))
             reservation.last.clear()
         else:
-            reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
-            reservation.tenant = session.tenant
-            self._held_bytes[session.tenant] = self._held_bytes.get(session.tenant, 0) + reservation.memory.reserved
+            memory = self._allocate(session, size, track)
+            reservation = Reservation(memory, track, session.tenant, session.persistent.window)
+            self._held_bytes[session.tenant] = self._held_bytes.get(session.tenant, 0) + memory.reserved
         # An allocation is a write on its track, at a separate position: pool memory may be in use until the track
         # reaches that position, by work before an earlier free on the track, or by work that the free waited for.
         device.tracks.claim_position(track, [buffer.usage for buffer in buffers])
@@ -116,8 +116,7 @@ class Reservations:
             return False
         reserved = memory.reserved
         self._held_bytes[tenant] = held_bytes + reserved
-        buffer.reservation = reservation = Reservation(memory, track, False)
-        reservation.tenant = tenant
+        buffer.reservation = reservation = Reservation(memory, track, tenant, False)
         reservation.live_buffers = 1
         buffer.address = memory.address
         usage = buffer.usage
@@ -168,7 +167,7 @@ class Reservations:
 
     def check_quota(self, session: DeviceSession, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` additional bytes."""
-        quota, held_bytes = session.device_bytes, self._held_bytes.get(session.tenant, 0)
+        quota, held_bytes = session.device_bytes, self.bytes_held(session.tenant)
         if quota and held_bytes + rounded(more) > quota:
             raise over_quota(more, quota, held_bytes)
 
@@ -205,12 +204,6 @@ class Reservations:
         """Frees the unused memory that the session keeps, in pieces."""
         self._free_all(session, session.persistent.clear())
 
-    def cleanup(self, session: DeviceSession) -> None:
-        """Frees the unused memory that the session keeps and returns the pool's unused memory to the device."""
-        for reservation in session.persistent.clear():
-            self._free(session, reservation)
-        self._device.server.trim()
-
     def close(self, session: DeviceSession) -> None:
         """Frees the unused memory of a closing session, in pieces; memory that is freed later is not kept."""
         self._free_all(session, session.persistent.close())
@@ -223,7 +216,9 @@ class Reservations:
         except Refusal as refusal:
             if refusal.reason not in (Reason.OUT_OF_MEMORY, Reason.QUOTA_EXCEEDED) or not session.persistent.bytes:
                 raise
-        self.cleanup(session)
+        for reservation in session.persistent.clear():
+            self._free(session, reservation)
+        self._device.server.trim()
         return self._within_quota(session, size, track)
 
     def _within_quota(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:

@@ -53,6 +53,10 @@ class SharedAllocation(ABC):
         """The memory, if other processes can map it; otherwise None."""
         return None
 
+    def assign(self, buffer: Buffer) -> None:
+        """Makes the allocation the memory of a buffer that is one of its holders."""
+        buffer.place, buffer.address, buffer.usage = self, self.address, self.usage
+
     def join(self, holder: object, session: DeviceSession) -> None:
         """Adds a holder that belongs to `session`: a buffer, a publication or an export."""
         self.holders[holder] = session
@@ -94,12 +98,10 @@ def is_lent(buffer: Buffer) -> bool:
 class PoolAllocation(SharedAllocation):
     """A buffer's part of a reservation from the pool."""
 
-    def __init__(
-        self, reservations: Reservations, reservation: Reservation, session: DeviceSession, buffer: Buffer
-    ) -> None:
+    def __init__(self, reservations: Reservations, session: DeviceSession, buffer: Buffer) -> None:
         super().__init__(buffer.address, buffer.size, buffer.usage, session)
         self._reservations = reservations
-        self._reservation = reservation
+        self._reservation: Reservation = buffer.reservation
 
     def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
@@ -117,6 +119,16 @@ class PoolAllocation(SharedAllocation):
         freed.usage = self.usage
         assert self.accounted_session is not None, "memory of the pool counts with a session of this process"
         self._reservations.free(self.accounted_session, self._reservation, freed)
+
+
+def shared_place(reservations: Reservations, session: DeviceSession, buffer: Buffer) -> SharedAllocation:
+    """Returns the allocation that holds the buffer; the memory of a buffer in the pool can be shared from now on."""
+    if buffer.place is None:
+        buffer.place = PoolAllocation(reservations, session, buffer)
+        buffer.place.join(buffer, session)
+        buffer.reservation = None
+    place: SharedAllocation = buffer.place
+    return place
 
 
 class MappedAllocation(SharedAllocation):

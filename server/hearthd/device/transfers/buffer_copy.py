@@ -32,14 +32,7 @@ class BufferCopy:
 
     __slots__ = ("_device", "_reached", "address", "before", "buffer", "origin", "rows", "waits")
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        origin: Origin,
-        buffer: Buffer,
-        rows: RowLayout,
-        before: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, rows: RowLayout) -> None:
         self._device = device
         self.origin = origin
         self.buffer = buffer
@@ -48,7 +41,7 @@ class BufferCopy:
         host."""
         self.address = 0
         """Address of the first row; must be set before the first copy."""
-        self.before = before
+        self.before: Callable[[], None] | None = None
         """Called before the copy of a part from or to page-locked memory is submitted; None: no call."""
         self.waits = False
         """True while a part that is copied without page-locked memory waits for its stream. That part must then be

@@ -18,8 +18,8 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
 from hearthd.device.transfers.shared import SharedTransfers
-from hearthd.device.transfers.state import TransferContext, check_live, claim, closed_early
-from hearthd.device.transfers.striped_downloads import StripedDownloads
+from hearthd.device.transfers.state import TransferContext, claim, closed_early
+from hearthd.device.transfers.striped import StripedTransfers
 
 LAST = int(Flag.LAST)
 
@@ -30,12 +30,18 @@ Chunk = Callable[[ChunkSlot | bytes, int], None]
 class Downloads:
     """Downloads of one device process. `chunks` is the memory shared with the front. Device-handle thread only."""
 
-    def __init__(self, context: TransferContext, shared: SharedTransfers, chunks: DownloadChunkMemory) -> None:
+    def __init__(
+        self,
+        context: TransferContext,
+        shared: SharedTransfers,
+        striped: StripedTransfers,
+        chunks: DownloadChunkMemory,
+    ) -> None:
         self._context = context
         self._device = context.device
-        self.chunks = chunks
-        self.striped = StripedDownloads(context)
         self._shared = shared
+        self._striped = striped
+        self._chunks = chunks
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Opens a download after the front announced a client that waits for its chunks."""
@@ -46,7 +52,7 @@ class Downloads:
         download.end_bulk()  # the client now receives the bytes over Download
         download.streamed = True
         download.credits += frame.flags
-        self.chunks.want()
+        self._chunks.want()
         self._device.kick(session)
 
     def credit(self, session: DeviceSession, frame: Frame) -> None:
@@ -56,32 +62,13 @@ class Downloads:
             download.credits += frame.flags
             self._device.kick(session)
 
-    def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
-        """Ends a download whose client side failed; its Read, waiting or later, is refused."""
-        download.aborted = True
-        if not download.claimed:  # a later command for this transfer is refused
-            del session.downloads[transfer]
-            session.over.add(transfer)
-            download.end_bulk()
-        self._device.kick(session)
-
-    def promise(self, session: DeviceSession, transfer: int, command: str) -> DownloadFlow:
-        """Returns the download with this number, claimed for a command of the kind `command`, for example "read".
-
-        Raises Refusal as `Uploads.expect` does.
-        """
-        check_live(session, transfer, session.uploads)
-        download = session.downloads.setdefault(transfer, DownloadFlow())
-        claim(download, transfer, command)
-        return download
-
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a Read with a transfer number.
 
-        Claims the download for it, and raises Refusal as `promise` does.
+        Claims the download for it, and raises Refusal as `claim` does.
         """
         session = origin.session
-        download = self.promise(session, command.transfer, "read")
+        download = claim(session, command.transfer, DownloadFlow, "read")
         copy = BufferCopy(self._device, origin, buffer, rows)
         operation = Operation(
             origin,
@@ -124,17 +111,10 @@ class Downloads:
         """
         if download.location is not None:
             return self._shared.send(transfer, download, download.location, copy, sent, checked)
+        if download.striped is not None:
+            return self._striped.send(transfer, download, download.striped, copy, sent, checked)
         origin, size = copy.origin, copy.rows.size
         session, track = origin.session, origin.stream.track
-        if download.striped is not None:
-            if not self.striped.send(transfer, download, download.striped, copy, checked):
-                return False
-            session.downloads.pop(transfer, None)
-            session.over.add(transfer)  # a stripe may still announce the transfer
-            download.end_bulk()
-            self._device.telemetry.download_stripes_bytes += size
-            sent()
-            return True
         while download.submitted < size or not size:
             if download.aborted:
                 raise closed_early(origin)
@@ -143,7 +123,7 @@ class Downloads:
             at, chunk_size = download.submitted, min(self._device.spec.chunk_bytes, size - download.submitted)
             last = at + chunk_size == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = (None if copy.waits else self.chunks.reserve(chunk_size)) or copy.find(max(chunk_size, 1))
+            host = (None if copy.waits else self._chunks.reserve(chunk_size)) or copy.find(max(chunk_size, 1))
             if host is not None:
                 if chunk_size:
                     self._copy_to_host(copy, host, at, chunk_size)
@@ -172,14 +152,14 @@ class Downloads:
     def _release(self, host: HostBuffer) -> None:
         """Frees host memory whose contents are not sent."""
         if isinstance(host, ChunkSlot):
-            self.chunks.drop(host)
+            self._chunks.drop(host)
         else:
             self._device.staging.release(host)
 
     def _arrived(self, host: HostBuffer, size: int, chunk: Chunk) -> None:
         data: ChunkSlot | bytes
         if isinstance(host, ChunkSlot):
-            self.chunks.send(host)
+            self._chunks.send(host)
             data = host
         else:
             data = self._copied(host.view[:size])  # copied, so that the staging memory is free for the next chunk
@@ -188,7 +168,7 @@ class Downloads:
 
     def _copied(self, data: memoryview | bytes) -> ChunkSlot | bytes:
         """Copies data to a slot that is passed to the front, or to new memory if no slot is free."""
-        slot = self.chunks.fill(data)
+        slot = self._chunks.fill(data)
         return bytes(data) if slot is None else slot
 
     def _chunk(

@@ -59,19 +59,14 @@ class Segments:
         """Returns the number and size (in bytes) of the segments that are not unmapped yet, for the metrics."""
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
-    def get(self, session: DeviceSession, ident: int) -> Segment | None:
-        """Returns the session's segment with this number if it is ready; otherwise None."""
-        named = self._named.get(session)
-        segment = named.get(ident) if named is not None else None
-        return segment if segment is not None and segment.ready else None
-
     def find(self, session: DeviceSession, ident: int) -> Segment:
         """Returns the session's segment with this number.
 
         Raises Refusal(INVALID_HANDLE) if there is none, or it is not ready.
         """
-        segment = self.get(session, ident)
-        if segment is None:
+        named = self._named.get(session)
+        segment = named.get(ident) if named is not None else None
+        if segment is None or not segment.ready:
             raise Refusal(
                 Reason.INVALID_HANDLE,
                 f"segment {ident} is not shared by this session with this device process",

@@ -17,7 +17,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.registered import submit_range
-from hearthd.device.transfers.state import announced, check_live, closed_early, second_path_refusal
+from hearthd.device.transfers.state import Flow, announced, check_live, closed_early, end_flow, second_path_refusal
 
 
 class SharedTransfers:
@@ -26,25 +26,13 @@ class SharedTransfers:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
-    def place_upload(self, session: DeviceSession, transfer: int, location: SegmentRange) -> None:
-        """Sets the location of the upload's bytes, which the client must not change until the command is answered.
+    def place(self, session: DeviceSession, kind: type[Flow], transfer: int, location: SegmentRange) -> None:
+        """Sets the location of the transfer's bytes. Raises Refusal.
 
-        Raises Refusal.
+        Until the command is answered, the client must not change the bytes of an upload, or read those of a download.
         """
-        check_live(session, transfer, session.downloads)
-        self._place(session, transfer, announced(session.uploads, transfer, UploadFlow, "Write"), location)
-
-    def place_download(self, session: DeviceSession, transfer: int, location: SegmentRange) -> None:
-        """Sets the location for the download's bytes; the client reads them when the command is answered.
-
-        Raises Refusal.
-        """
-        check_live(session, transfer, session.uploads)
-        self._place(session, transfer, announced(session.downloads, transfer, DownloadFlow, "Read"), location)
-
-    def _place(
-        self, session: DeviceSession, transfer: int, flow: UploadFlow | DownloadFlow, location: SegmentRange
-    ) -> None:
+        check_live(session, transfer, kind)
+        flow = announced(session, transfer, kind)
         if flow.location is not None or flow.striped is not None or flow.streamed:
             raise second_path_refusal(transfer)
         flow.location = location
@@ -78,14 +66,12 @@ class SharedTransfers:
             download.outcomes |= dict.fromkeys(device.tracks.pending_outcomes.of_buffer(copy.buffer.usage))
         if not complete:
             return False
-        session.downloads.pop(transfer, None)
-        session.over.add(transfer)
         device.telemetry.download_shared_memory_bytes += location.size
         arrived = sent
         if download.outcomes:
             arrived = both(download.outcomes, partial(_settle, copy, download, sent))
         device.tracks.on_complete(copy.origin.stream.track, arrived)
-        download.end_bulk()  # the copies already submitted hold the memory themselves
+        end_flow(session, transfer, session.downloads)  # the copies already submitted hold the memory themselves
         return True
 
     def _submit(

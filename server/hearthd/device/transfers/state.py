@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -14,7 +13,7 @@ from hearthd.device.flows.stripe_window import StripeStaging
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.buffer_copy import BufferCopy
 
 MAX_UNCLAIMED = 64
@@ -24,6 +23,7 @@ MAX_ANNOUNCED = 1024
 """Most uploads of one session that were announced on stripes or in shared memory before their Write has arrived: the
 announcement often overtakes the command, and carries no bytes. The same limit applies to downloads and their Read."""
 
+FlowTable = dict[int, UploadFlow] | dict[int, DownloadFlow]
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
 
@@ -51,45 +51,49 @@ class TransferContext:
         If it is `checked` and the chunk's contents depended on collectives, waits for their outcomes as well. If one of
         these is a failure, refuses the read instead, and releases the chunk's memory.
         """
-        tracks = self.device.tracks
+        tracks, session = self.device.tracks, copy.origin.session
         outcomes = tracks.pending_outcomes.of_buffer(copy.buffer.usage) if checked else ()
         if outcomes:
-            arrived = both(outcomes, partial(self._deliver, transfer, download, copy, outcomes, host, release, arrived))
-        tracks.on_complete(copy.origin.stream.track, arrived)
+            on_success = arrived
 
-    def _deliver(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        copy: BufferCopy,
-        outcomes: Sequence[PendingOutcome],
-        host: HostBuffer,
-        release: Callable[[HostBuffer], None],
-        arrived: Callable[[], None],
-    ) -> None:
-        if not download.refused and not copy.refused(outcomes):
-            arrived()
-            return
-        release(host)
-        if not download.refused:
-            download.refused = True
-            session = copy.origin.session
-            self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
-            self.device.kick(session)
+            def deliver() -> None:
+                if not download.refused and not copy.refused(outcomes):
+                    on_success()
+                    return
+                release(host)
+                if not download.refused:
+                    download.refused = True
+                    self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+                    self.device.kick(session)
+
+            arrived = both(outcomes, deliver)
+        tracks.on_complete(copy.origin.stream.track, arrived)
 
     def abort(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte, and sends the reason to its other side."""
-        flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
-        session.over.add(transfer)
+        flows: FlowTable = session.uploads if transfer in session.uploads else session.downloads
+        flow = flows.get(transfer)
         payload = refusal.to_status().SerializeToString()
         if flow is not None and flow.striped is not None:
             flow.striped.abort(payload)
-        if flow is not None:
-            flow.end_bulk()
+        end_flow(session, transfer, flows)
         self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[int]) -> None:
+def end_flow(session: DeviceSession, transfer: int, flows: FlowTable) -> None:
+    """Removes a transfer; commands and messages with its number are refused from now on."""
+    flow = flows.pop(transfer, None)
+    session.over.add(transfer)
+    if flow is not None:
+        flow.end_bulk()
+
+
+def flows_of(session: DeviceSession, kind: type[Flow]) -> dict[int, Flow]:
+    """Returns the session's transfers of one direction, by their number."""
+    return cast("dict[int, Flow]", session.uploads if kind is UploadFlow else session.downloads)
+
+
+def check_live(session: DeviceSession, transfer: int, kind: type[Flow]) -> None:
     """Raises Refusal if a command cannot use the transfer number.
 
     TRANSFER_ABORTED: the transfer is over; HANDLE_IN_USE: the number is used in the other direction.
@@ -100,7 +104,7 @@ def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[
             f"transfer {transfer} has ended: it was cancelled, or its number was used before",
             fix="use a new transfer number",
         )
-    if transfer in opposite_flows:
+    if transfer in (session.downloads if kind is UploadFlow else session.uploads):
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"transfer {transfer} is already in use in the other direction",
@@ -108,11 +112,14 @@ def check_live(session: DeviceSession, transfer: int, opposite_flows: Container[
         )
 
 
-def claim(flow: UploadFlow | DownloadFlow, transfer: int, command: str) -> None:
-    """Claims the transfer for a command of the kind `command`, for example "write".
+def claim(session: DeviceSession, transfer: int, kind: type[Flow], command: str) -> Flow:
+    """Returns the transfer with this number, claimed for a command of the kind `command`, for example "write".
 
-    Raises Refusal(HANDLE_IN_USE) if another command has claimed it.
+    Raises Refusal(TRANSFER_ABORTED) if the transfer has ended, and Refusal(HANDLE_IN_USE) if the number is used in the
+    other direction or claimed by another command.
     """
+    check_live(session, transfer, kind)
+    flow = flows_of(session, kind).setdefault(transfer, kind())
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -120,36 +127,26 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, command: str) -> None:
             fix=f"mint a transfer number for each {command}",
         )
     flow.claimed = True
-
-
-def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """Returns the transfer with this number, or creates it if its `command` has not arrived.
-
-    Raises Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command.
-    """
-    flow = flows.get(transfer)
-    if flow is None:
-        if unclaimed(flows) >= MAX_ANNOUNCED:
-            raise unclaimed_refusal(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
-        flow = flows[transfer] = make()
     return flow
 
 
-def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
-    """Returns the number of transfers that wait for their command."""
-    return sum(not flow.claimed for flow in flows.values())
+def announced(session: DeviceSession, transfer: int, kind: type[Flow], limit: int = MAX_ANNOUNCED) -> Flow:
+    """Returns the transfer with this number, or creates it if its command has not arrived.
 
-
-def unclaimed_refusal(limit: int, direction: str, command: str) -> Refusal:
-    """Returns the refusal for a session with too many transfers that wait for their command.
-
-    `limit` is the allowed number, `direction` is "uploads" or "downloads", `command` is "Write" or "Read".
+    Raises Refusal(QUOTA_EXCEEDED) if `limit` transfers wait for their command.
     """
-    return Refusal(
-        Reason.QUOTA_EXCEEDED,
-        f"{limit} {direction} are waiting for their {command}",
-        fix=f"send the {command} before",
-    )
+    flows = flows_of(session, kind)
+    flow = flows.get(transfer)
+    if flow is None:
+        if sum(not waiting.claimed for waiting in flows.values()) >= limit:
+            direction, command = ("uploads", "Write") if kind is UploadFlow else ("downloads", "Read")
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"{limit} {direction} are waiting for their {command}",
+                fix=f"send the {command} before",
+            )
+        flow = flows[transfer] = kind()
+    return flow
 
 
 def second_path_refusal(transfer: int) -> Refusal:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
+
 from hearth_proto.frames import Frame
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import status_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.flows.stripe_state import StripeLike
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
@@ -16,7 +20,8 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.downloads import Downloads
 from hearthd.device.transfers.shared import SharedTransfers
-from hearthd.device.transfers.state import TransferContext
+from hearthd.device.transfers.state import TransferContext, end_flow
+from hearthd.device.transfers.striped import StripedTransfers
 from hearthd.device.transfers.uploads import Uploads
 
 
@@ -35,8 +40,9 @@ class Transfers:
         self.stripe_staging = context.stripe_staging
         self.abort = context.abort
         self.shared = SharedTransfers(device)
-        self.uploads = Uploads(context, self.shared)
-        self.downloads = Downloads(context, self.shared, chunks)
+        self.striped = StripedTransfers(context)
+        self.uploads = Uploads(context, self.shared, self.striped)
+        self.downloads = Downloads(context, self.shared, self.striped, chunks)
         self.chunks = chunks
 
     def close(self, session: DeviceSession) -> None:
@@ -53,12 +59,33 @@ class Transfers:
         self._device.kick(session)
 
     def aborted(self, session: DeviceSession, frame: Frame) -> None:
-        """Ends a transfer whose client side failed."""
-        download = session.downloads.get(frame.id)
-        if download is not None:
-            self.downloads.aborted(session, frame.id, download)
+        """Ends a transfer whose client side failed; its command, waiting or later, is refused.
+
+        The payload of the frame is an encoded Status with the reason.
+        """
+        transfer = frame.id
+        flow = session.downloads.get(transfer) or session.uploads.get(transfer)
+        if flow is None and transfer in session.over:
+            return
+        if flow is None or not flow.claimed:
+            end_flow(session, transfer, session.downloads if transfer in session.downloads else session.uploads)
+            return
+        if isinstance(flow, DownloadFlow):
+            flow.aborted = True
         else:
-            self.uploads.aborted(session, frame.id, frame.payload)
+            flow.error = Refusal(
+                Reason.TRANSFER_ABORTED,
+                f"the upload ended before its last byte: {_message(frame.payload)}",
+                fix="send it again under a new transfer number",
+            )
+        self._device.kick(session)
+
+
+def _message(payload: bytes) -> str:
+    try:
+        return from_status(status_pb2.Status.FromString(payload)).message
+    except DecodeError:
+        return "no reason was given"
 
 
 def _flows(session: DeviceSession) -> list[UploadFlow | DownloadFlow]:

@@ -7,38 +7,29 @@ from __future__ import annotations
 
 from functools import partial
 
-from google.protobuf.message import DecodeError
-
 from hearth_proto.chunks import upload_data
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.layouts import RowLayout
-from hearth_proto.reasons import Reason, Refusal, from_status
-from hearth_proto.v1 import commands_pb2, status_pb2
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
 from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.shared import SharedTransfers
-from hearthd.device.transfers.state import (
-    MAX_UNCLAIMED,
-    TransferContext,
-    check_live,
-    claim,
-    unclaimed,
-    unclaimed_refusal,
-)
-from hearthd.device.transfers.striped_uploads import StripedUploads
+from hearthd.device.transfers.state import MAX_UNCLAIMED, TransferContext, announced, claim
+from hearthd.device.transfers.striped import StripedTransfers
 
 
 class Uploads:
     """Uploads of one device process. Device-handle thread only."""
 
-    def __init__(self, context: TransferContext, shared: SharedTransfers) -> None:
+    def __init__(self, context: TransferContext, shared: SharedTransfers, striped: StripedTransfers) -> None:
         self._context = context
         self._device = context.device
-        self.striped = StripedUploads(context)
         self._shared = shared
+        self._striped = striped
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Accepts a message of Upload from the front; an upload whose Write has not arrived is created."""
@@ -49,10 +40,11 @@ class Uploads:
                 # stripes broke. The credit prevents its sender from waiting forever.
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
-            if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self._context.abort(session, frame.id, unclaimed_refusal(MAX_UNCLAIMED, "uploads", "Write"))
+            try:
+                upload = announced(session, frame.id, UploadFlow, MAX_UNCLAIMED)
+            except Refusal as refusal:
+                self._context.abort(session, frame.id, refusal)
                 return
-            upload = session.uploads[frame.id] = UploadFlow()
         try:
             data = upload_data(frame.payload)
         except ValueError:
@@ -66,45 +58,13 @@ class Uploads:
             self._context.abort(session, frame.id, upload.error)
         self._device.kick(session)
 
-    def aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
-        """Ends an upload whose client side failed; its Write, waiting or later, is refused.
-
-        `payload` is an encoded Status with the reason.
-        """
-        if transfer in session.over:
-            return
-        upload = session.uploads.get(transfer)
-        if upload is None or not upload.claimed:  # a later command for this transfer is refused
-            session.uploads.pop(transfer, None)
-            session.over.add(transfer)
-            if upload is not None:
-                upload.end_bulk()
-            return
-        upload.error = Refusal(
-            Reason.TRANSFER_ABORTED,
-            f"the upload ended before its last byte: {_message(payload)}",
-            fix="send it again under a new transfer number",
-        )
-        self._device.kick(session)
-
-    def expect(self, session: DeviceSession, transfer: int, command: str) -> UploadFlow:
-        """Returns the upload with this number, claimed for a command of the kind `command`, for example "write".
-
-        Raises Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
-        otherwise.
-        """
-        check_live(session, transfer, session.downloads)
-        upload = session.uploads.setdefault(transfer, UploadFlow())
-        claim(upload, transfer, command)
-        return upload
-
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         """Returns the operation of a Write with a transfer number.
 
-        Claims the upload for it, and raises Refusal as `expect` does.
+        Claims the upload for it, and raises Refusal as `claim` does.
         """
         session = origin.session
-        upload = self.expect(session, command.transfer, "write")
+        upload = claim(session, command.transfer, UploadFlow, "write")
         # `data` may contain the first bytes, as sent by a client that uses the single call.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
@@ -141,20 +101,24 @@ class Uploads:
             upload.end_bulk()  # the client now sends the bytes over Upload
         if not self._receive_bulk(upload, copy):
             return False
-        while upload.submitted < size:
+        while upload.submitted < size or upload.chunks:
             if not upload.chunks:
-                self._check_not_over(origin, upload, size)
+                _check_not_over(origin, upload, size)
                 return False
             data = upload.chunks[0]
-            if upload.submitted + len(data) > size:
-                raise self._too_long(origin, upload, size)
+            received = upload.submitted + len(data)
+            if received > size:
+                raise Refusal(
+                    Reason.OUT_OF_BOUNDS,
+                    f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
+                    fix=f"send as many bytes as the {origin.name} says",
+                    details={"size": size, "received": received},
+                )
             if track.full or not copy.put(upload.submitted, data):
                 return False
             upload.chunks.popleft()
-            upload.submitted += len(data)
+            upload.submitted = received
             self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
-        if upload.chunks:
-            raise self._too_long(origin, upload, size)
         session.uploads.pop(transfer, None)
         session.over.add(transfer, size)
         if upload.location is None:
@@ -172,38 +136,18 @@ class Uploads:
         if upload.location is not None:
             return self._shared.receive(upload, upload.location, copy)
         if upload.striped is not None:
-            return self.striped.receive(upload, upload.striped, copy)
+            return self._striped.receive(upload, upload.striped, copy)
         return True
 
-    def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
-        """Raises an error if the upload has ended before its last byte."""
-        if upload.error is not None:
-            raise upload.error
-        if upload.ended:
-            raise self._too_short(origin, upload, size)
 
-    @staticmethod
-    def _too_short(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
-        return Refusal(
+def _check_not_over(origin: Origin, upload: UploadFlow, size: int) -> None:
+    """Raises an error if the upload has ended before its last byte."""
+    if upload.error is not None:
+        raise upload.error
+    if upload.ended:
+        raise Refusal(
             Reason.TRANSFER_ABORTED,
             f"the upload ended after {upload.submitted} bytes; the {origin.name} announced {size}",
             fix=f"send as many bytes as the {origin.name} says",
             details={"size": size, "received": upload.submitted},
         )
-
-    @staticmethod
-    def _too_long(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
-        received = upload.submitted + len(upload.chunks[0])
-        return Refusal(
-            Reason.OUT_OF_BOUNDS,
-            f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
-            fix=f"send as many bytes as the {origin.name} says",
-            details={"size": size, "received": received},
-        )
-
-
-def _message(payload: bytes) -> str:
-    try:
-        return from_status(status_pb2.Status.FromString(payload)).message
-    except DecodeError:
-        return "no reason was given"

@@ -158,6 +158,19 @@ def test_copy_is_valid_after_the_confirmation_of_the_front(make: Make) -> None:
     assert len(rig.forgotten()) == 1 and rig.gauges()["durable_bytes"] == 0
 
 
+@pytest.mark.parametrize("locked", [64 * MIB, 0], ids=["page-locked", "nothing to lock"])
+def test_each_byte_of_a_copy_is_counted_once(make: Make, locked: int) -> None:
+    rig = make(locked)
+    data = data_of(5 * MIB)
+    written(rig, 5, data)
+    before = rig.process.device.telemetry.device_to_host_bytes
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    assert rig.copy(5) == data
+    assert rig.process.device.telemetry.device_to_host_bytes == before + 5 * MIB
+
+
 def test_checkpoint_runs_after_earlier_waiting_work_of_its_stream(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(100))

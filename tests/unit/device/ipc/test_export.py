@@ -36,44 +36,21 @@ class Device:
         raise Refusal(Reason.UNSUPPORTED, "the end of this test")
 
 
-def nothing(published: dict[int, PublishedBuffer]) -> None:
-    pass
-
-
-def forget(published: dict[int, PublishedBuffer]) -> None:
-    del published[NUMBER]
-
-
-def close(published: dict[int, PublishedBuffer]) -> None:
-    published[NUMBER].publisher = None
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [(nothing, Reason.UNSUPPORTED), (forget, Reason.NOT_PUBLISHED), (close, Reason.NOT_PUBLISHED)],
-)
-def test_waiting_export_copies_only_a_buffer_that_is_still_published(
-    change: Callable[[dict[int, PublishedBuffer]], None], reason: Reason
-) -> None:
+@pytest.mark.parametrize(("ended", "reason"), [(False, Reason.UNSUPPORTED), (True, Reason.NOT_PUBLISHED)])
+def test_waiting_export_copies_only_a_buffer_that_is_still_published(ended: bool, reason: Reason) -> None:
     device: Any = Device()
     refused: list[tuple[int, Reason]] = []
     shared = PublishedBuffer(NUMBER, SIZE)
     session: Any = SimpleNamespace()
     allocation: Any = SimpleNamespace(shared=None)
     shared.publisher, shared.allocation = session, allocation
-    published = {NUMBER: shared}
-    map_allocation: Any = None
-    exporting = Exporting(
-        device,
-        published,
-        map_allocation,
-        lambda call, body: pytest.fail("it has no memory to hand over"),
-        lambda call, refusal: refused.append((call, refusal.reason)),
-    )
-    exporting.export(CALL, NUMBER, FILE)
+    link: Any = SimpleNamespace(device=device, refuse=lambda call, refusal: refused.append((call, refusal.reason)))
+    exporting = Exporting(link)
+    exporting.export(CALL, shared, FILE)
     assert not refused and device.answered is not None
-    change(published)
+    if ended:
+        shared.publisher = None
     device.full = False
     device.answered(True)
     assert refused == [(CALL, reason)] and not shared.waiting
-    assert device.copies == (change is nothing)
+    assert device.copies == (not ended)

@@ -112,7 +112,8 @@ class Case:
         )  # fmt: skip
         track = SimpleNamespace(stream=None, full=False)
         origin: Any = SimpleNamespace(stream=SimpleNamespace(track=track), session=None)
-        self.copy = BufferCopy(device, origin, Buffer(1, rows.end), rows, lambda: self.order.append("before"))
+        self.copy = BufferCopy(device, origin, Buffer(1, rows.end), rows)
+        self.copy.before = lambda: self.order.append("before")
         self.copy.address = rows.offset
 
 
