@@ -280,10 +280,6 @@ class Backlog:
         """Returns the tracks that have work of the session not known to be done."""
         return tracks.unfinished(self.busy_tracks())
 
-    def under_way(self, tracks: StreamPool) -> bool:
-        """True if the device has work of the session not known to be done."""
-        return bool(tracks.unfinished(self.busy_tracks()))
-
     def update_pace(self, count: int, start: float, now: float) -> None:
         """Updates the pace: `count` commands, submitted from `start` on, were done between `since` and `now`."""
         self.pace.update(count, self.used - self.used_at_since, now - start)

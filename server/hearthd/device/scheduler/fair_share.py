@@ -200,7 +200,7 @@ class FairShare:
                 self.slicing.mark_changed(backlog)
                 self._more = True
         elif backlog.waiting_work or (
-            backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
+            backlog.collectives(self._tracks) if self.slicing.on else backlog.unfinished(self._tracks)
         ):
             self._wake(backlog)
             self.slicing.mark_changed(backlog)
@@ -360,7 +360,7 @@ class FairShare:
     def _account(self, backlog: Backlog, since: float | None = None) -> None:
         """Starts to count the device time of a session that is alone, or marks the session as idle."""
         if backlog.active and not backlog.metered:
-            if backlog.under_way(self._tracks):
+            if backlog.unfinished(self._tracks):
                 backlog.metered = True
                 backlog.since = self.meter.begin(backlog, since)
                 backlog.used_at_since = backlog.used
