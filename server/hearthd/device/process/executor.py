@@ -289,21 +289,14 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Cancels a call that its client no longer waits for.
-
-        A call that has started, or that peers depend on, continues; so does one that destroys a handle, because the
-        handle was removed when the call arrived.
-        """
+        """Cancels a call that its client no longer waits for, unless it must run; see `Operation.cancellable`."""
         refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         for operation in session.deferred:
-            # An announced operation must run, because its peers depend on it.
-            if operation.call == frame.id and not (
-                operation.started or operation.announced or failed_handles.destroys(operation.name)
-            ):
+            if operation.cancellable(frame.id):
                 operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from hearth_proto.reasons import Refusal
 from hearthd.device.flows.segment import CompletionSignals
 from hearthd.device.flows.transfer import DownloadFlow, FinishedTransfers, UploadFlow
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.cancellations import Cancellation, Cancellations
-from hearthd.device.session.deferred import Deferrable, Deferred
+from hearthd.device.session.cancellations import Cancellations
+from hearthd.device.session.deferred import Deferred
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.handle_table import HandleTable
 from hearthd.device.session.launch_plan import LaunchPlan
@@ -49,42 +48,6 @@ class CachedLaunch:
         self.reads = reads
         self.relaunch: Callable[[], object] | None = None
         """Issues the launch again; None until its first repetition."""
-
-
-class SubmittedCommand(Deferrable, Protocol):
-    """A command that has been submitted; see `hearthd.device.operation`."""
-
-    @property
-    def started(self) -> bool:
-        """True once a part of the command has been submitted to the device."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The kind of the command, with the name of its kernel, as in messages."""
-        ...
-
-    @property
-    def announced(self) -> bool:
-        """True once peers of the command depend on it, so that it cannot be cancelled any more."""
-        ...
-
-    @property
-    def call(self) -> int:
-        """Number of the single call that the command answers; 0 for a command of a batch."""
-        ...
-
-    def droppable(self, cancellation: Cancellation) -> bool:
-        """True if the cancellation covers the command, and no part of the command has been executed."""
-        ...
-
-    def drop(self, cancellation: Cancellation | None) -> None:
-        """Fails the command because it was cancelled, and counts it."""
-        ...
-
-    def abandon(self, refusal: Refusal) -> None:
-        """Fails a command that will not run any more; no effect on a finished command."""
-        ...
 
 
 class BufferTable(HandleTable[Buffer]):
@@ -151,7 +114,7 @@ class DeviceSession:
         self.uploads: dict[int, UploadFlow] = {}
         self.downloads: dict[int, DownloadFlow] = {}
         self.over = FinishedTransfers()
-        self.deferred: Deferred[SubmittedCommand] = Deferred()
+        self.deferred = Deferred()
         self.cancellations = Cancellations()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
@@ -211,9 +174,8 @@ class DeviceSession:
     def _set_limits(self, info: Mapping[str, Any]) -> None:
         self.device_bytes: int = info.get("device_bytes", 0)
         """Limit, in bytes, of all sessions of the tenant together on this device; 0: no limit. The same applies to
-        `pinned_bytes` and `durable_bytes`."""
+        `pinned_bytes`."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
-        self.durable_bytes: int = info.get("durable_bytes", 0)
         self.handles: int = info.get("handles", 0)
         """Limit of the handles of all sessions of the tenant together in this process; 0: no limit."""
 
