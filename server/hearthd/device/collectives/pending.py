@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from hearth_proto.collectives import PEERED, operation_name
 from hearth_proto.reasons import Refusal
@@ -16,14 +17,6 @@ from hearthd.device.session.session import DeviceSession
 COPY_PIECE = 16 << 20
 """Number of bytes of a send or receive that weigh as much as one operation: a copy between devices is submitted to the
 driver in pieces of about this size."""
-
-
-class Presenter(Protocol):
-    """Presents operations to the front: `hearthd.device.collectives.negotiation.Negotiation`."""
-
-    def present_early(self, pending: PendingCollective, predecessors: list[PendingCollective]) -> None:
-        """Presents the operation before its turn, ordered behind `predecessors`. Raises Refusal."""
-        ...
 
 
 class OperationKey(NamedTuple):
@@ -44,54 +37,38 @@ class OperationKey(NamedTuple):
         }  # fmt: skip
 
 
+@dataclass(eq=False, slots=True)
 class PendingCollective:
     """An operation of this rank that has not been launched; the `Announcement` of its command."""
 
-    __slots__ = (
-        "_registry",
-        "comm",
-        "deadline",
-        "error",
-        "index",
-        "key",
-        "lane",
-        "parts",
-        "predecessors",
-        "presented",
-        "scheduled",
-        "seconds",
-        "session",
-        "weight",
-    )
+    present_early: Callable[[PendingCollective, list[PendingCollective]], None]
+    """Presents the operation before its turn, ordered behind the listed ones. Raises Refusal."""
+    session: DeviceSession
+    key: OperationKey
+    parts: list[CollectivePart]
+    seconds: float
+    """Time limit from presentation to completion, in seconds."""
+    deadline: float = math.inf
+    presented: bool = False
+    """True if the operation has been presented."""
+    scheduled: bool = False
+    """True if the operation has been presented, or will be as soon as there is room."""
+    predecessors: list[OperationKey] = field(default_factory=list)
+    """Earlier operations that this one waits for, and that had not been released when this one was presented."""
+    comm: str | None = None
+    """The communicator on which the operation may be launched."""
+    lane: LaunchOrder[PendingCollective] | None = None
+    index: int = 0
+    """Number on that communicator; 0: the front has not given it a number."""
+    error: Refusal | None = None
 
-    def __init__(
-        self,
-        registry: Presenter,
-        session: DeviceSession,
-        key: OperationKey,
-        parts: list[CollectivePart],
-        seconds: float,
-    ) -> None:
-        self._registry = registry
-        self.session = session
-        self.key = key
-        self.parts = parts
-        self.weight = _weight(parts)
-        self.seconds = seconds
-        """Time limit from presentation to completion, in seconds."""
-        self.deadline = math.inf
-        self.presented = False
-        """True if the operation has been presented."""
-        self.scheduled = False
-        """True if the operation has been presented, or will be as soon as there is room."""
-        self.predecessors: list[OperationKey] = []
-        """Earlier operations that this one waits for, and that had not been released when this one was presented."""
-        self.comm: str | None = None
-        """The communicator on which the operation may be launched."""
-        self.lane: LaunchOrder[PendingCollective] | None = None
-        self.index = 0
-        """Number on that communicator; 0: the front has not given it a number."""
-        self.error: Refusal | None = None
+    @property
+    def weight(self) -> int:
+        """Number of operations, in which a single send or receive counts once for each of its pieces."""
+        parts = self.parts
+        if len(parts) == 1 and parts[0].kind in PEERED:
+            return 1 + parts[0].size // COPY_PIECE
+        return len(parts) or 1
 
     def announce(self, predecessors: Iterable[object]) -> None:
         """Presents the operation before its turn, after other collectives that have been presented.
@@ -102,7 +79,7 @@ class PendingCollective:
         """
         earlier = [predecessor for predecessor in predecessors if isinstance(predecessor, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
-            self._registry.present_early(self, earlier)
+            self.present_early(self, earlier)
 
 
 class OperationRun:
@@ -146,10 +123,3 @@ class OperationRun:
         if self.count > 1:
             message["count"] = self.count
         return message
-
-
-def _weight(parts: Sequence[CollectivePart]) -> int:
-    """Returns the number of operations, in which a single send or receive counts once for each of its pieces."""
-    if len(parts) == 1 and parts[0].kind in PEERED:
-        return 1 + parts[0].size // COPY_PIECE
-    return len(parts) or 1
