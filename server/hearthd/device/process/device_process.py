@@ -149,7 +149,7 @@ class DeviceProcess:
         self.device = device
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_iteration = telemetry.loop_turn.observe
-        tracks.timing.on_done = telemetry.launch_completion.observe
+        tracks.on_launch_timed = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link that passes open files; None without it."""
