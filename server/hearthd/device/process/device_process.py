@@ -93,7 +93,6 @@ class DeviceProcess:
     _answers_faults = False
     _pinned = False
     """True once compiles are attributed to a tenant, which happens before any work of a session."""
-    _broker_watch: BrokerWatch | None = None
 
     def __init__(
         self,
@@ -105,8 +104,6 @@ class DeviceProcess:
         confined: str = "",
     ) -> None:
         self._link = link
-        self._spec = spec
-        self._server = server
         self._reader = FrameReader()
         self.loop = Loop()
         link.setblocking(False)
@@ -187,19 +184,12 @@ class DeviceProcess:
                 crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal)
             )
             self.descriptors.receive()  # handles the messages that the front has sent already
-        self.outbox.put(Kind.READY, properties.SerializeToString())
-
-    def watch(self, broker: Broker) -> None:
-        """Starts to count losses of the broker; see `broker_watch`."""
-        device, executor = self.device, self.executor
-        journal = ProcessLog(self._spec)
-        self._broker_watch = BrokerWatch(
-            broker, device.telemetry, journal, self.loop.post, lambda: executor.unused, self._die
+        self._broker_watch = (
+            BrokerWatch(broker, telemetry, journal, self.loop.post, lambda: self.executor.unused, self._die)
+            if broker is not None
+            else None
         )
-
-    def capture_output(self) -> None:
-        """Captures standard output as kernel output, for a process that owns its standard output."""
-        self.device.output.capture()
+        self.outbox.put(Kind.READY, properties.SerializeToString())
 
     def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
         for file in files:
@@ -245,7 +235,7 @@ class DeviceProcess:
         self.outbox.send_all()
         self.device.compiler.close()
         if not self.device.tracks.in_flight():  # otherwise freeing memory would wait for kernels that may never end
-            self._server.close()
+            self.device.server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
         """Registers `handler` for the frames of this kind.

@@ -72,8 +72,7 @@ def main(
         outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         outbox.send_all()
         os._exit(EXIT_FAULT)
-    process.capture_output()
-    process.watch(broker)
+    process.device.output.capture()  # this process owns its standard output
     process.run()
     # Stream and compile threads may be in native code that never returns, and no state has to be saved.
     os._exit(0)
