@@ -55,7 +55,7 @@ class TensorMapCommands:
         if faults:
             details = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
             raise tensor_map.refuse(spec, faults, description, **details)
-        entry.data = device.server.encode_tensor_map(spec, address + command.offset)
+        entry.encoded = device.server.encode_tensor_map(spec, address + command.offset)
         origin.reply()
         return True
 

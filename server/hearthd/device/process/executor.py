@@ -92,8 +92,7 @@ class Executor:
             info = json.loads(frame.payload or b"{}")
             info["launch_timeout"] = shorter_limit(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = DeviceSession(frame.channel, info, self._device.tracks.acquire)
-            opened.permissions = permissions.of(info)
-            opened.limit(self._handles)
+            self._handles.limit(opened)
             self.sharing.open(opened)
             self._traces.opened(opened)
             return
@@ -337,7 +336,8 @@ class Executor:
         )
         try:
             if session.permissions is not None:
-                permissions.check(device.outbox, session, permissions.kind_of(kind, command))
+                needed = permissions.kind_of(kind, command)
+                session.permissions.check(device.outbox, session.channel, session.tenant, needed)
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)

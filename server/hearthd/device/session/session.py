@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from hearthd.device.flows.segment import CompletionSignals
 from hearthd.device.flows.transfer import DownloadFlow, FinishedTransfers, UploadFlow
-from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.cancellations import Cancellations
 from hearthd.device.session.deferred import Deferred
-from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.handle_table import HandleTable
 from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
@@ -87,9 +84,6 @@ class DeviceSession:
     dropping = False
     """True while a cancellation is in effect. All commands then take the queued path."""
 
-    permissions: Permissions | None = None
-    """Rights of the session; None: every command is allowed."""
-
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
@@ -147,31 +141,26 @@ class DeviceSession:
         """Sets the session's description from the front's OPEN payload."""
         self.id: str = info.get("session", "")
         self.tenant: str = info.get("tenant", "")
-        self.weight: float = info.get("weight", 1.0)
-        """Weight of the session in the division of device time."""
-        self.priority: int = info.get("priority", 0)
-        """Added to the priority of the session's streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
         """Time limit, in seconds, of launches without a separate limit; 0: no limit."""
         self._set_limits(info)
-
-    def limit(self, limits: HandleLimits) -> None:
-        """Limits the number of the session's handles from now on."""
-        for table in self.tables:
-            table.extend, table.bound = partial(limits.bound, self), 0
 
     def change(self, info: Mapping[str, Any]) -> None:
         """Applies changed limits of the session's tenant from the front. Existing streams keep their priority."""
         for table in self.tables:
             table.bound = 0  # the next handle requests a new bound
-        self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._set_limits(info)
-        self.permissions = permissions.of(info)
         self.replay_cache.forget()
         for function in self.functions.items.values():
             function.plans.clear()  # launches with a plan would skip the check of rights
 
     def _set_limits(self, info: Mapping[str, Any]) -> None:
+        self.permissions = Permissions(info["rights"]) if "rights" in info else None
+        """Rights of the session; None: every command is allowed."""
+        self.weight: float = info.get("weight", 1.0)
+        """Weight of the session in the division of device time."""
+        self.priority: int = info.get("priority", 0)
+        """Added to the priority of the session's streams; lower is more urgent."""
         self.device_bytes: int = info.get("device_bytes", 0)
         """Limit, in bytes, of all sessions of the tenant together on this device; 0: no limit. The same applies to
         `pinned_bytes`."""
