@@ -116,6 +116,11 @@ class Origin:
         """The command's record in the session's trace; None while no trace is active."""
 
     @property
+    def kind(self) -> str:
+        """The kind of the command: `name` without the name of its kernel."""
+        return self.name.partition(" ")[0]
+
+    @property
     def position(self) -> tuple[int, int] | None:
         """(batch, index) of the command; an earlier command has a smaller value. None for a single call."""
         return (self.seq, self.index) if self.batch is not None else None
@@ -330,7 +335,7 @@ class Operation:
             not (self.finished or origin.started)
             and origin.capture is None
             and (self.split is None or not self.split.begun)
-            and cancellation.covers(origin.name.partition(" ")[0], origin.stream.handle, origin.request)
+            and cancellation.covers(origin.kind, origin.stream.handle, origin.request)
         )
 
     @property
@@ -440,8 +445,7 @@ def _drop(operation: Operation) -> bool:
     origin, split = operation.origin, operation.split
     if origin.capture is not None or (split is not None and split.begun):
         return False
-    kind = origin.name.partition(" ")[0]
-    cancellation = origin.session.cancellations.find(kind, origin.stream.handle, origin.request)
+    cancellation = origin.session.cancellations.find(origin.kind, origin.stream.handle, origin.request)
     if cancellation is None and (split is None or not split.dropped):
         return False
     operation.drop(cancellation)

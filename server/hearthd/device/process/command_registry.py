@@ -59,9 +59,9 @@ class CommandRegistry:
         self.segments = Segments(device, post)
         copy_commands = CopyCommands(device, self.transfers, SegmentCopies(device, self.segments))
         self._modules = ModuleCommands(device)
-        self.binder = Binder(device, self.watchdog)
-        self.launches = LaunchCommands(device, self.binder, replies)
-        resources = DispatchResources(device, self.binder, self.memory, self.transfers)
+        binder = Binder(device, self.watchdog)
+        self.launches = LaunchCommands(device, binder, replies)
+        resources = DispatchResources(device, binder, self.memory, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
         self.events = PublishedEvents(device)
@@ -71,8 +71,8 @@ class CommandRegistry:
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
         self.publishing = Publishing(device, self.memory.reservations, session_of)
         self._tensor_maps = TensorMapCommands(device, keepers)
-        self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
-        self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
+        self._graphs = GraphCommands(device, binder, self.watchdog, keepers)
+        self._prepared = PreparedCommands(device, binder, self.watchdog, keepers)
         self.handlers: dict[str, Handler] = {
             "allocate": self.memory.allocate,
             "free": self.memory.free,

@@ -56,7 +56,7 @@ class Executor:
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
         self.registry, self._handlers = registry, registry.handlers
         self.memory, self._traces = registry.memory, registry.traces
-        self.watchdog, self.binder = registry.watchdog, registry.binder
+        self.watchdog = registry.watchdog
         self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
         device.telemetry.register(self._handlers)
@@ -261,7 +261,7 @@ class Executor:
 
     def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts the failure in the telemetry, under the command's kind."""
-        self._device.telemetry.failed(origin.name.partition(" ")[0], refusal)
+        self._device.telemetry.failed(origin.kind, refusal)
 
     def waited(self, nanoseconds: int) -> None:
         """Counts the delay of a deferred command, in nanoseconds, in the telemetry."""
