@@ -16,6 +16,7 @@ from hearthd.device.ipc.publish import Publishing
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.cancel_commands import CancelCommands
 from hearthd.device.launch.commands import LaunchCommands, refuse_answered_launches
+from hearthd.device.launch.holdings import Keepers
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
 from hearthd.device.launch.published_events import PublishedEvents
@@ -28,7 +29,6 @@ from hearthd.device.profiling.annotations import KernelActivitySource, RangeMark
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.profiling.trace import TraceCommands
 from hearthd.device.scheduler.temporaries import Temporaries
-from hearthd.device.session.holdings import Keepers
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.copy_commands import CopyCommands
