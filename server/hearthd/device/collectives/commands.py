@@ -46,9 +46,9 @@ class SubmittedCollective(NamedTuple):
 class CollectiveCommands:
     """Handles Collective and AllReduce. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, post: Post) -> None:
+    def __init__(self, device: DeviceContext, post: Post, session_of: SessionOf) -> None:
         self._device = device
-        self._negotiation = Negotiation(device, post, self._say)
+        self._negotiation = Negotiation(device, post, self._say, session_of)
         self.members = self._negotiation.members
         """The communicators that this rank has joined."""
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
@@ -211,7 +211,7 @@ class CollectiveCommands:
 
     # ---- the front's messages ----
 
-    def message(self, payload: bytes, session_of: SessionOf) -> None:
+    def message(self, payload: bytes) -> None:
         """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol.
 
         Some frames come from other daemons: invalid ones are ignored.
@@ -223,14 +223,14 @@ class CollectiveCommands:
             if handler is not None:
                 handler(message)
             elif kind in ("go", "fail"):
-                self._negotiation.answered(message, session_of)
+                self._negotiation.answered(message)
             elif kind == "group":
                 rank_and_size = int(message["rank"]), int(message["ranks"])
                 self._groups[int(message["channel"]), str(message["group"])] = rank_and_size
             elif kind == "ungroup":
                 channel, group = int(message["channel"]), str(message["group"])
                 if self._groups.pop((channel, group), None) is not None:
-                    self._negotiation.leave(channel, group, session_of)
+                    self._negotiation.leave(channel, group)
         except (KeyError, TypeError, ValueError) as error:
             print(f"a collective frame cannot be decoded: {error!r}: {payload[:200]!r}", file=sys.stderr)
 

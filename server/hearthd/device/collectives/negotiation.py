@@ -41,8 +41,9 @@ SessionOf = Callable[[int], DeviceSession | None]
 class Negotiation:
     """Operations that have been submitted and not launched. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, post: Post, say: Send) -> None:
+    def __init__(self, device: DeviceContext, post: Post, say: Send, session_of: SessionOf) -> None:
         self._device = device
+        self._session_of = session_of
         self.outgoing = OutgoingOperations(say, self._unanswered)
         """Presented operations that have not been sent. Other messages to the front are sent behind them."""
         self.members = Memberships(device, post, self.outgoing.send)
@@ -235,7 +236,7 @@ class Negotiation:
 
     # ---- messages of the front ----
 
-    def answered(self, message: dict[str, Any], session_of: SessionOf) -> None:
+    def answered(self, message: dict[str, Any]) -> None:
         """Handles `go` or `fail`. Raises KeyError, TypeError or ValueError for a malformed message."""
         channel, sequence = int(message["channel"]), int(message["sequence"])
         group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
@@ -250,7 +251,7 @@ class Negotiation:
                 pending.error = decode_refusal(message.get("status"))
         if self.outgoing.settle():
             self._device.outbox.send()  # the front handles further operations while these are launched
-        self._kick(session_of(channel))
+        self._kick(channel)
 
     def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
         member = self.members.get(comm)
@@ -266,7 +267,7 @@ class Negotiation:
                 pending.lane = member.lane
                 member.lane.enqueue(pending)
 
-    def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
+    def leave(self, channel: int, group: str) -> None:
         """Fails the pending operations of a group over several daemons that the session has left."""
         for key, pending in self._pending.items():
             if key.channel == channel and key.group == group and pending.error is None:
@@ -277,7 +278,7 @@ class Negotiation:
                     details={"sequence": key.sequence},
                 )
         self._forget(lambda key: key.channel == channel and key.group == group)
-        self._kick(session_of(channel))
+        self._kick(channel)
 
     def close(self, session: DeviceSession) -> None:
         """Forgets a session that has ended; its operations have been abandoned."""
@@ -290,7 +291,8 @@ class Negotiation:
         for key in [key for key in self._launched if matches(key)]:
             del self._launched[key]
 
-    def _kick(self, session: DeviceSession | None) -> None:
+    def _kick(self, channel: int) -> None:
+        session = self._session_of(channel)
         if session is not None:
             self._device.kick(session)
 

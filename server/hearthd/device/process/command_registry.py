@@ -53,7 +53,7 @@ class CommandRegistry:
         activity: KernelActivitySource | None,
     ) -> None:
         self.watchdog = Watchdog(device.tracks)
-        self.collectives = CollectiveCommands(device, post)
+        self.collectives = CollectiveCommands(device, post, session_of)
         self.transfers = Transfers(device, DownloadChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)

@@ -327,7 +327,7 @@ class DeviceProcess:
             self.executor.sharing.meter.report()  # so that both reports are of the same time
             self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
-            self.executor.collectives.message(frame.payload, self.executor.session)
+            self.executor.collectives.message(frame.payload)
             # Runs them now, because every device must launch collectives in the order of the front's messages.
             self.executor.pump_kicked()
         elif frame.kind == Kind.SHUTDOWN:

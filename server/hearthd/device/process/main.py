@@ -53,13 +53,11 @@ def main(
     configure(spec.log_level, spec.log_format)
     # SIGUSR1 writes every thread's stack to the log. The front sends it before it kills a process that is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A terminal or service manager signals the whole process group, but the front decides when a device process
-        # ends.
+    # A terminal or service manager signals the whole process group, but the front decides when a device process ends.
+    ignored = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    )  # the fork server blocks them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)  # the fork server blocks them
     try:
         broker = start_broker(spec)  # before any thread or CUDA context exists
         kept_descriptors = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
