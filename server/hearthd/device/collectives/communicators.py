@@ -20,9 +20,9 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.backend.communicator import CollectiveExchange, CommunicatorFactory, RankCommunicator
 from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts, Post, run_on_helper
 from hearthd.device.collectives.in_flight import InFlightCollective
-from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import Membership, decode_refusal, in_flight_refusal, not_started
 from hearthd.device.collectives.outgoing import Send
+from hearthd.device.collectives.pending import LaunchOrder
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream
@@ -56,7 +56,7 @@ class Memberships:
         """The communicators that are being given up."""
         self.decision_s = DECISION_S
         """Seconds that the front has to decide on a communicator that was reported as failed."""
-        self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
+        self._shared: tuple[PooledStream, LaunchOrder] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "create_id": self._on_create_id,
@@ -181,9 +181,9 @@ class Memberships:
         if group:
             # The coordinator of another group does not know this group's order: on one track for both, each could wait
             # for the other.
-            track, lane = tracks.acquire_exclusive(), LaunchOrder[Any]()
+            track, lane = tracks.acquire_exclusive(), LaunchOrder()
         else:
-            self._shared = self._shared or (tracks.acquire_exclusive(), LaunchOrder[Any]())
+            self._shared = self._shared or (tracks.acquire_exclusive(), LaunchOrder())
             track, lane = self._shared
         self._live[comm] = Membership(comm, communicator, track, lane, group)
         self._send({"op": "joined", "comm": comm})

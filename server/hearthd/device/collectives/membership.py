@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.device.backend.communicator import RankCommunicator
 from hearthd.device.collectives.flight_policy import InFlightQueue
 from hearthd.device.collectives.in_flight import InFlightCollective
-from hearthd.device.collectives.launch_order import LaunchOrder
+from hearthd.device.collectives.pending import LaunchOrder
 from hearthd.device.streams.stream_pool import PooledStream
 
 _SUBMIT_AGAIN = "submit the operation again, with the next sequence number on every rank; a new communicator is created"
@@ -24,7 +23,7 @@ class Membership:
     comm: str
     communicator: RankCommunicator
     track: PooledStream
-    lane: LaunchOrder[Any]
+    lane: LaunchOrder
     """Launch order on the track."""
     group: bool
     """True for a communicator over several daemons, which does not share its track with other communicators."""

@@ -10,11 +10,10 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collectives.abort import Post
 from hearthd.device.collectives.communicators import CHECK_S, Memberships
-from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import decode_refusal
 from hearthd.device.collectives.outgoing import OutgoingOperations, Send
 from hearthd.device.collectives.parts import CollectivePart, locate
-from hearthd.device.collectives.pending import OperationKey, PendingCollective
+from hearthd.device.collectives.pending import LaunchOrder, OperationKey, PendingCollective
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.session.session import DeviceSession
@@ -221,7 +220,7 @@ class Negotiation:
             pending.presented = False
             self._make_room(pending.session, pending.weight)
 
-    def _schedule_next(self, lane: LaunchOrder[PendingCollective]) -> None:
+    def _schedule_next(self, lane: LaunchOrder) -> None:
         """Schedules the session of the next operation on the track, which may be a different session."""
         head = lane.head
         if head is not None:

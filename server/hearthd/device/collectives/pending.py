@@ -1,8 +1,9 @@
-"""An operation of this rank that has not been launched: its key, its state, and its message to the front."""
+"""Operations of this rank that have not been launched: their keys, state, order and messages to the front. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,13 +11,18 @@ from typing import Any, NamedTuple
 
 from hearth_proto.collectives import PEERED, operation_name
 from hearth_proto.reasons import Refusal
-from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.parts import CollectivePart
 from hearthd.device.session.session import DeviceSession
 
 COPY_PIECE = 16 << 20
 """Number of bytes of a send or receive that weigh as much as one operation: a copy between devices is submitted to the
 driver in pieces of about this size."""
+
+MAX_LAUNCHED = 256
+"""Limit of operations, each part of a batch counted, that are launched on a track and not known to be done. The driver
+blocks a thread that has submitted about a thousand to a few tracks until some are done, and the device-handle thread
+must not wait for peers. Further operations are queued here. All ranks launch in the same order, so the first operation
+can always complete."""
 
 
 class OperationKey(NamedTuple):
@@ -57,7 +63,7 @@ class PendingCollective:
     """Earlier operations that this one waits for, and that had not been released when this one was presented."""
     comm: str | None = None
     """The communicator on which the operation may be launched."""
-    lane: LaunchOrder[PendingCollective] | None = None
+    lane: LaunchOrder | None = None
     index: int = 0
     """Number on that communicator; 0: the front has not given it a number."""
     error: Refusal | None = None
@@ -80,6 +86,48 @@ class PendingCollective:
         earlier = [predecessor for predecessor in predecessors if isinstance(predecessor, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
             self.present_early(self, earlier)
+
+
+class LaunchOrder:
+    """Launch order of the collectives of one track: the order in which the front releases them.
+
+    A track runs its operations one after the other. If a rank launched an operation before another that its peers have
+    launched first, each side would wait for the other. So all devices launch in the order in which the front releases
+    the operations, regardless of their communicators.
+    """
+
+    __slots__ = ("_queue", "_weight")
+
+    def __init__(self) -> None:
+        self._queue: deque[PendingCollective] = deque()
+        self._weight = 0
+
+    def enqueue(self, operation: PendingCollective) -> None:
+        """Queues an operation that the front has released, behind earlier ones."""
+        self._queue.append(operation)
+
+    @property
+    def head(self) -> PendingCollective | None:
+        """The next operation to be launched; None if the queue is empty or the limit leaves no room for it."""
+        queue = self._queue
+        if not queue or (self._weight and self._weight + queue[0].weight > MAX_LAUNCHED):
+            return None
+        return queue[0]
+
+    def launched(self, operation: PendingCollective) -> None:
+        """Records that the first operation of the queue has been launched."""
+        assert self._queue[0] is operation
+        self._queue.popleft()
+        self._weight += operation.weight
+
+    def done(self, operation: PendingCollective) -> None:
+        """Records that a launched operation has ended, successfully or not."""
+        self._weight -= operation.weight
+
+    def drop(self, operation: PendingCollective) -> None:
+        """Removes an operation that will not be launched."""
+        if operation in self._queue:
+            self._queue.remove(operation)
 
 
 class OperationRun:
