@@ -18,15 +18,10 @@ from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.backend.launch_limits import LaunchLimits
 from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.broker.client import Broker, BrokeredLibraries
-from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.channels.lane import BATCH
 from hearthd.device.channels.lanes import LaneConnections
 from hearthd.device.channels.segment_channels import SegmentConnections
 from hearthd.device.channels.stripes import Stripes
-from hearthd.device.compiler.cache import CompileCache, cache_directory
-from hearthd.device.compiler.images import CachedImages, ImageSource
-from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.context import DeviceContext
 from hearthd.device.outbox import Outbox
@@ -59,32 +54,19 @@ LONG_RECEIVE_BYTES = 2 << 20
 because allocating this much takes 20 us."""
 
 
-def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
+def make_server(spec: DeviceSpec, broker: Broker) -> ComputeServer:
     """Returns the backend that the specification names.
 
-    If `broker` is given, the backend reads all host files through it, and passes segments to other processes.
+    The backend reads all host files through the broker, and passes segments to other processes.
     """
-    if broker is not None:
-        segment_exchange.use(broker)
+    segment_exchange.use(broker)
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
         return CudaServer(spec)
     from hearthd.device.cpu.server import CpuServer
 
-    if broker is None:
-        return CpuServer(spec)
     return CpuServer(spec, BrokeredLibraries(broker))
-
-
-def local_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
-    """Returns a source of images within this process, for a process without a broker."""
-    workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
-    workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
-    workers.set_compiler(server.compiler)
-    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
-    cache.report = lambda reason: journal.warning("disk_full", why=reason)
-    return CachedImages(workers, cache)
 
 
 class DeviceProcess:
@@ -99,7 +81,7 @@ class DeviceProcess:
         link: socket.socket,
         spec: DeviceSpec,
         server: ComputeServer,
-        broker: Broker | None = None,
+        broker: Broker,
         descriptors: socket.socket | None = None,
         confined: str = "",
     ) -> None:
@@ -113,8 +95,7 @@ class DeviceProcess:
         tracks = StreamPool(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
         journal = ProcessLog(spec)
-        images = broker or local_images(spec, server, journal)
-        if broker is not None and spec.backend == "cuda":
+        if spec.backend == "cuda":
             broker.serve(server.compiler.recipe())
         output = PrintfCapture(server.flush_output, tracks, self.outbox, telemetry, journal, self.loop.post)
         device = DeviceContext(
@@ -123,7 +104,7 @@ class DeviceProcess:
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
             grants=ProcessGrants(spec, server, self.outbox),
-            compiler=CompileService(images, spec.compile_workers, self.loop.post),
+            compiler=CompileService(broker, spec.compile_workers, self.loop.post),
             outbox=self.outbox,
             telemetry=telemetry,
             output=output,
@@ -184,10 +165,8 @@ class DeviceProcess:
                 crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal)
             )
             self.descriptors.receive()  # handles the messages that the front has sent already
-        self._broker_watch = (
-            BrokerWatch(broker, telemetry, journal, self.loop.post, lambda: self.executor.unused, self._die)
-            if broker is not None
-            else None
+        self._broker_watch = BrokerWatch(
+            broker, telemetry, journal, self.loop.post, lambda: self.executor.unused, self._die
         )
         self.outbox.put(Kind.READY, properties.SerializeToString())
 
@@ -230,8 +209,7 @@ class DeviceProcess:
         except Exception as error:
             traceback.print_exc()
             self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
-        if self._broker_watch is not None:
-            self._broker_watch.close()
+        self._broker_watch.close()
         self.outbox.send_all()
         self.device.compiler.close()
         if not self.device.tracks.in_flight():  # otherwise freeing memory would wait for kernels that may never end
