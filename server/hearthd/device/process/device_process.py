@@ -82,7 +82,7 @@ class DeviceProcess:
         spec: DeviceSpec,
         server: ComputeServer,
         broker: Broker,
-        descriptors: socket.socket | None = None,
+        descriptors: socket.socket,
         confined: str = "",
     ) -> None:
         self._link = link
@@ -129,8 +129,8 @@ class DeviceProcess:
         self.loop.on_iteration = telemetry.loop_turn.observe
         tracks.on_launch_timed = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
-        self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
-        """The socket beside the link that passes open files; None without it."""
+        self.descriptors = DescriptorSocket(descriptors, self.loop, journal)
+        """The socket beside the link that passes open files."""
         self.idle_policy = IdlePolicy(self.executor, tracks, self.outbox, self.loop)
         self.lanes = LaneConnections(self.loop, self.outbox, self.executor, journal, self.descriptors)
         self._segments = SegmentConnections(
@@ -160,7 +160,7 @@ class DeviceProcess:
         if self.loop.lingering is not None:
             self.loop.on_served = self.idle_policy.expects
         self.loop.on_idle = self._send
-        if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
+        if isinstance(server, KeepsCrashRecord):
             self.descriptors.register(
                 crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal)
             )

@@ -41,8 +41,8 @@ SLACK_NS = 1000
 def main(
     link: socket.socket,
     spec: DeviceSpec,
-    descriptors: socket.socket | None = None,
-    lifeline: Connection | None = None,
+    descriptors: socket.socket,
+    lifeline: Connection,
 ) -> None:
     """Runs a device process; entry point."""
     _die_with_the_front(link, lifeline)
@@ -60,7 +60,7 @@ def main(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)  # the fork server blocks them
     try:
         broker = start_broker(spec)  # before any thread or CUDA context exists
-        kept_descriptors = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
+        kept_descriptors = [lifeline.fileno(), *(end.fileno() for end in (link, descriptors, *broker.ends))]
         confined = confine(spec, kept_descriptors)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
     except (Refusal, DeviceFault) as error:
@@ -76,7 +76,7 @@ def main(
     os._exit(0)
 
 
-def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
+def _die_with_the_front(link: socket.socket, lifeline: Connection) -> None:
     """Makes the kernel kill this process when the front is gone, in whatever state.
 
     The end of the forkserver has no effect on this process.
@@ -88,11 +88,10 @@ def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> Non
     if alive is not None and alive._forkserver_alive_fd is not None:
         os.close(alive._forkserver_alive_fd)
         alive._forkserver_alive_fd = None
-    if lifeline is not None:
-        os.set_inheritable(lifeline.fileno(), False)
-        with contextlib.suppress(OSError):  # a process that is not stuck also notices the end of the link
-            if not die_with(lifeline.fileno()):
-                os._exit(0)
+    os.set_inheritable(lifeline.fileno(), False)
+    with contextlib.suppress(OSError):  # a process that is not stuck also notices the end of the link
+        if not die_with(lifeline.fileno()):
+            os._exit(0)
     poll = select.poll()
     poll.register(link, select.POLLHUP)
     if poll.poll(0):  # the front has already gone
