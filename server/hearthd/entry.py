@@ -14,8 +14,8 @@ from hearthd.shared.device_spec import DeviceSpec
 def device_main(
     link: socket.socket,
     spec: DeviceSpec,
-    descriptors: socket.socket | None = None,
-    lifeline: Connection | None = None,
+    descriptors: socket.socket,
+    lifeline: Connection,
 ) -> None:
     """Runs a device process.
 

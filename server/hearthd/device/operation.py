@@ -11,6 +11,7 @@ from typing import Protocol
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, status_pb2
 from hearthd.device.backend.server import DeviceFault
+from hearthd.device.session import failed_handles
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.cancellations import Cancellation, SplitCopy
 from hearthd.device.session.session import BatchEntry, DeviceSession
@@ -113,6 +114,11 @@ class Origin:
         fails the capture and marks no buffer as invalid."""
         self.record = session.trace.record(self) if session.trace is not None else None
         """The command's record in the session's trace; None while no trace is active."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the command: `name` without the name of its kernel."""
+        return self.name.partition(" ")[0]
 
     @property
     def position(self) -> tuple[int, int] | None:
@@ -309,20 +315,14 @@ class Operation:
                 return buffer.failure  # the buffer's memory is lost, so there is nothing to write to
         return None
 
-    @property
-    def call(self) -> int:
-        """Number of the single call that the operation answers; 0 if the operation belongs to a batch."""
-        return self.origin.call
+    def cancellable(self, call: int) -> bool:
+        """True if the operation answers the single call `call`, and may still be cancelled.
 
-    @property
-    def name(self) -> str:
-        """The kind of the command, with the name of its kernel, as in messages."""
-        return self.origin.name
-
-    @property
-    def started(self) -> bool:
-        """True once a part of the operation has been submitted to the device. Such an operation is not cancelled."""
-        return self.origin.started
+        An operation that has started or is announced must run, because the device works on it or its peers depend on
+        it; so must one that destroys a handle, because the handle was removed when the call arrived.
+        """
+        origin = self.origin
+        return origin.call == call and not (origin.started or self.announced or failed_handles.destroys(origin.name))
 
     def droppable(self, cancellation: Cancellation) -> bool:
         """True if the cancellation covers the operation, and no part of it has been executed.
@@ -335,7 +335,7 @@ class Operation:
             not (self.finished or origin.started)
             and origin.capture is None
             and (self.split is None or not self.split.begun)
-            and cancellation.covers(origin.name.partition(" ")[0], origin.stream.handle, origin.request)
+            and cancellation.covers(origin.kind, origin.stream.handle, origin.request)
         )
 
     @property
@@ -371,7 +371,7 @@ class Operation:
             cancellation.dropped += 1
         if split is not None:
             split.dropped = True
-        self.abandon(cancelled(self.name))
+        self.abandon(cancelled(self.origin.name))
 
     def abandon(self, refusal: Refusal) -> None:
         """Fails a command that will not run any more; no effect on a finished operation."""
@@ -445,8 +445,7 @@ def _drop(operation: Operation) -> bool:
     origin, split = operation.origin, operation.split
     if origin.capture is not None or (split is not None and split.begun):
         return False
-    kind = origin.name.partition(" ")[0]
-    cancellation = origin.session.cancellations.find(kind, origin.stream.handle, origin.request)
+    cancellation = origin.session.cancellations.find(origin.kind, origin.stream.handle, origin.request)
     if cancellation is None and (split is None or not split.dropped):
         return False
     operation.drop(cancellation)

@@ -17,13 +17,13 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.device.flows.segment import SessionRef
 from hearthd.device.outbox import Outbox
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
@@ -50,18 +50,6 @@ def may_print(code: bytes) -> bool:
     return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
 
 
-class LogSink(Protocol):
-    """The methods of the log that this module uses."""
-
-    def info(self, event: str, **fields: object) -> None:
-        """Writes a line of level "info"."""
-        ...
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Writes a line of level "warning"."""
-        ...
-
-
 class PrintfCapture:
     """Captures kernel output. Device-handle thread only, except for the thread that empties the pipe."""
 
@@ -71,7 +59,7 @@ class PrintfCapture:
         tracks: StreamPool,
         outbox: Outbox,
         telemetry: Telemetry,
-        journal: LogSink,
+        journal: ProcessLog,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._flush = flush

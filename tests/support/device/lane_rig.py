@@ -14,8 +14,8 @@ from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.local_broker import device_process
 from tests.support.device.rig import Command, Rig, compiled
 
 KIB = 1 << 10
@@ -94,7 +94,7 @@ class Laned(Rig[CpuServer]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self.their_files)
         self.started()
         self.process.run()
 

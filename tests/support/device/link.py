@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from hearth_proto import descriptors
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.entry import device_main
@@ -19,13 +20,16 @@ Command = commands_pb2.Command
 class DeviceLink:
     """A device process and its link, with an open `channel` 1."""
 
-    def __init__(self, spec: DeviceSpec, main: Callable[[socket.socket, DeviceSpec], None] = device_main) -> None:
+    def __init__(self, spec: DeviceSpec, main: Callable[..., None] = device_main) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(60)
+        self.files, their_files = descriptors.pair()
+        life_reader, self._life_writer = multiprocessing.Pipe(duplex=False)
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=main, args=(theirs, spec), daemon=True)
+        self.process = context.Process(target=main, args=(theirs, spec, their_files, life_reader), daemon=True)
         self.process.start()
-        theirs.close()
+        for end in (theirs, their_files, life_reader):
+            end.close()
         self._reader = FrameReader()
         self._frames: list[Frame] = []
         self._calls = itertools.count(1)
@@ -83,3 +87,5 @@ class DeviceLink:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        self.files.close()
+        self._life_writer.close()

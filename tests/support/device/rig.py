@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.local_broker import device_process
 
 Command = commands_pb2.Command
 S = TypeVar("S")
@@ -58,7 +58,7 @@ class Rig(Generic[S]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server)  # type: ignore[arg-type]
+        self.process = device_process(self._theirs, self._spec, self.server)
         self.process.run()
 
     def send(self, kind: int, payload: bytes = b"", **fields: int) -> None:

@@ -14,10 +14,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from hearthd.device.backend.communicator import RankCommunicator
+from hearthd.device.collectives.outgoing import Send
 from hearthd.device.context import DeviceContext
 from hearthd.device.streams.stream_pool import PooledStream
 
@@ -36,36 +37,32 @@ hundred MiB."""
 Done = Callable[[], None]
 
 
+Post = Callable[[Callable[[], None]], None]
+"""Runs a function on the device-handle thread; called on any thread."""
+
+
+@dataclass(eq=False, slots=True)
 class AbortedCommunicator:
     """A communicator that is being aborted."""
 
-    __slots__ = ("comm", "communicator", "deadline", "owns_track", "stopping", "track")
-
-    def __init__(self, comm: str, communicator: RankCommunicator, track: PooledStream | None, owns_track: bool) -> None:
-        self.comm = comm
-        self.communicator = communicator
-        self.track = track
-        """Track of the communicator's operations; None: the communicator never had a track."""
-        self.owns_track = owns_track
-        """True if the track is released together with the communicator."""
-        self.stopping = False
-        """True while the communicator is being stopped, which takes until the work before its operations on the device
-        is done."""
-        self.deadline = math.inf
-        """Monotonic time by which the helper thread must have finished with the communicator."""
+    comm: str
+    communicator: RankCommunicator
+    track: PooledStream | None
+    """Track of the communicator's operations; None: the communicator never had a track."""
+    owns_track: bool
+    """True if the track is released together with the communicator."""
+    stopping: bool = False
+    """True while the communicator is being stopped, which takes until the work before its operations on the device is
+    done."""
+    deadline: float = math.inf
+    """Monotonic time by which the helper thread must have finished with the communicator."""
 
 
 class CommunicatorAborts:
     """Running aborts. Device-handle thread, except for the work of helper threads."""
 
-    def __init__(
-        self,
-        device: DeviceContext,
-        post: Callable[[Callable[[], None]], None],
-        send: Callable[[dict[str, Any]], None],
-        limit_s: float = ABORT_S,
-    ) -> None:
-        self.limit_s = limit_s
+    def __init__(self, device: DeviceContext, post: Post, send: Send) -> None:
+        self.limit_s = ABORT_S
         """Time limit of an abort, in seconds."""
         self._device = device
         self._post = post
@@ -163,7 +160,11 @@ class CommunicatorAborts:
             tracks.after_all([track], partial(tracks.release, track))
 
     def _run_on_helper(self, aborted: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` on a separate thread, then the function that `work` returns on the device-handle thread."""
         self._helped[aborted] = None
         self._set_deadline(aborted)
-        threading.Thread(target=lambda: self._post(work()), name="communicator", daemon=True).start()
+        run_on_helper(self._post, work)
+
+
+def run_on_helper(post: Post, work: Callable[[], Callable[[], None]]) -> None:
+    """Runs `work` on a separate thread, then the function that `work` returns on the device-handle thread."""
+    threading.Thread(target=lambda: post(work()), name="communicator", daemon=True).start()

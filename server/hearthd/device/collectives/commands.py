@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.collectives.communicators import Memberships
+from hearthd.device.collectives.abort import Post
 from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.membership import Membership
 from hearthd.device.collectives.negotiation import Negotiation, SessionOf
@@ -46,11 +46,11 @@ class SubmittedCollective(NamedTuple):
 class CollectiveCommands:
     """Handles Collective and AllReduce. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, device: DeviceContext, post: Post, session_of: SessionOf) -> None:
         self._device = device
-        self.members = Memberships(device, post, self._send)
+        self._negotiation = Negotiation(device, post, self._say, session_of)
+        self.members = self._negotiation.members
         """The communicators that this rank has joined."""
-        self._negotiation = Negotiation(device, self.members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """This device's rank and the number of ranks, for groups over several daemons, by (channel, group name)."""
 
@@ -211,7 +211,7 @@ class CollectiveCommands:
 
     # ---- the front's messages ----
 
-    def message(self, payload: bytes, session_of: SessionOf) -> None:
+    def message(self, payload: bytes) -> None:
         """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol.
 
         Some frames come from other daemons: invalid ones are ignored.
@@ -223,24 +223,20 @@ class CollectiveCommands:
             if handler is not None:
                 handler(message)
             elif kind in ("go", "fail"):
-                self._negotiation.answered(message, session_of)
+                self._negotiation.answered(message)
             elif kind == "group":
                 rank_and_size = int(message["rank"]), int(message["ranks"])
                 self._groups[int(message["channel"]), str(message["group"])] = rank_and_size
             elif kind == "ungroup":
                 channel, group = int(message["channel"]), str(message["group"])
                 if self._groups.pop((channel, group), None) is not None:
-                    self._negotiation.leave(channel, group, session_of)
+                    self._negotiation.leave(channel, group)
         except (KeyError, TypeError, ValueError) as error:
             print(f"a collective frame cannot be decoded: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._negotiation.flush()
-        self._say(message)
-
     def flush(self) -> None:
         """Sends those messages to the front that need not wait for more. To be called before the outbox is emptied."""
-        self._negotiation.settle()
+        self._negotiation.outgoing.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
         self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())

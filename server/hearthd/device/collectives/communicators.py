@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import sys
-import threading
 import time
 import traceback
 from collections import OrderedDict
@@ -19,10 +18,11 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.backend.communicator import CollectiveExchange, CommunicatorFactory, RankCommunicator
-from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts
+from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts, Post, run_on_helper
 from hearthd.device.collectives.in_flight import InFlightCollective
-from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import Membership, decode_refusal, in_flight_refusal, not_started
+from hearthd.device.collectives.outgoing import Send
+from hearthd.device.collectives.pending import LaunchOrder
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream
@@ -36,13 +36,11 @@ DECISION_S = 0.5
 MAX_ENDED = 256
 """Number of ended communicators whose refusal is remembered: operations may still be waiting for their turn on them."""
 
-Send = Callable[[dict[str, Any]], None]
-
 
 class Memberships:
     """Communicators that this rank has joined. Device-handle thread, except for the work of helper threads."""
 
-    def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Send) -> None:
+    def __init__(self, device: DeviceContext, post: Post, send: Send) -> None:
         self._device = device
         self._post = post
         self._send = send
@@ -58,7 +56,7 @@ class Memberships:
         """The communicators that are being given up."""
         self.decision_s = DECISION_S
         """Seconds that the front has to decide on a communicator that was reported as failed."""
-        self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
+        self._shared: tuple[PooledStream, LaunchOrder] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "create_id": self._on_create_id,
@@ -72,12 +70,7 @@ class Memberships:
 
     def ended_refusal(self, comm: str) -> Refusal:
         """Returns the refusal of an operation whose communicator is gone."""
-        return self._ended.get(comm) or Refusal(
-            Reason.COMMUNICATOR_FAILED,
-            "the communicator was aborted before the operation could start",
-            fix="submit the operation again, with the next sequence number on every rank; a new communicator is "
-            "created",
-        )
+        return self._ended.get(comm) or not_started()
 
     # ---- operations ----
 
@@ -117,17 +110,16 @@ class Memberships:
         comm, ranks = str(message["comm"]), int(message["ranks"])
         if self._is_known(comm):
             return
-        self._making[comm] = True
-        self._helper(partial(self._create_id, self._factory(message), comm, ranks))
+        factory = self._factory(message)
+        self._make(comm, lambda: partial(self._created, factory, comm, factory.unique_id(ranks)))
 
     def _on_join(self, message: dict[str, Any]) -> None:
         comm, rank, ranks = str(message["comm"]), int(message["rank"]), int(message["ranks"])
         unique_id = base64.b64decode(str(message["unique_id"]), validate=True)
         if self._is_known(comm):
             return
-        self._making[comm] = True
         factory, group = self._factory(message), bool(message.get("group"))
-        self._helper(partial(self._join, factory, comm, unique_id, rank, ranks, group))
+        self._make(comm, lambda: partial(self._joined, comm, factory.join(unique_id, rank, ranks), group))
 
     def _on_abort(self, message: dict[str, Any]) -> None:
         comm = str(message["comm"])
@@ -158,13 +150,20 @@ class Memberships:
 
     # ---- joining ----
 
-    def _create_id(self, factory: CommunicatorFactory, comm: str, ranks: int) -> None:
-        try:
-            unique_id = factory.unique_id(ranks)
-        except Exception as error:
-            self._post(partial(self._join_failed, comm, error))
-            return
-        self._post(partial(self._created, factory, comm, unique_id))
+    def _make(self, comm: str, work: Callable[[], Callable[[], None]]) -> None:
+        """Creates an id or joins a communicator on a helper thread.
+
+        `work` does so, and returns the function that records the result.
+        """
+
+        def run() -> Callable[[], None]:
+            try:
+                return work()
+            except Exception as error:
+                return partial(self._join_failed, comm, error)
+
+        self._making[comm] = True
+        run_on_helper(self._post, run)
 
     def _created(self, factory: CommunicatorFactory, comm: str, unique_id: bytes) -> None:
         if self._making.pop(comm):
@@ -172,16 +171,6 @@ class Memberships:
             self._send({"op": "id", "comm": comm, "unique_id": base64.b64encode(unique_id).decode()})
         else:
             factory.forget(unique_id)
-
-    def _join(
-        self, factory: CommunicatorFactory, comm: str, unique_id: bytes, rank: int, ranks: int, group: bool
-    ) -> None:
-        try:
-            communicator = factory.join(unique_id, rank, ranks)
-        except Exception as error:
-            self._post(partial(self._join_failed, comm, error))
-            return
-        self._post(partial(self._joined, comm, communicator, group))
 
     def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
@@ -192,9 +181,9 @@ class Memberships:
         if group:
             # The coordinator of another group does not know this group's order: on one track for both, each could wait
             # for the other.
-            track, lane = tracks.acquire_exclusive(), LaunchOrder[Any]()
+            track, lane = tracks.acquire_exclusive(), LaunchOrder()
         else:
-            self._shared = self._shared or (tracks.acquire_exclusive(), LaunchOrder[Any]())
+            self._shared = self._shared or (tracks.acquire_exclusive(), LaunchOrder())
             track, lane = self._shared
         self._live[comm] = Membership(comm, communicator, track, lane, group)
         self._send({"op": "joined", "comm": comm})
@@ -296,7 +285,3 @@ class Memberships:
         overdue = member.flights.overdue(now)
         if overdue is not None:
             self.broken(member, f"{overdue.description} did not complete in time", overdue.sequence, timed_out=True)
-
-    @staticmethod
-    def _helper(work: Callable[[], None]) -> None:
-        threading.Thread(target=work, name="communicator", daemon=True).start()

@@ -54,11 +54,6 @@ class InFlightQueue(Generic[T]):
         if self._deadlines.pop(operation, None) is not None:
             self.done += 1
 
-    @property
-    def deadline(self) -> float:
-        """The earliest deadline; infinity if no operation is in flight."""
-        return min(self._deadlines.values(), default=math.inf)
-
     def overdue(self, now: float) -> T | None:
         """Returns the first operation, in the order of launch, whose deadline has passed; None if there is none."""
         return next((operation for operation, deadline in self._deadlines.items() if deadline <= now), None)

@@ -7,24 +7,15 @@ If its peers are gone, a collective ends with an error long after later work of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.collectives.flight_policy import InFlightQueue
+from hearthd.device.collectives.pending import OperationKey
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.streams.stream_errors import StreamFailure
 from hearthd.device.streams.stream_pool import StreamPool
-
-
-class OperationName(Protocol):
-    """Name of an operation, as shown in messages."""
-
-    @property
-    def sequence(self) -> int:
-        """Number of the operation within its session and group, from 1."""
-        ...
 
 
 class InFlightCollective:
@@ -35,7 +26,7 @@ class InFlightCollective:
     def __init__(
         self,
         origin: Origin,
-        key: OperationName,
+        key: OperationKey,
         destinations: Sequence[Buffer],
         flights: InFlightQueue[InFlightCollective],
         tracks: StreamPool,

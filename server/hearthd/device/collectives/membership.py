@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
 
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.device.backend.communicator import RankCommunicator
 from hearthd.device.collectives.flight_policy import InFlightQueue
 from hearthd.device.collectives.in_flight import InFlightCollective
-from hearthd.device.collectives.launch_order import LaunchOrder
+from hearthd.device.collectives.pending import LaunchOrder
 from hearthd.device.streams.stream_pool import PooledStream
 
+_SUBMIT_AGAIN = "submit the operation again, with the next sequence number on every rank; a new communicator is created"
 
+
+@dataclass(eq=False, slots=True)
 class Membership:
     """Membership of this rank in one communicator."""
 
-    __slots__ = (
-        "comm",
-        "communicator",
-        "flights",
-        "group",
-        "lane",
-        "refusal",
-        "reported",
-        "track",
-        "unstarted_refusal",
-    )
-
-    def __init__(
-        self, comm: str, communicator: RankCommunicator, track: PooledStream, lane: LaunchOrder[Any], group: bool
-    ) -> None:
-        self.comm = comm
-        self.communicator = communicator
-        self.track = track
-        self.lane = lane
-        """Launch order on the track."""
-        self.group = group
-        """True for a communicator over several daemons, which does not share its track with other communicators."""
-        self.flights: InFlightQueue[InFlightCollective] = InFlightQueue()
-        self.reported = math.inf
-        """Monotonic time at which the failure was reported to the front; infinity without a failure."""
-        self.refusal: Callable[[InFlightCollective], Refusal] | None = None
-        """Returns the refusal of an operation that was in flight; None while the communicator works."""
-        self.unstarted_refusal: Refusal | None = None
-        """Refusal of an operation that could not start."""
+    comm: str
+    communicator: RankCommunicator
+    track: PooledStream
+    lane: LaunchOrder
+    """Launch order on the track."""
+    group: bool
+    """True for a communicator over several daemons, which does not share its track with other communicators."""
+    flights: InFlightQueue[InFlightCollective] = field(default_factory=InFlightQueue)
+    reported: float = math.inf
+    """Monotonic time at which the failure was reported to the front; infinity without a failure."""
+    refusal: Callable[[InFlightCollective], Refusal] | None = None
+    """Returns the refusal of an operation that was in flight; None while the communicator works."""
+    unstarted_refusal: Refusal | None = None
+    """Refusal of an operation that could not start."""
 
     @property
     def failing(self) -> bool:
@@ -74,20 +62,21 @@ def in_flight_refusal(reason: str, late_sequence: int, flight: InFlightCollectiv
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"{flight.description} was aborted: its communicator failed: {reason}",
-        fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
+        fix=_SUBMIT_AGAIN,
         details={"sequence": flight.sequence},
     )
 
 
-def not_started(reason: str, timed_out: bool) -> Refusal:
+def not_started(reason: str = "", timed_out: bool = False) -> Refusal:
     """Returns the refusal of an operation that could not start on a failed communicator.
 
-    `timed_out`: the failure is a timeout of this operation or of one that it waits for.
+    `reason` is empty if it is not known any more. `timed_out`: the failure is a timeout of this operation or of one
+    that it waits for.
     """
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
-        f"the communicator was aborted before the operation could start: {reason}",
-        fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
+        "the communicator was aborted before the operation could start" + (f": {reason}" if reason else ""),
+        fix=_SUBMIT_AGAIN,
     )
 
 

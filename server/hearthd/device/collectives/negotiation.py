@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.device.collectives.communicators import CHECK_S, Memberships, Send
-from hearthd.device.collectives.launch_order import LaunchOrder
+from hearthd.device.collectives.abort import Post
+from hearthd.device.collectives.communicators import CHECK_S, Memberships
 from hearthd.device.collectives.membership import decode_refusal
-from hearthd.device.collectives.outgoing import OutgoingOperations
+from hearthd.device.collectives.outgoing import OutgoingOperations, Send
 from hearthd.device.collectives.parts import CollectivePart, locate
-from hearthd.device.collectives.pending import OperationKey, PendingCollective
+from hearthd.device.collectives.pending import LaunchOrder, OperationKey, PendingCollective
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.session.session import DeviceSession
@@ -40,12 +40,12 @@ SessionOf = Callable[[int], DeviceSession | None]
 class Negotiation:
     """Operations that have been submitted and not launched. Device-handle thread only."""
 
-    def __init__(self, device: DeviceContext, members: Memberships, send: Send, say: Send) -> None:
-        """Both functions send a message to the front; `send` flushes presented operations first."""
+    def __init__(self, device: DeviceContext, post: Post, say: Send, session_of: SessionOf) -> None:
         self._device = device
-        self._members = members
-        self._send = send
-        self._outgoing = OutgoingOperations(say, self._unanswered)
+        self._session_of = session_of
+        self.outgoing = OutgoingOperations(say, self._unanswered)
+        """Presented operations that have not been sent. Other messages to the front are sent behind them."""
+        self.members = Memberships(device, post, self.outgoing.send)
         self._pending: dict[OperationKey, PendingCollective] = {}
         self._released: dict[PendingCollective, None] = {}
         """Operations that the front has released for launch."""
@@ -69,7 +69,7 @@ class Negotiation:
                 fix="number a group's operations from 1, and use each number once",
                 details={"sequence": key.sequence},
             )
-        pending = self._pending[key] = PendingCollective(self, session, key, parts, seconds)
+        pending = self._pending[key] = PendingCollective(self.present_early, session, key, parts, seconds)
         return pending
 
     # ---- presenting ----
@@ -122,18 +122,10 @@ class Negotiation:
         weight = self._weights.get(pending.session, 0)
         self._weights[pending.session] = weight + pending.weight
         signature = [part.signature for part in pending.parts]
-        self._outgoing.add(pending, signature)
+        self.outgoing.add(pending, signature)
         if not weight:
-            self._outgoing.flush()
+            self.outgoing.flush()
             self._device.outbox.send()  # the front handles the first of a series while this process handles the others
-
-    def flush(self) -> None:
-        """Sends all presented operations."""
-        self._outgoing.flush()
-
-    def settle(self) -> None:
-        """Sends the messages that need not wait for more."""
-        self._outgoing.settle()
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
         """Subtracts `weight` from the weight of the session's presented operations.
@@ -169,7 +161,7 @@ class Negotiation:
         lane = pending.lane
         if lane is None:
             return True
-        while (head := lane.head) is not None and head is not pending and self._members.get(head.comm or "") is None:
+        while (head := lane.head) is not None and head is not pending and self.members.get(head.comm or "") is None:
             # its communicator has ended, so it gives up its place in the order; the operation fails when its turn comes
             lane.drop(head)
             head.lane = None
@@ -221,14 +213,14 @@ class Negotiation:
 
     def withdraw(self, key: OperationKey, refusal: Refusal) -> None:
         """Notifies the other ranks that this rank will not take part in the operation."""
-        self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
+        self.outgoing.send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
     def _remove_presented(self, pending: PendingCollective) -> None:
         if pending.presented:
             pending.presented = False
             self._make_room(pending.session, pending.weight)
 
-    def _schedule_next(self, lane: LaunchOrder[PendingCollective]) -> None:
+    def _schedule_next(self, lane: LaunchOrder) -> None:
         """Schedules the session of the next operation on the track, which may be a different session."""
         head = lane.head
         if head is not None:
@@ -236,14 +228,14 @@ class Negotiation:
 
     def _report_missed(self, key: OperationKey, comm: str | None, cause: str) -> None:
         """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
-        member = self._members.get(comm) if comm is not None else None
+        member = self.members.get(comm) if comm is not None else None
         if member is not None:
             reason = f"device {self._device.spec.ordinal} cannot take part in {key}: {cause}"
-            self._members.broken(member, reason, key.sequence)
+            self.members.broken(member, reason, key.sequence)
 
     # ---- messages of the front ----
 
-    def answered(self, message: dict[str, Any], session_of: SessionOf) -> None:
+    def answered(self, message: dict[str, Any]) -> None:
         """Handles `go` or `fail`. Raises KeyError, TypeError or ValueError for a malformed message."""
         channel, sequence = int(message["channel"]), int(message["sequence"])
         group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
@@ -256,12 +248,12 @@ class Negotiation:
             pending = self._pending.get(OperationKey(channel, group, devices, sequence))
             if pending is not None and pending.comm is None and pending.error is None:
                 pending.error = decode_refusal(message.get("status"))
-        if self._outgoing.settle():
+        if self.outgoing.settle():
             self._device.outbox.send()  # the front handles further operations while these are launched
-        self._kick(session_of(channel))
+        self._kick(channel)
 
     def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
-        member = self._members.get(comm)
+        member = self.members.get(comm)
         if member is not None and index and not member.flights.number(index):
             return  # this number was recorded before
         if pending is None or not pending.presented or pending.error is not None:
@@ -274,7 +266,7 @@ class Negotiation:
                 pending.lane = member.lane
                 member.lane.enqueue(pending)
 
-    def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
+    def leave(self, channel: int, group: str) -> None:
         """Fails the pending operations of a group over several daemons that the session has left."""
         for key, pending in self._pending.items():
             if key.channel == channel and key.group == group and pending.error is None:
@@ -285,20 +277,21 @@ class Negotiation:
                     details={"sequence": key.sequence},
                 )
         self._forget(lambda key: key.channel == channel and key.group == group)
-        self._kick(session_of(channel))
+        self._kick(channel)
 
     def close(self, session: DeviceSession) -> None:
         """Forgets a session that has ended; its operations have been abandoned."""
         self._waiting_for_room.pop(session, None)
         self._failing.discard(session)
-        self._outgoing.forget(session.channel)
+        self.outgoing.forget(session.channel)
         self._forget(lambda key: key.channel == session.channel)
 
     def _forget(self, matches: Callable[[OperationKey], bool]) -> None:
         for key in [key for key in self._launched if matches(key)]:
             del self._launched[key]
 
-    def _kick(self, session: DeviceSession | None) -> None:
+    def _kick(self, channel: int) -> None:
+        session = self._session_of(channel)
         if session is not None:
             self._device.kick(session)
 
@@ -309,7 +302,7 @@ class Negotiation:
 
         Returns the longest time that the loop may sleep, at most `limit`.
         """
-        limit = self._outgoing.max_sleep(limit)
+        limit = self.outgoing.max_sleep(limit)
         if not self._released:
             return limit
         now = time.monotonic()
@@ -320,8 +313,8 @@ class Negotiation:
 
     def _report_overdue(self, now: float) -> None:
         for pending in self._released:
-            member = self._members.get(pending.comm) if pending.comm is not None else None
+            member = self.members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
                 device = self._device.spec.ordinal
                 reason = f"{pending.key} was allowed to start, but could not start in time on device {device}"
-                self._members.broken(member, reason, pending.key.sequence, timed_out=True)
+                self.members.broken(member, reason, pending.key.sequence, timed_out=True)

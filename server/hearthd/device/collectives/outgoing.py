@@ -27,7 +27,8 @@ HOLD_S = 10e-3
 MAX_HELD = 64
 """Limit of held operations: the front handles nothing else while it handles a message."""
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
+"""Sends a message to the front."""
 
 
 class OutgoingOperations:
@@ -37,7 +38,7 @@ class OutgoingOperations:
     """
 
     def __init__(
-        self, say: Say, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic
+        self, say: Send, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._say = say
         self._unanswered = unanswered
@@ -87,6 +88,11 @@ class OutgoingOperations:
         self._sent.append(runs[-1].last)
         del self._sent[:-UNANSWERED]
         return True
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends another message to the front, behind all operations."""
+        self.flush()
+        self._say(message)
 
     def forget(self, channel: int) -> None:
         """Forgets the sent operations of a session that has ended."""

@@ -80,8 +80,10 @@ class CollectivePart:
 
     def _check_aligned(self, source_address: int, destination_address: int) -> None:
         item = ITEM_SIZES[self.dtype]
-        for memory, name in ((self.source, "source"), (self.destination, "destination")):
-            address = source_address if name == "source" else destination_address
+        for name, memory, address in (
+            ("source", self.source, source_address),
+            ("destination", self.destination, destination_address),
+        ):
             if memory is not None and memory.size and address % item:
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
@@ -125,21 +127,9 @@ class CollectivePart:
             return CollectiveExchange("barrier")
         if not self.count:
             return None
-        if self.op:
-            return CollectiveExchange(
-                self.kind,
-                source_address,
-                destination_address,
-                self.count,
-                self.dtype,
-                self.op,
-                self.root,
-                self.peer,
-                self.factor,
-            )
-        size = self.count * ITEM_SIZES[self.dtype]
+        count, dtype = (self.count, self.dtype) if self.op else (self.count * ITEM_SIZES[self.dtype], "uint8")
         return CollectiveExchange(
-            self.kind, source_address, destination_address, size, "uint8", "", self.root, self.peer
+            self.kind, source_address, destination_address, count, dtype, self.op, self.root, self.peer, self.factor
         )
 
 

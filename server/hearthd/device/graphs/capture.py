@@ -28,9 +28,9 @@ from hearthd.device.graphs.node_order import NodeOrders
 from hearthd.device.graphs.repeat import MAX_NAMED, MAX_PER_ITERATION, LaunchProgram
 from hearthd.device.graphs.sections import Sections
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
+from hearthd.device.launch.holdings import Holdings, Uses
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.holdings import Holdings, Uses
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import EventEntry, LogicalStream

@@ -38,11 +38,11 @@ from hearthd.device.graphs.capture import (
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.holdings import Holdings, Keepers, Uses
 from hearthd.device.launch.idle_load import IdleLoad
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_errors import StreamFailure

@@ -15,11 +15,11 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
 from hearthd.device.graphs.repeat import MAX_NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
+from hearthd.device.launch.holdings import Holdings, Keepers
 from hearthd.device.launch.idle_load import LocalMemoryWait
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.holdings import Holdings, Keepers
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream

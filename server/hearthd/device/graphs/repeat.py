@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
+from hearthd.device.launch.holdings import Holdings
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.holdings import Holdings
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW

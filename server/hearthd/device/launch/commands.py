@@ -17,7 +17,6 @@ from hearthd.device.launch.arguments import attributes_of, cluster_of, dim, flag
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
-from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, Reach
 from hearthd.device.session.launch_plan import KEY_OFFSET, LaunchPlan, Q
 from hearthd.device.session.session import BatchEntry, CachedLaunch, DeviceSession
@@ -315,7 +314,7 @@ class LaunchCommands:
         try:
             # A session without the right to launch has no functions, so its launches always arrive here.
             if session.permissions is not None:
-                permissions.check(self._device.outbox, session, "launches")
+                session.permissions.check(self._device.outbox, session.channel, session.tenant, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
             origin.fail(refusal, self._named_buffers(session, data))

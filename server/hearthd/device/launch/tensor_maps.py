@@ -13,9 +13,9 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend import tensor_map
 from hearthd.device.backend.tensor_map import Im2col, Im2colWide, TensorMapSpec, Tile
 from hearthd.device.context import DeviceContext
+from hearthd.device.launch.holdings import Keepers
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.holdings import Keepers
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_errors import poisoned
 
@@ -55,7 +55,7 @@ class TensorMapCommands:
         if faults:
             details = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
             raise tensor_map.refuse(spec, faults, description, **details)
-        entry.data = device.server.encode_tensor_map(spec, address + command.offset)
+        entry.encoded = device.server.encode_tensor_map(spec, address + command.offset)
         origin.reply()
         return True
 

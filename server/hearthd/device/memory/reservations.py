@@ -245,7 +245,7 @@ def free_track(session: DeviceSession, reservation: Reservation) -> PooledStream
     destroyed, and must not wait for this session's uses of the memory.
     """
     home = reservation.home
-    return home if home.index in session.streams.used else session.streams.items[0].track
+    return home if home in session.streams.users else session.streams.items[0].track
 
 
 def _usage(positions: dict[int, int]) -> Usage:

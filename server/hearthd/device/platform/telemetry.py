@@ -161,7 +161,7 @@ class Telemetry:
     queue_delay: Histogram = field(default_factory=Histogram)
     """Delay of commands that had to wait in the device process before they could be submitted."""
     launch_completion: Histogram = field(default_factory=Histogram)
-    """Latency of some launches; see `hearthd.device.streams.launch_timing`."""
+    """Latency of some launches; see `hearthd.device.streams.track.IDLE_PERIODS`."""
     compile: Histogram = field(default_factory=Histogram)
     sync_wait: Histogram = field(default_factory=Histogram)
     transfer: Histogram = field(default_factory=Histogram)

@@ -16,6 +16,7 @@ from hearthd.device.ipc.publish import Publishing
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.cancel_commands import CancelCommands
 from hearthd.device.launch.commands import LaunchCommands, refuse_answered_launches
+from hearthd.device.launch.holdings import Keepers
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
 from hearthd.device.launch.published_events import PublishedEvents
@@ -28,7 +29,6 @@ from hearthd.device.profiling.annotations import KernelActivitySource, RangeMark
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.profiling.trace import TraceCommands
 from hearthd.device.scheduler.temporaries import Temporaries
-from hearthd.device.session.holdings import Keepers
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.copy_commands import CopyCommands
@@ -53,15 +53,15 @@ class CommandRegistry:
         activity: KernelActivitySource | None,
     ) -> None:
         self.watchdog = Watchdog(device.tracks)
-        self.collectives = CollectiveCommands(device, post)
+        self.collectives = CollectiveCommands(device, post, session_of)
         self.transfers = Transfers(device, DownloadChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)
         copy_commands = CopyCommands(device, self.transfers, SegmentCopies(device, self.segments))
         self._modules = ModuleCommands(device)
-        self.binder = Binder(device, self.watchdog)
-        self.launches = LaunchCommands(device, self.binder, replies)
-        resources = DispatchResources(device, self.binder, self.memory, self.transfers)
+        binder = Binder(device, self.watchdog)
+        self.launches = LaunchCommands(device, binder, replies)
+        resources = DispatchResources(device, binder, self.memory, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
         self.events = PublishedEvents(device)
@@ -71,8 +71,8 @@ class CommandRegistry:
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
         self.publishing = Publishing(device, self.memory.reservations, session_of)
         self._tensor_maps = TensorMapCommands(device, keepers)
-        self._graphs = GraphCommands(device, self.binder, self.watchdog, keepers)
-        self._prepared = PreparedCommands(device, self.binder, self.watchdog, keepers)
+        self._graphs = GraphCommands(device, binder, self.watchdog, keepers)
+        self._prepared = PreparedCommands(device, binder, self.watchdog, keepers)
         self.handlers: dict[str, Handler] = {
             "allocate": self.memory.allocate,
             "free": self.memory.free,

@@ -18,15 +18,10 @@ from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.backend.launch_limits import LaunchLimits
 from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.broker.client import Broker, BrokeredLibraries
-from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.channels.lane import BATCH
 from hearthd.device.channels.lanes import LaneConnections
 from hearthd.device.channels.segment_channels import SegmentConnections
 from hearthd.device.channels.stripes import Stripes
-from hearthd.device.compiler.cache import CompileCache, cache_directory
-from hearthd.device.compiler.images import CachedImages, ImageSource
-from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.context import DeviceContext
 from hearthd.device.outbox import Outbox
@@ -59,32 +54,19 @@ LONG_RECEIVE_BYTES = 2 << 20
 because allocating this much takes 20 us."""
 
 
-def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
+def make_server(spec: DeviceSpec, broker: Broker) -> ComputeServer:
     """Returns the backend that the specification names.
 
-    If `broker` is given, the backend reads all host files through it, and passes segments to other processes.
+    The backend reads all host files through the broker, and passes segments to other processes.
     """
-    if broker is not None:
-        segment_exchange.use(broker)
+    segment_exchange.use(broker)
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
         return CudaServer(spec)
     from hearthd.device.cpu.server import CpuServer
 
-    if broker is None:
-        return CpuServer(spec)
     return CpuServer(spec, BrokeredLibraries(broker))
-
-
-def local_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
-    """Returns a source of images within this process, for a process without a broker."""
-    workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
-    workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
-    workers.set_compiler(server.compiler)
-    cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)
-    cache.report = lambda reason: journal.warning("disk_full", why=reason)
-    return CachedImages(workers, cache)
 
 
 class DeviceProcess:
@@ -93,20 +75,17 @@ class DeviceProcess:
     _answers_faults = False
     _pinned = False
     """True once compiles are attributed to a tenant, which happens before any work of a session."""
-    _broker_watch: BrokerWatch | None = None
 
     def __init__(
         self,
         link: socket.socket,
         spec: DeviceSpec,
         server: ComputeServer,
-        broker: Broker | None = None,
-        descriptors: socket.socket | None = None,
+        broker: Broker,
+        descriptors: socket.socket,
         confined: str = "",
     ) -> None:
         self._link = link
-        self._spec = spec
-        self._server = server
         self._reader = FrameReader()
         self.loop = Loop()
         link.setblocking(False)
@@ -116,8 +95,7 @@ class DeviceProcess:
         tracks = StreamPool(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
         journal = ProcessLog(spec)
-        images = broker or local_images(spec, server, journal)
-        if broker is not None and spec.backend == "cuda":
+        if spec.backend == "cuda":
             broker.serve(server.compiler.recipe())
         output = PrintfCapture(server.flush_output, tracks, self.outbox, telemetry, journal, self.loop.post)
         device = DeviceContext(
@@ -126,7 +104,7 @@ class DeviceProcess:
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
             grants=ProcessGrants(spec, server, self.outbox),
-            compiler=CompileService(images, spec.compile_workers, self.loop.post),
+            compiler=CompileService(broker, spec.compile_workers, self.loop.post),
             outbox=self.outbox,
             telemetry=telemetry,
             output=output,
@@ -148,10 +126,10 @@ class DeviceProcess:
         self.device = device
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_iteration = telemetry.loop_turn.observe
-        tracks.timing.on_done = telemetry.launch_completion.observe
+        tracks.on_launch_timed = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
-        self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
-        """The socket beside the link that passes open files; None without it."""
+        self.descriptors = DescriptorSocket(descriptors, self.loop, journal)
+        """The socket beside the link that passes open files."""
         self.idle_policy = IdlePolicy(self.executor, tracks, self.outbox, self.loop)
         self.lanes = LaneConnections(self.loop, self.outbox, self.executor, journal, self.descriptors)
         self._segments = SegmentConnections(
@@ -181,24 +159,15 @@ class DeviceProcess:
         if self.loop.lingering is not None:
             self.loop.on_served = self.idle_policy.expects
         self.loop.on_idle = self._send
-        if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
+        if isinstance(server, KeepsCrashRecord):
             self.descriptors.register(
                 crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal)
             )
             self.descriptors.receive()  # handles the messages that the front has sent already
-        self.outbox.put(Kind.READY, properties.SerializeToString())
-
-    def watch(self, broker: Broker) -> None:
-        """Starts to count losses of the broker; see `broker_watch`."""
-        device, executor = self.device, self.executor
-        journal = ProcessLog(self._spec)
         self._broker_watch = BrokerWatch(
-            broker, device.telemetry, journal, self.loop.post, lambda: executor.unused, self._die
+            broker, telemetry, journal, self.loop.post, lambda: self.executor.unused, self._die
         )
-
-    def capture_output(self) -> None:
-        """Captures standard output as kernel output, for a process that owns its standard output."""
-        self.device.output.capture()
+        self.outbox.put(Kind.READY, properties.SerializeToString())
 
     def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
         for file in files:
@@ -239,12 +208,11 @@ class DeviceProcess:
         except Exception as error:
             traceback.print_exc()
             self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
-        if self._broker_watch is not None:
-            self._broker_watch.close()
+        self._broker_watch.close()
         self.outbox.send_all()
         self.device.compiler.close()
         if not self.device.tracks.in_flight():  # otherwise freeing memory would wait for kernels that may never end
-            self._server.close()
+            self.device.server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
         """Registers `handler` for the frames of this kind.
@@ -336,7 +304,7 @@ class DeviceProcess:
             self.executor.sharing.meter.report()  # so that both reports are of the same time
             self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
-            self.executor.collectives.message(frame.payload, self.executor.session)
+            self.executor.collectives.message(frame.payload)
             # Runs them now, because every device must launch collectives in the order of the front's messages.
             self.executor.pump_kicked()
         elif frame.kind == Kind.SHUTDOWN:

@@ -56,7 +56,7 @@ class Executor:
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
         self.registry, self._handlers = registry, registry.handlers
         self.memory, self._traces = registry.memory, registry.traces
-        self.watchdog, self.binder = registry.watchdog, registry.binder
+        self.watchdog = registry.watchdog
         self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
         device.telemetry.register(self._handlers)
@@ -92,8 +92,7 @@ class Executor:
             info = json.loads(frame.payload or b"{}")
             info["launch_timeout"] = shorter_limit(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
             opened = self._sessions[frame.channel] = DeviceSession(frame.channel, info, self._device.tracks.acquire)
-            opened.permissions = permissions.of(info)
-            opened.limit(self._handles)
+            self._handles.limit(opened)
             self.sharing.open(opened)
             self._traces.opened(opened)
             return
@@ -262,7 +261,7 @@ class Executor:
 
     def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts the failure in the telemetry, under the command's kind."""
-        self._device.telemetry.failed(origin.name.partition(" ")[0], refusal)
+        self._device.telemetry.failed(origin.kind, refusal)
 
     def waited(self, nanoseconds: int) -> None:
         """Counts the delay of a deferred command, in nanoseconds, in the telemetry."""
@@ -289,21 +288,14 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Cancels a call that its client no longer waits for.
-
-        A call that has started, or that peers depend on, continues; so does one that destroys a handle, because the
-        handle was removed when the call arrived.
-        """
+        """Cancels a call that its client no longer waits for, unless it must run; see `Operation.cancellable`."""
         refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         for operation in session.deferred:
-            # An announced operation must run, because its peers depend on it.
-            if operation.call == frame.id and not (
-                operation.started or operation.announced or failed_handles.destroys(operation.name)
-            ):
+            if operation.cancellable(frame.id):
                 operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
@@ -344,7 +336,8 @@ class Executor:
         )
         try:
             if session.permissions is not None:
-                permissions.check(device.outbox, session, permissions.kind_of(kind, command))
+                needed = permissions.kind_of(kind, command)
+                session.permissions.check(device.outbox, session.channel, session.tenant, needed)
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)

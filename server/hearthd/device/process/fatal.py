@@ -20,7 +20,6 @@ from typing import NoReturn
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
-from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 
 EXIT_TIMEOUT_S = 0.3
@@ -31,7 +30,7 @@ _RECEIVE_BYTES = 64 << 10
 
 def abort_process(
     device: DeviceContext,
-    meter: DeviceTimeMeter[Backlog],
+    meter: DeviceTimeMeter,
     link: socket.socket,
     reason: str,
     *,

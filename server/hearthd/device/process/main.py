@@ -41,8 +41,8 @@ SLACK_NS = 1000
 def main(
     link: socket.socket,
     spec: DeviceSpec,
-    descriptors: socket.socket | None = None,
-    lifeline: Connection | None = None,
+    descriptors: socket.socket,
+    lifeline: Connection,
 ) -> None:
     """Runs a device process; entry point."""
     _die_with_the_front(link, lifeline)
@@ -53,16 +53,14 @@ def main(
     configure(spec.log_level, spec.log_format)
     # SIGUSR1 writes every thread's stack to the log. The front sends it before it kills a process that is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A terminal or service manager signals the whole process group, but the front decides when a device process
-        # ends.
+    # A terminal or service manager signals the whole process group, but the front decides when a device process ends.
+    ignored = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    )  # the fork server blocks them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)  # the fork server blocks them
     try:
         broker = start_broker(spec)  # before any thread or CUDA context exists
-        kept_descriptors = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
+        kept_descriptors = [lifeline.fileno(), *(end.fileno() for end in (link, descriptors, *broker.ends))]
         confined = confine(spec, kept_descriptors)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
     except (Refusal, DeviceFault) as error:
@@ -72,14 +70,13 @@ def main(
         outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
         outbox.send_all()
         os._exit(EXIT_FAULT)
-    process.capture_output()
-    process.watch(broker)
+    process.device.output.capture()  # this process owns its standard output
     process.run()
     # Stream and compile threads may be in native code that never returns, and no state has to be saved.
     os._exit(0)
 
 
-def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
+def _die_with_the_front(link: socket.socket, lifeline: Connection) -> None:
     """Makes the kernel kill this process when the front is gone, in whatever state.
 
     The end of the forkserver has no effect on this process.
@@ -91,11 +88,10 @@ def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> Non
     if alive is not None and alive._forkserver_alive_fd is not None:
         os.close(alive._forkserver_alive_fd)
         alive._forkserver_alive_fd = None
-    if lifeline is not None:
-        os.set_inheritable(lifeline.fileno(), False)
-        with contextlib.suppress(OSError):  # a process that is not stuck also notices the end of the link
-            if not die_with(lifeline.fileno()):
-                os._exit(0)
+    os.set_inheritable(lifeline.fileno(), False)
+    with contextlib.suppress(OSError):  # a process that is not stuck also notices the end of the link
+        if not die_with(lifeline.fileno()):
+            os._exit(0)
     poll = select.poll()
     poll.register(link, select.POLLHUP)
     if poll.poll(0):  # the front has already gone

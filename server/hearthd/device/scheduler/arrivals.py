@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
@@ -36,14 +36,6 @@ class Arrivals:
 
     def batch(self, backlog: Backlog, frame: Frame) -> Work | None:
         """Returns the batch, ready to be run; None if there is nothing to run."""
-        opened = self._open(backlog, frame)
-        return None if opened is None else BatchRun(self._runners, backlog, *opened)
-
-    def _open(self, backlog: Backlog, frame: Frame) -> tuple[Sequence[commands_pb2.Command], frozenset[int]] | None:
-        """Returns the commands of the batch and the positions of those that have already been answered.
-
-        Returns None if there is nothing to run.
-        """
         session = backlog.session
         peeked = backlog.peeked.pop(id(frame), None) if backlog.peeked else None
         try:
@@ -63,7 +55,7 @@ class Arrivals:
             return None
         session.last_seq = seq
         self._device.telemetry.batches += 1
-        return batch.commands, peeked.answered if peeked is not None else _NONE
+        return BatchRun(self._runners, backlog, batch.commands, peeked.answered if peeked is not None else _NONE)
 
     def call(self, backlog: Backlog, frame: Frame) -> Work | None:
         """Returns the single call, ready to be run; None if it is refused."""

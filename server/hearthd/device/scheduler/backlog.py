@@ -112,7 +112,6 @@ class Backlog:
         "quota",
         "room",
         "session",
-        "session_id",
         "since",
         "slices",
         "sparse",
@@ -126,8 +125,6 @@ class Backlog:
 
     def __init__(self, session: DeviceSession, standstill_s: float = STANDSTILL_S) -> None:
         self.session = session
-        self.session_id = session.id
-        """The id under which device time of the session is reported to the front."""
         # Waiting commands.
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
@@ -173,11 +170,12 @@ class Backlog:
         self.extra_slices = ExtraSlices()
         self.pace = Pace()
         self.used = 0.0
-        """Device time used, in seconds."""
+        """Device time charged so far, in seconds."""
         self.used_at_since = 0.0
         """Value of `used` at `since`."""
         self.debt = math.inf
-        """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
+        """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
+        means no limit."""
         self.done_at_since = 0
         """Number of commands that were done at `since`; used while the session is in no slice."""
 
@@ -279,10 +277,6 @@ class Backlog:
     def unfinished(self, tracks: StreamPool) -> list[PooledStream]:
         """Returns the tracks that have work of the session not known to be done."""
         return tracks.unfinished(self.busy_tracks())
-
-    def under_way(self, tracks: StreamPool) -> bool:
-        """True if the device has work of the session not known to be done."""
-        return bool(tracks.unfinished(self.busy_tracks()))
 
     def update_pace(self, count: int, start: float, now: float) -> None:
         """Updates the pace: `count` commands, submitted from `start` on, were done between `since` and `now`."""

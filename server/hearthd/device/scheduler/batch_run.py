@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.commands import LaunchCommands
+from hearthd.device.operation import ReplySink
 from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Backlog
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
@@ -24,7 +26,7 @@ commands that it submits to the device: 1 or 0. The function returns False, with
 origin and an operation (`hearthd.device.operation`)."""
 
 
-class CommandRunner(Protocol):
+class CommandRunner(ReplySink, Protocol):
     """The methods of the executor that run and answer commands."""
 
     def command(
@@ -43,34 +45,16 @@ class CommandRunner(Protocol):
         """
         ...
 
-    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
-        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0."""
-        ...
 
-    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
-        """Acknowledges the session's oldest complete batches. Called when all commands of `entry` have run."""
-        ...
-
-
+@dataclass
 class Runners:
-    """The objects that execute commands.
+    """The objects that execute commands."""
 
-    `inline_handlers` maps a kind of command to the function that is tried first.
-    """
-
-    __slots__ = ("commands", "device", "inline_handlers", "launches")
-
-    def __init__(
-        self,
-        device: DeviceContext,
-        launches: LaunchCommands,
-        commands: CommandRunner,
-        inline_handlers: Mapping[str, InlineHandler],
-    ) -> None:
-        self.device = device
-        self.launches = launches
-        self.commands = commands
-        self.inline_handlers = inline_handlers
+    device: DeviceContext
+    launches: LaunchCommands
+    commands: CommandRunner
+    inline_handlers: Mapping[str, InlineHandler]
+    """The function that is tried first, by kind of command."""
 
 
 class BatchRun:

@@ -10,51 +10,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.session.permissions import FrameSink
+from hearthd.device.scheduler.backlog import Backlog
 
 REPORT_S = 1.0
 """Interval between reports to the front, in seconds, while there is device time to report."""
 
 
-class DeviceTimePayer(Protocol):
-    """A session that is charged: `hearthd.device.scheduler.backlog.Backlog`."""
+class DeviceTimeMeter:
+    """Measures device time, and charges it to the sessions, the payers. Device-handle thread only.
 
-    used: float
-    """Device time charged so far, in seconds."""
-
-    debt: float
-    """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
-    means no limit."""
-
-    @property
-    def session_id(self) -> str:
-        """The id of the session, under which its device time is reported to the front."""
-        ...
-
-
-P = TypeVar("P", bound=DeviceTimePayer)
-
-
-class DeviceTimeMeter(Generic[P]):
-    """Measures device time. Device-handle thread only. Calls `charge` with each payer and the seconds that it pays."""
+    Calls `send` with the frames for the front, and `charge` with each payer and the seconds that it pays.
+    """
 
     def __init__(
         self,
-        outbox: FrameSink,
+        send: Callable[[int, bytes], None],
         telemetry: Telemetry,
-        charge: Callable[[P, float], None] = lambda payer, seconds: None,
+        charge: Callable[[Backlog, float], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._outbox = outbox
+        self._send = send
         self._telemetry = telemetry
         self._charge = charge
         self.clock = clock
-        self._under_way: dict[P, int] = {}
+        self._under_way: dict[Backlog, int] = {}
         self._unreported: dict[str, float] = {}
         self._now = clock()
         self._reported_at = self._now
@@ -89,14 +72,14 @@ class DeviceTimeMeter(Generic[P]):
         for payer in paying_share:
             self._pay(payer, elapsed / len(paying_share))
 
-    def _pay(self, payer: P, seconds: float) -> None:
+    def _pay(self, payer: Backlog, seconds: float) -> None:
         payer.used += seconds
         payer.debt = max(payer.debt - seconds, 0.0)
-        session = payer.session_id
+        session = payer.session.id
         self._unreported[session] = self._unreported.get(session, 0.0) + seconds
         self._charge(payer, seconds)
 
-    def begin(self, payer: P, since: float | None = None) -> float:
+    def begin(self, payer: Backlog, since: float | None = None) -> float:
         """Counts one piece of the payer's work as on the device, from now or from `since`, and returns that time.
 
         Each call must be matched by one call of `end`.
@@ -109,7 +92,7 @@ class DeviceTimeMeter(Generic[P]):
         self._under_way[payer] = self._under_way.get(payer, 0) + 1
         return now
 
-    def charge_interval(self, payer: P, since: float) -> float:
+    def charge_interval(self, payer: Backlog, since: float) -> float:
         """Charges the interval from `since` to now for work that was alone on the device, and is done; returns now."""
         now = self.clock()
         if not self._unreported:
@@ -119,7 +102,7 @@ class DeviceTimeMeter(Generic[P]):
         self._now = now
         return now
 
-    def end(self, payer: P) -> None:
+    def end(self, payer: Backlog) -> None:
         """Counts one piece of the payer's work as done."""
         self.advance()
         remaining = self._under_way.get(payer, 0) - 1
@@ -137,14 +120,14 @@ class DeviceTimeMeter(Generic[P]):
             self._unreported[session] -= nanoseconds / 1e9
         reported = {session: nanoseconds for session, nanoseconds in reported.items() if nanoseconds}
         if reported:
-            self._outbox.put(Kind.METER, json.dumps(reported).encode())
+            self._send(Kind.METER, json.dumps(reported).encode())
 
-    def forget(self, payer: P) -> None:
+    def forget(self, payer: Backlog) -> None:
         """Removes a payer whose session has ended, and reports its remaining time to the front."""
         self.advance()
         self._under_way.pop(payer, None)
         self.report()
-        self._unreported.pop(payer.session_id, None)
+        self._unreported.pop(payer.session.id, None)
 
     def poll(self, timeout: float | None) -> float | None:
         """Sends a report to the front if one is due.

@@ -33,7 +33,7 @@ from hearthd.device.scheduler.process_turns import ProcessTurns
 from hearthd.device.scheduler.standstill import TIMEOUT_S as STANDSTILL_S
 from hearthd.device.scheduler.time_slices import TimeSlices
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.streams.stream_pool import NEVER
+from hearthd.device.streams.stream_pool import NEVER, no_op
 
 # Plain local names, because each lookup of an enum member costs 0.3 us (Python 3.11).
 BATCH, CLOSE = Kind.BATCH, Kind.CLOSE
@@ -200,7 +200,7 @@ class FairShare:
                 self.slicing.mark_changed(backlog)
                 self._more = True
         elif backlog.waiting_work or (
-            backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
+            backlog.collectives(self._tracks) if self.slicing.on else backlog.unfinished(self._tracks)
         ):
             self._wake(backlog)
             self.slicing.mark_changed(backlog)
@@ -277,7 +277,7 @@ class FairShare:
                 self._mark_idle(backlog)
             elif idle and not any(track.pending for track in unfinished):
                 for track in unfinished:
-                    self._tracks.on_complete(track, _no_op)
+                    self._tracks.on_complete(track, no_op)
 
     def max_sleep(self, timeout: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds; at most `timeout`, where None means no limit."""
@@ -360,7 +360,7 @@ class FairShare:
     def _account(self, backlog: Backlog, since: float | None = None) -> None:
         """Starts to count the device time of a session that is alone, or marks the session as idle."""
         if backlog.active and not backlog.metered:
-            if backlog.under_way(self._tracks):
+            if backlog.unfinished(self._tracks):
                 backlog.metered = True
                 backlog.since = self.meter.begin(backlog, since)
                 backlog.used_at_since = backlog.used
@@ -408,7 +408,3 @@ class FairShare:
         self.turns.on_turn(frame)
         if self.turns.bounded and not self.slicing.on:
             self._start_slicing()
-
-
-def _no_op() -> None:
-    """Completion callback without effect, for a marker that is only polled."""

@@ -45,7 +45,7 @@ class TimeSlices:
         self._tracks = device.tracks
         self._advance = advance
         self._on_idle = on_idle
-        self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
+        self.meter = DeviceTimeMeter(device.outbox.put, device.telemetry, self._charge)
         self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
         """The session that last had a turn and may still have slices of that turn on the device."""

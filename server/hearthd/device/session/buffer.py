@@ -125,19 +125,20 @@ class TensorMapEntry:
     Using the tensor map means using the buffer.
     """
 
-    __slots__ = ("_data", "buffer", "handle", "lost")
+    __slots__ = ("buffer", "encoded", "handle", "lost")
 
     def __init__(self, handle: int, buffer: Buffer) -> None:
         self.handle = handle
         self.buffer = buffer
         self.lost: Refusal | None = None
         """Reason why the tensor map could not be encoded; None otherwise."""
-        self._data = b""
+        self.encoded = b""
+        """The encoded CUtensorMap; empty until it has been encoded."""
 
     @property
     def data(self) -> bytes:
         """The encoded CUtensorMap. Raises Refusal(DEPENDENCY_FAILED) if it could not be encoded."""
-        if not self._data:
+        if not self.encoded:
             cause = self.lost.message if self.lost is not None else "its command has not run"
             raise Refusal(
                 Reason.DEPENDENCY_FAILED,
@@ -145,11 +146,7 @@ class TensorMapEntry:
                 fix=(self.lost.fix if self.lost is not None else "") or "create it again",
                 details={"tensor_map": self.handle, "cause": self.lost.reason if self.lost is not None else ""},
             )
-        return self._data
-
-    @data.setter
-    def data(self, encoded: bytes) -> None:
-        self._data = encoded
+        return self.encoded
 
     def lose(self, refusal: Refusal) -> None:
         """Records why the tensor map could not be encoded; later uses fail with DEPENDENCY_FAILED and this cause."""

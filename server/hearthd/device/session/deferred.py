@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
+
+from hearth_proto.reasons import Refusal
+from hearthd.device.session.cancellations import Cancellation
 
 
-class Deferrable(Protocol):
-    """Interface of a command in the queue. Keys are logical streams, buffers and modules."""
+class SubmittedCommand(Protocol):
+    """A command that has been submitted; see `hearthd.device.operation.Operation`.
+
+    Keys are logical streams, buffers and modules.
+    """
 
     @property
     def writes(self) -> Sequence[Hashable]:
@@ -53,55 +59,68 @@ class Deferrable(Protocol):
         """
         ...
 
+    def cancellable(self, call: int) -> bool:
+        """True if the command answers this single call, and may still be cancelled."""
+        ...
 
-C = TypeVar("C", bound=Deferrable)
+    def droppable(self, cancellation: Cancellation) -> bool:
+        """True if the cancellation covers the command, and no part of the command has been executed."""
+        ...
+
+    def drop(self, cancellation: Cancellation | None) -> None:
+        """Fails the command because it was cancelled, and counts it."""
+        ...
+
+    def abandon(self, refusal: Refusal) -> None:
+        """Fails a command that will not run any more; no effect on a finished command."""
+        ...
 
 
-class _Waiting(Generic[C]):
+class _Waiting:
     """A waiting command, the number of commands that it waits for, and the commands that wait for it."""
 
     __slots__ = ("blocker_count", "command", "done", "followers")
 
-    def __init__(self, command: C) -> None:
+    def __init__(self, command: SubmittedCommand) -> None:
         self.command = command
         self.blocker_count = 0
-        self.followers: list[_Waiting[C]] = []
+        self.followers: list[_Waiting] = []
         self.done = False
 
 
-class _Key(Generic[C]):
+class _Key:
     """The waiting commands that use a key: the last writer, and the readers since."""
 
     __slots__ = ("readers", "writer")
 
     def __init__(self) -> None:
-        self.writer: _Waiting[C] | None = None
-        self.readers: dict[_Waiting[C], None] = {}
+        self.writer: _Waiting | None = None
+        self.readers: dict[_Waiting, None] = {}
 
 
-class Deferred(Generic[C]):
+class Deferred:
     """The waiting commands of one session."""
 
     def __init__(self) -> None:
-        self.waiting: dict[_Waiting[C], None] = {}
+        self.waiting: dict[_Waiting, None] = {}
         """The waiting commands, in order of submission. Callers only test whether it is empty."""
-        self._keys: dict[Hashable, _Key[C]] = {}
-        self._barrier: _Waiting[C] | None = None
-        self._ready: deque[_Waiting[C]] = deque()
+        self._keys: dict[Hashable, _Key] = {}
+        self._barrier: _Waiting | None = None
+        self._ready: deque[_Waiting] = deque()
         self._pumping = False
         self._rerun = False
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def __iter__(self) -> Iterator[C]:
+    def __iter__(self) -> Iterator[SubmittedCommand]:
         return iter([waiting.command for waiting in self.waiting])
 
     def holds(self, key: Hashable) -> bool:
         """True if a waiting command, other than a barrier, uses the key."""
         return key in self._keys
 
-    def submit(self, command: C) -> bool:
+    def submit(self, command: SubmittedCommand) -> bool:
         """Runs the command now if it need not wait for earlier commands or for its inputs; otherwise queues it.
 
         Returns True if it ran.
@@ -125,26 +144,20 @@ class Deferred(Generic[C]):
             self._ready.append(waiting)
         return False
 
-    def pump(self) -> list[C]:
-        """Runs the commands that can run now, and returns those that finished.
-
-        A nested call makes the outer call repeat its pass, and returns an empty list.
-        """
+    def pump(self) -> None:
+        """Runs the commands that can run now. A nested call makes the outer call repeat its pass."""
+        self._rerun = True
         if self._pumping:
-            self._rerun = True
-            return []
+            return
         self._pumping = True
-        finished: list[C] = []
         try:
-            while True:
+            while self._rerun:
                 self._rerun = False
-                self._run_pass(finished)
-                if not self._rerun:
-                    return finished
+                self._run_pass()
         finally:
             self._pumping = False
 
-    def clear(self) -> list[C]:
+    def clear(self) -> list[SubmittedCommand]:
         """Removes and returns all waiting commands, oldest first."""
         commands = list(self)
         self.waiting.clear()
@@ -153,7 +166,7 @@ class Deferred(Generic[C]):
         self._barrier = None
         return commands
 
-    def _run_pass(self, finished: list[C]) -> None:
+    def _run_pass(self) -> None:
         """Tries every ready command once, including those that become ready during the pass."""
         ready, self._ready = self._ready, deque()
         while ready:
@@ -162,17 +175,16 @@ class Deferred(Generic[C]):
                 self._ready.append(waiting)
                 continue
             self._remove(waiting)
-            finished.append(waiting.command)
             for follower in waiting.followers:
                 follower.blocker_count -= 1
                 if not follower.blocker_count:
                     ready.append(follower)
 
-    def _blockers(self, command: C) -> set[_Waiting[C]]:
+    def _blockers(self, command: SubmittedCommand) -> set[_Waiting]:
         """Returns the waiting commands that must run before this command."""
         if command.barrier:
             return set(self.waiting)
-        blockers: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
+        blockers: set[_Waiting] = set() if self._barrier is None else {self._barrier}
         for key in command.writes:
             users = self._keys.get(key)
             if users is not None:
@@ -185,7 +197,7 @@ class Deferred(Generic[C]):
                 blockers.add(users.writer)
         return {waiting for waiting in blockers if not waiting.done}
 
-    def _enqueue(self, waiting: _Waiting[C]) -> None:
+    def _enqueue(self, waiting: _Waiting) -> None:
         self.waiting[waiting] = None
         command = waiting.command
         if command.barrier:
@@ -198,7 +210,7 @@ class Deferred(Generic[C]):
             users.writer = waiting
             users.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
 
-    def _remove(self, waiting: _Waiting[C]) -> None:
+    def _remove(self, waiting: _Waiting) -> None:
         waiting.done = True
         self.waiting.pop(waiting, None)
         if self._barrier is waiting:

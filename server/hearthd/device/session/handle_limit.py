@@ -8,44 +8,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.session.handle_table import HandleTable
+from hearthd.device.session.session import DeviceSession
 
 STEP = 1024
 """Number of handles by which a bound grows at most, after which the table requests a larger one."""
 
 
-class HandleCount(Protocol):
-    """A table, as a counter of handles of one kind."""
-
-    bound: int
-    """Number of handles that the table may have before it requests a larger bound."""
-
-    def __len__(self) -> int: ...
-
-
-class HandleHolder(Protocol):
-    """A session, as an owner of handle tables."""
-
-    tenant: str
-    handles: int
-    """Limit of the handles of the session's tenant; 0: no limit."""
-
-    @property
-    def tables(self) -> Sequence[HandleCount]:
-        """All handle tables of the session."""
-        ...
-
-
 class HandleLimits:
-    """The limits of one device process. `holders` returns all sessions of the process."""
+    """The limits of one device process. `sessions` returns all sessions of the process."""
 
-    def __init__(self, per_session: int, holders: Callable[[], Iterable[HandleHolder]]) -> None:
+    def __init__(self, per_session: int, sessions: Callable[[], Iterable[DeviceSession]]) -> None:
         self._per_session = per_session or sys.maxsize
-        self._holders = holders
+        self._sessions = sessions
 
-    def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
+    def limit(self, session: DeviceSession) -> None:
+        """Limits the number of the session's handles from now on."""
+        for table in session.tables:
+            table.extend, table.bound = partial(self._bound, session), 0
+
+    def _bound(self, session: DeviceSession, table: HandleTable[Any], more: int) -> int:
         """Returns how many handles a table may have before its next request, at least its present number plus `more`.
 
         Raises Refusal(QUOTA_EXCEEDED) if the session or its tenant may not have `more` additional handles.
@@ -53,17 +39,15 @@ class HandleLimits:
         The unused bounds of all tables together are at most half of the remaining handles; the bounds of other tables
         are lowered accordingly.
         """
-        grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
-        if holder.handles:
-            tables = [
-                table for session in self._holders() if session.tenant == holder.tenant for table in session.tables
-            ]
-            owner = f"tenant {holder.tenant}"
-            grant = min(grant, _divide(tables, holder.handles, more, owner, "quotas.handles"))
+        grant = _divide(session.tables, self._per_session, more, "the session", "limits.max_handles")
+        if session.handles:
+            tables = [table for other in self._sessions() if other.tenant == session.tenant for table in other.tables]
+            owner = f"tenant {session.tenant}"
+            grant = min(grant, _divide(tables, session.handles, more, owner, "quotas.handles"))
         return len(table) + more + grant
 
 
-def _divide(tables: Sequence[HandleCount], allowed: int, more: int, owner: str, setting: str) -> int:
+def _divide(tables: Sequence[HandleTable[Any]], allowed: int, more: int, owner: str, setting: str) -> int:
     """Returns how many handles each table may have beyond its present ones and the `more` requested ones."""
     in_use = sum(map(len, tables))
     remaining = allowed - in_use - more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -55,9 +56,7 @@ class LaunchPlan:
         self.shared_mem = record.shared_mem
         self.timeout_ns = record.timeout_ns
         self.iterations = extension.iterations if extension is not None else 1
-        self.threads = (
-            record.grid[0] * record.grid[1] * record.grid[2] * record.block[0] * record.block[1] * record.block[2]
-        )
+        self.threads = math.prod((*record.grid, *record.block))
         self.weight = launch_weight(self.threads, None)
         """Weight of one launch in the telemetry's tally."""
         pointers = len(record.buffers)
@@ -86,13 +85,11 @@ class LaunchPlan:
         """True for each pointer that the kernel only reads through; empty if there is no such pointer."""
         if not any(self.readers):
             self.readers = ()
-        plain = extension is None and not record.flags & (LaunchFlag.COOPERATIVE | LaunchFlag.VALIDATE)
-        plain = plain and not self._has_maps()
+        has_maps = any(tensor_map for _, tensor_map in self.pointers)
+        is_special = bool(record.flags & (LaunchFlag.COOPERATIVE | LaunchFlag.VALIDATE))
+        plain = extension is None and not (is_special or has_maps)
         self.length = self.params_at + padded(self.params_size) if plain else -1
         """Size, in bytes, of a record that may be launched directly; -1 if no record of this plan may."""
-
-    def _has_maps(self) -> bool:
-        return any(tensor_map for _, tensor_map in self.pointers)
 
     def params(self, data: bytes, record_at: int) -> bytearray:
         """Returns the kernel's parameter block from a record in `data`, with buffer offsets in place of addresses."""

@@ -14,22 +14,6 @@ from hearthd.device.session.launch_plan import LaunchPlan
 class ModuleEntry:
     """A client's module, which is waiting for its compile, loaded, or failed."""
 
-    __slots__ = (
-        "cached",
-        "compile_ns",
-        "error",
-        "handle",
-        "holders",
-        "log",
-        "module",
-        "pending",
-        "prints",
-        "released",
-        "retry_load",
-        "validating",
-        "variables",
-    )
-
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.pending = True

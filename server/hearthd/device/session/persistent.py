@@ -32,11 +32,6 @@ class PersistentBlocks(Generic[B]):
         """True if memory that is allocated now becomes persistent."""
         return self._depth > 0
 
-    @property
-    def depth(self) -> int:
-        """Number of open windows."""
-        return self._depth
-
     def enter(self) -> None:
         """Opens a window, inside the windows that are already open."""
         self._depth += 1

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from hearth_proto.reasons import Refusal
 from hearthd.device.flows.segment import CompletionSignals
 from hearthd.device.flows.transfer import DownloadFlow, FinishedTransfers, UploadFlow
-from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.cancellations import Cancellation, Cancellations
-from hearthd.device.session.deferred import Deferrable, Deferred
-from hearthd.device.session.handle_limit import HandleLimits
+from hearthd.device.session.cancellations import Cancellations
+from hearthd.device.session.deferred import Deferred
 from hearthd.device.session.handle_table import HandleTable
 from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
@@ -49,42 +45,6 @@ class CachedLaunch:
         self.reads = reads
         self.relaunch: Callable[[], object] | None = None
         """Issues the launch again; None until its first repetition."""
-
-
-class SubmittedCommand(Deferrable, Protocol):
-    """A command that has been submitted; see `hearthd.device.operation`."""
-
-    @property
-    def started(self) -> bool:
-        """True once a part of the command has been submitted to the device."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The kind of the command, with the name of its kernel, as in messages."""
-        ...
-
-    @property
-    def announced(self) -> bool:
-        """True once peers of the command depend on it, so that it cannot be cancelled any more."""
-        ...
-
-    @property
-    def call(self) -> int:
-        """Number of the single call that the command answers; 0 for a command of a batch."""
-        ...
-
-    def droppable(self, cancellation: Cancellation) -> bool:
-        """True if the cancellation covers the command, and no part of the command has been executed."""
-        ...
-
-    def drop(self, cancellation: Cancellation | None) -> None:
-        """Fails the command because it was cancelled, and counts it."""
-        ...
-
-    def abandon(self, refusal: Refusal) -> None:
-        """Fails a command that will not run any more; no effect on a finished command."""
-        ...
 
 
 class BufferTable(HandleTable[Buffer]):
@@ -124,9 +84,6 @@ class DeviceSession:
     dropping = False
     """True while a cancellation is in effect. All commands then take the queued path."""
 
-    permissions: Permissions | None = None
-    """Rights of the session; None: every command is allowed."""
-
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
@@ -151,7 +108,7 @@ class DeviceSession:
         self.uploads: dict[int, UploadFlow] = {}
         self.downloads: dict[int, DownloadFlow] = {}
         self.over = FinishedTransfers()
-        self.deferred: Deferred[SubmittedCommand] = Deferred()
+        self.deferred = Deferred()
         self.cancellations = Cancellations()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
@@ -184,36 +141,30 @@ class DeviceSession:
         """Sets the session's description from the front's OPEN payload."""
         self.id: str = info.get("session", "")
         self.tenant: str = info.get("tenant", "")
-        self.weight: float = info.get("weight", 1.0)
-        """Weight of the session in the division of device time."""
-        self.priority: int = info.get("priority", 0)
-        """Added to the priority of the session's streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
         """Time limit, in seconds, of launches without a separate limit; 0: no limit."""
         self._set_limits(info)
-
-    def limit(self, limits: HandleLimits) -> None:
-        """Limits the number of the session's handles from now on."""
-        for table in self.tables:
-            table.extend, table.bound = partial(limits.bound, self), 0
 
     def change(self, info: Mapping[str, Any]) -> None:
         """Applies changed limits of the session's tenant from the front. Existing streams keep their priority."""
         for table in self.tables:
             table.bound = 0  # the next handle requests a new bound
-        self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._set_limits(info)
-        self.permissions = permissions.of(info)
         self.replay_cache.forget()
         for function in self.functions.items.values():
             function.plans.clear()  # launches with a plan would skip the check of rights
 
     def _set_limits(self, info: Mapping[str, Any]) -> None:
+        self.permissions = Permissions(info["rights"]) if "rights" in info else None
+        """Rights of the session; None: every command is allowed."""
+        self.weight: float = info.get("weight", 1.0)
+        """Weight of the session in the division of device time."""
+        self.priority: int = info.get("priority", 0)
+        """Added to the priority of the session's streams; lower is more urgent."""
         self.device_bytes: int = info.get("device_bytes", 0)
         """Limit, in bytes, of all sessions of the tenant together on this device; 0: no limit. The same applies to
-        `pinned_bytes` and `durable_bytes`."""
+        `pinned_bytes`."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
-        self.durable_bytes: int = info.get("durable_bytes", 0)
         self.handles: int = info.get("handles", 0)
         """Limit of the handles of all sessions of the tenant together in this process; 0: no limit."""
 

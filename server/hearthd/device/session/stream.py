@@ -152,8 +152,9 @@ class LogicalStream:
 
     def failed(self, failure: StreamFailure) -> None:
         """Records the failure of a command, to be reported by a later wait."""
-        self.errors.add(failure)
-        (self.successor or self)._mark()
+        reporter = self.successor or self
+        reporter.errors.add(failure)
+        reporter._mark()
 
     def pop_failures(self, before: tuple[int, int] | None) -> list[StreamFailure]:
         """Removes and returns the unreported failures of commands before this (batch, index); None: of all commands.

@@ -15,10 +15,8 @@ class StreamTable(HandleTable[LogicalStream]):
 
     def __init__(self, replay_cache: ReplayCache[Any]) -> None:
         super().__init__("stream", replay_cache)
-        self.used: dict[int, PooledStream] = {}
-        """Tracks of the streams, by track index. A destroyed stream counts until `leave`."""
-        self._users: dict[int, int] = {}
-        """Number of streams on each track, by track index."""
+        self.users: dict[PooledStream, int] = {}
+        """Number of streams on each track. A destroyed stream counts until `leave`."""
         self._tracks: list[PooledStream] | None = None
         self._marked: dict[LogicalStream, None] = {}
 
@@ -26,10 +24,9 @@ class StreamTable(HandleTable[LogicalStream]):
         """Adds a new stream."""
         self.items[handle] = stream
         stream.marked = self._marked
-        track = stream.track
-        users = self._users[track.index] = self._users.get(track.index, 0) + 1
-        if users == 1:
-            self.used[track.index] = track
+        users = self.users.get(stream.track, 0)
+        self.users[stream.track] = users + 1
+        if not users:
             self._tracks = None
 
     def leave(self, stream: LogicalStream) -> None:
@@ -37,10 +34,10 @@ class StreamTable(HandleTable[LogicalStream]):
 
         Called when no command of the stream waits any more.
         """
-        index = stream.track.index
-        self._users[index] -= 1
-        if not self._users[index]:
-            del self._users[index], self.used[index]
+        track = stream.track
+        self.users[track] -= 1
+        if not self.users[track]:
+            del self.users[track]
             self._tracks = None
 
     @property
@@ -50,7 +47,7 @@ class StreamTable(HandleTable[LogicalStream]):
         The caller must not change the list.
         """
         if self._tracks is None:
-            self._tracks = list(self.used.values())
+            self._tracks = list(self.users)
         return self._tracks
 
     @property

@@ -1,7 +1,7 @@
 """Kernel watch: the kernels that run now, and for how long, for the status page. Device-handle thread only.
 
 A launch records no time, because that would cost every launch. The watch compares each report with the one before, so a
-duration is a lower bound, except for launches that are timed anyway (`hearthd.device.streams.launch_timing`).
+duration is a lower bound, except for launches that are timed anyway (`hearthd.device.streams.track.LaunchProbe`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,6 @@ class StreamErrors:
     """Failures of one logical stream that have not been reported yet."""
 
     _failures: list[StreamFailure] = field(default_factory=list)
-    _successor: StreamErrors | None = None
 
     def __bool__(self) -> bool:
         return bool(self._failures)
@@ -75,11 +74,8 @@ class StreamErrors:
         """Adds a failure: as an entry, or counted with an entry that already covers it.
 
         A skip whose cause is listed adds no entry. Above `MAX_KEPT` entries, the second oldest is merged into the
-        oldest. After `hand_over`, the failure goes to the other stream.
+        oldest.
         """
-        if self._successor is not None:
-            self._successor.add(failure)
-            return
         if failure.root is not None and not failure.merged:
             reported = next((entry for entry in self._failures if entry.cause is failure.cause), None)
             if reported is not None:  # the stream already reports the cause of the skip
@@ -93,9 +89,8 @@ class StreamErrors:
             second_oldest.reported_by = self._failures[0]
 
     def hand_over(self, successor: StreamErrors) -> None:
-        """Passes all current and later failures to `successor`, because the stream is destroyed."""
+        """Passes all failures to `successor`, because the stream is destroyed."""
         failures, self._failures = self._failures, []
-        self._successor = successor
         for failure in failures:
             successor.add(failure)
 

@@ -12,13 +12,21 @@ from hearthd.device.platform.event_loop import countdown
 from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.streams import track_choice
 from hearthd.device.streams.completion_forecast import CompletionForecast
-from hearthd.device.streams.launch_timing import LaunchTiming
 from hearthd.device.streams.ordering import Ordering, Usage
 from hearthd.device.streams.pending_outcomes import Callback, PendingOutcomes
-from hearthd.device.streams.track import NEVER, TIME_NEXT, TIMED, WINDOW, WINDOWS, PooledStream
+from hearthd.device.streams.track import (
+    IDLE_PERIODS,
+    NEVER,
+    TIME_NEXT,
+    TIMED,
+    WINDOW,
+    WINDOWS,
+    LaunchProbe,
+    PooledStream,
+)
 from hearthd.device.streams.watched_events import WatchedEvents
 
-__all__ = ["NEVER", "WINDOW", "WINDOWS", "PooledStream", "StreamPool", "listed"]
+__all__ = ["NEVER", "WINDOW", "WINDOWS", "PooledStream", "StreamPool", "listed", "no_op"]
 
 NAMED = 8
 """Most kernels that a refusal names."""
@@ -48,7 +56,8 @@ class StreamPool:
         reports those as well."""
         self._completions_at_track_poll = 0
         """Value of `completions` when `poll_track` last noticed a completion."""
-        self.timing = LaunchTiming()
+        self.on_launch_timed: Callable[[int], None] = lambda nanoseconds: None
+        """Called with the time of each timed launch from submission to completion, in nanoseconds."""
         self.ordering = Ordering()
         self.all: list[PooledStream] = []
         self.live: dict[PooledStream, None] = {}
@@ -206,7 +215,8 @@ class StreamPool:
             self.wait(track, origin)
         position = ordering.positions[index]
         if is_launch and track.timing == TIME_NEXT and track.probe is None:
-            self.timing.begin(track, position)
+            track.probe = LaunchProbe(position, time.perf_counter_ns())
+            track.timing = TIMED
         return position
 
     def step(self, track: PooledStream) -> int:
@@ -225,7 +235,7 @@ class StreamPool:
         if track.timing == TIMED:
             track.timing = 0
             if not window:
-                self.on_complete(track, _no_op)
+                self.on_complete(track, no_op)
         elif track.probe is None:
             track.timing = TIME_NEXT
 
@@ -435,11 +445,17 @@ class StreamPool:
         track.finished += position - track.done_position
         track.done_position = self.ordering.done[track.index] = position
         self.completions += 1
-        if track.probe is not None:
-            self.timing.completed(track, position)
+        probe = track.probe
+        if probe is not None and position >= probe.position:
+            track.probe = None
+            if track.timing == TIMED:
+                track.timing = 0
+            self.on_launch_timed(time.perf_counter_ns() - probe.start_ns)
         callback()
         if not track.pending:
-            self.timing.became_idle(track)
+            track.idle_count += 1
+            if not track.idle_count % IDLE_PERIODS and not track.timing:
+                track.timing = TIME_NEXT
             if track.done_position >= self.ordering.positions[track.index]:
                 self.live.pop(track, None)
 
@@ -473,5 +489,5 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
-def _no_op() -> None:
+def no_op() -> None:
     """Completion callback without effect, for an event that only has to be polled."""

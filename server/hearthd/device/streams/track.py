@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from hearthd.device.backend.resources import Event, Stream
 from hearthd.device.streams.pending_outcomes import Callback
@@ -18,20 +19,18 @@ TIME_NEXT, TIMED = 2, 1
 its end must be noticed. 0: neither."""
 
 IDLE_PERIODS = 32
-"""A launch is timed each time that a track has become idle this many times."""
+"""The first launch of each stream is timed, then one in `WINDOW` commands, and one each time that a track has become
+idle this many times."""
 
 NEVER = 1 << 62
 """A limit that no number of commands reaches."""
 
 
-class LaunchProbe:
+class LaunchProbe(NamedTuple):
     """A timed launch: measures the time from submission to the driver until completion is noticed."""
 
-    __slots__ = ("position", "start_ns")
-
-    def __init__(self, position: int, start_ns: int) -> None:
-        self.position = position
-        self.start_ns = start_ns
+    position: int
+    start_ns: int
 
 
 class PooledStream:

@@ -8,7 +8,8 @@ kernel of another session.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+
+from hearthd.device.streams.track import PooledStream
 
 WITHHELD_GRACE_S = 1.0
 """Seconds for which a withheld track counts toward the limit, because its work will probably be done soon. After that,
@@ -18,45 +19,13 @@ MAX_FACTOR = 2
 """Limit of all tracks for streams that clients create, as a multiple of the configured limit of tracks."""
 
 
-class ChoosableStream(Protocol):
-    """Interface of a pooled stream (`hearthd.device.streams.track.PooledStream`) for the choice."""
-
-    @property
-    def users(self) -> int:
-        """Number of logical streams, and other users, that the track is assigned to."""
-        ...
-
-    @property
-    def priority(self) -> int:
-        """CUDA stream priority; lower is more urgent."""
-        ...
-
-    @property
-    def exclusive(self) -> bool:
-        """True if the track must not be shared, however few tracks there are."""
-        ...
-
-    @property
-    def hold_count(self) -> int:
-        """Number of reasons to withhold the track; 0: it may be assigned."""
-        ...
-
-    @property
-    def withheld_since(self) -> float:
-        """Time at which the track was first withheld, in seconds of a monotonic clock."""
-        ...
-
-
-C = TypeVar("C", bound=ChoosableStream)
-
-
-def free_track(tracks: Sequence[C], priority: int) -> C | None:
+def free_track(tracks: Sequence[PooledStream], priority: int) -> PooledStream | None:
     """Returns a track of this priority without users whose work is done; None if there is none."""
     free = (track for track in tracks if not (track.users or track.hold_count))
     return next((track for track in free if track.priority == priority), None)
 
 
-def may_create(tracks: Sequence[ChoosableStream], limit: int, now: float) -> bool:
+def may_create(tracks: Sequence[PooledStream], limit: int, now: float) -> bool:
     """True if another track may be created.
 
     Tracks that were withheld for long do not count toward `limit`.
@@ -64,7 +33,7 @@ def may_create(tracks: Sequence[ChoosableStream], limit: int, now: float) -> boo
     return len(tracks) - len(long_withheld(tracks, now)) < limit and len(tracks) < MAX_FACTOR * limit
 
 
-def shared_track(tracks: Sequence[C], priority: int) -> C | None:
+def shared_track(tracks: Sequence[PooledStream], priority: int) -> PooledStream | None:
     """Returns the track with the fewest users, of the wanted priority if possible.
 
     Returns None if all tracks are withheld or not shareable.
@@ -74,6 +43,6 @@ def shared_track(tracks: Sequence[C], priority: int) -> C | None:
     return min(same or candidates, key=lambda track: track.users, default=None)
 
 
-def long_withheld(tracks: Sequence[C], now: float) -> list[C]:
+def long_withheld(tracks: Sequence[PooledStream], now: float) -> list[PooledStream]:
     """Returns the tracks that have been withheld for at least `WITHHELD_GRACE_S`."""
     return [track for track in tracks if track.hold_count and now - track.withheld_since >= WITHHELD_GRACE_S]

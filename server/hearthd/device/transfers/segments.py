@@ -134,7 +134,7 @@ class Segments:
         if not over:
             then(refusal)
 
-    # ---- use by graphs (see `hearthd.device.session.holdings.SegmentKeeper`) ----
+    # ---- use by graphs (see `hearthd.device.launch.holdings`) ----
 
     def hold(self, segment: Segment) -> None:
         """Keeps the segment mapped until the matching `unhold`, even after the client has released it."""

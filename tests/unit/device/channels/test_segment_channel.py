@@ -27,11 +27,11 @@ from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.flows.segment import Segment
 from hearthd.device.flows.segment_policy import PART
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segment_mapper import PAUSE_S
 from hearthd.device.transfers.segments import RETIRED
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.local_broker import device_process
 from tests.support.device.rig import Command, Rig, compiled
 from tests.support.device.segment_client import Client, hand_over
 
@@ -140,7 +140,7 @@ class Segmented(Rig[PageLocking]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self._their_files)
         self.process.run()
 
     def hand_over(self, channel: int = 1, max_bytes: int = 1 << 40) -> Client:

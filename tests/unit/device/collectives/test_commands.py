@@ -12,10 +12,9 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, from_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives.launch_order import MAX_LAUNCHED
 from hearthd.device.collectives.negotiation import REFILL
 from hearthd.device.collectives.parts import BufferRange, CollectivePart
-from hearthd.device.collectives.pending import COPY_PIECE, OperationKey, PendingCollective
+from hearthd.device.collectives.pending import COPY_PIECE, MAX_LAUNCHED, OperationKey, PendingCollective
 from hearthd.device.session.buffer import Buffer
 from tests.support.device.peers import WRITTEN, PeerRig, collective, encode, operation
 

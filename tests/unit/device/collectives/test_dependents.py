@@ -15,7 +15,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import status_pb2
-from hearthd.device.process.device_process import DeviceProcess
+from tests.support.device.local_broker import device_process
 from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, PeerServer, collective, operation
 from tests.support.device.segment_client import hand_over
 
@@ -69,7 +69,7 @@ class Filed(PeerRig):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self.their_files)
         self.process.run()
 
 

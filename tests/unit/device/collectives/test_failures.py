@@ -11,8 +11,8 @@ from hearth_proto import descriptors, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.process.device_process import DeviceProcess
 from tests.support.device import segment_client
+from tests.support.device.local_broker import device_process
 from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, collective, encode, operation
 
 LOST = Refusal(Reason.COMMUNICATOR_FAILED, "device 1 was lost", details={"recorder": "1: all_reduce"})
@@ -28,7 +28,7 @@ class SharingRig(PeerRig):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)  # type: ignore[arg-type]
+        self.process = device_process(self._theirs, self._spec, self.server, self.their_files)
         self.process.run()
 
     def stop(self) -> None:

@@ -16,8 +16,8 @@ from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.local_broker import device_process
 
 SOURCE = b"""
 extern "C" __global__ void add(const unsigned char* a, const unsigned char* b, unsigned char* sum, int n) {
@@ -69,7 +69,7 @@ class Rig:
 
         def main() -> None:
             self.server = Scarce(CpuServer(spec))
-            self.process = DeviceProcess(theirs, spec, self.server)  # type: ignore[arg-type]
+            self.process = device_process(theirs, spec, self.server)
             made.set()
             self.process.run()
 

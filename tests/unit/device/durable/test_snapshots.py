@@ -18,10 +18,10 @@ from hearth_proto import descriptors
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.front.durable.store_index import StoreIndex
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.host_memory import Host, LockingServer
+from tests.support.device.local_broker import device_process
 from tests.support.device.rig import Rig
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ class Fronted(Rig[LockingServer]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self._their_files)
         self.process.run()
 
     def next_message(self) -> tuple[Frame, dict[str, Any]]:

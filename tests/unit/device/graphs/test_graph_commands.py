@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.support.device.strict import Strict, endless, prepare
 BUFFER, GRAPH = 1, 2
 
 
-def main(link: socket.socket, spec: DeviceSpec) -> None:
+def main(*arguments: Any) -> None:
     """Runs a device process whose CPU backend has conditional nodes of one body only."""
     from hearthd.device.cpu import server
 
@@ -30,7 +30,7 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
             self.properties.features.remove(BRANCHES)
 
     server.CpuServer = Server  # type: ignore[misc]
-    device_main(link, spec)
+    device_main(*arguments)
 
 
 @pytest.fixture

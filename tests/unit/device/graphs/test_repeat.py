@@ -15,9 +15,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs import repeat
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION, LaunchProgram, Rounds, check_count
+from hearthd.device.launch.holdings import Holdings, Keepers, Uses
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool

@@ -5,7 +5,6 @@ The encoding by the driver is replaced by 128 bytes that contain its arguments; 
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +49,7 @@ def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words).ljust(128, b"\0")
 
 
-def main(link: socket.socket, spec: DeviceSpec) -> None:
+def main(*arguments: Any) -> None:
     """Runs a device process whose CPU backend has tensor maps, also im2col-wide ones, but no swizzle atoms."""
     from hearthd.device.cpu import server
 
@@ -62,7 +61,7 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
             self.properties.features.extend(["tensor_maps", "tensor_map_im2col_wide"])
 
     server.CpuServer = Server  # type: ignore[misc]
-    device_main(link, spec)
+    device_main(*arguments)
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from hearth_proto.launches import LayoutEntry, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device import outbox as outbox_module
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.device.process.idle_policy import MAX_DEFERRED
 from hearthd.device.scheduler import fair_share
 from hearthd.device.streams import stream_pool
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.compiled import skip_if_compiled
+from tests.support.device.local_broker import device_process
 from tests.support.device.rig import Rig
 from tests.support.timing import LATE
 
@@ -201,7 +201,7 @@ def test_answer_during_a_short_sleep_is_sent_before_the_next_turn() -> None:
     link, process_end = socket.socketpair()
     link.settimeout(30)
     server = Polled(DeviceSpec(0, "cpu", 0))
-    process = DeviceProcess(process_end, DeviceSpec(0, "cpu", 0, cpu_threads=1), server)
+    process = device_process(process_end, DeviceSpec(0, "cpu", 0, cpu_threads=1), server)
     loop, tracks = process.loop, process.device.tracks
     reader = FrameReader()
     frames: list[Frame] = []

@@ -16,8 +16,8 @@ from hearth_proto.launches import LaunchFlag, LayoutEntry, Record, pack, pack_la
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.local_broker import device_process
 
 SOURCE = b'extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'
 
@@ -67,7 +67,7 @@ class Rig:
 
     def _main(self) -> None:
         self.server = Owned(CpuServer(self._spec))
-        DeviceProcess(self._theirs, self._spec, self.server).run()  # type: ignore[arg-type]
+        device_process(self._theirs, self._spec, self.server).run()
 
     def _until(self, kind: int) -> bytes:
         while True:

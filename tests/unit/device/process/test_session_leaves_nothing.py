@@ -22,10 +22,10 @@ from hearth_proto.stripes import announce
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.device.session.session import DeviceSession
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.lane_rig import LIMITS, SOURCE, add, batch, sync
+from tests.support.device.local_broker import device_process
 from tests.support.device.peers import PeerServer, collective, operation
 from tests.support.device.reachable import holders
 from tests.support.device.rig import Rig
@@ -62,7 +62,7 @@ class Leaving(Rig[PeerServer]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self._their_files)
         self.process.run()
 
     def begin(self, stream: int = 0, **kind: Any) -> int:

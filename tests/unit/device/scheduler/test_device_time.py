@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -12,14 +11,16 @@ from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
 from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.device_time import REPORT_S, DeviceTimeMeter
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 
-@dataclass(eq=False)
-class Session:
-    session_id: str
-    used: float = 0.0
-    debt: float = math.inf
+def payer(name: str, debt: float = math.inf) -> Backlog:
+    backlog = Backlog(DeviceSession(1, {"session": name}, lambda priority: PooledStream(0, None, priority)))
+    backlog.debt = debt
+    return backlog
 
 
 class Rig:
@@ -29,7 +30,7 @@ class Rig:
         self.reports = 0
         self.charged: dict[str, float] = {}
         self.telemetry = Telemetry()
-        self.meter: DeviceTimeMeter[Session] = DeviceTimeMeter(self, self.telemetry, self.charge, lambda: self.now)
+        self.meter = DeviceTimeMeter(self.put, self.telemetry, self.charge, lambda: self.now)
 
     def put(self, kind: int, payload: bytes) -> None:
         assert kind == Kind.METER
@@ -38,8 +39,9 @@ class Rig:
             assert nanoseconds
             self.told[session] = self.told.get(session, 0) + nanoseconds
 
-    def charge(self, payer: Session, seconds: float) -> None:
-        self.charged[payer.session_id] = self.charged.get(payer.session_id, 0.0) + seconds
+    def charge(self, payer: Backlog, seconds: float) -> None:
+        name = payer.session.id
+        self.charged[name] = self.charged.get(name, 0.0) + seconds
 
 
 moves = st.lists(
@@ -51,7 +53,7 @@ moves = st.lists(
 @given(moves)
 def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float | None]]) -> None:
     rig = Rig()
-    sessions = [Session(str(number)) for number in range(4)]
+    sessions = [payer(str(number)) for number in range(4)]
     under_way = [0] * 4
     busy = 0.0
     for number, what, seconds, owes in steps:
@@ -81,13 +83,13 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
     assert sum(session.used for session in sessions) == pytest.approx(busy)
     assert sum(rig.charged.values()) == pytest.approx(busy)
     for session in sessions:
-        assert rig.told.get(session.session_id, 0) == pytest.approx(session.used * 1e9, abs=len(steps) + 1)
+        assert rig.told.get(session.session.id, 0) == pytest.approx(session.used * 1e9, abs=len(steps) + 1)
     assert rig.telemetry.device_busy_ns == pytest.approx(busy * 1e9, abs=100)
 
 
 def test_session_that_has_paid_its_cost_is_not_charged_while_others_can_be() -> None:
     rig = Rig()
-    short, long = Session("short", debt=0.001), Session("long")
+    short, long = payer("short", debt=0.001), payer("long")
     rig.meter.begin(short)
     rig.meter.begin(long)
     rig.now += 0.010
@@ -102,7 +104,7 @@ def test_session_that_has_paid_its_cost_is_not_charged_while_others_can_be() -> 
 
 def test_work_is_charged_from_its_begin() -> None:
     rig = Rig()
-    first, second = Session("first"), Session("second")
+    first, second = payer("first"), payer("second")
     rig.now += 1.0
     assert rig.meter.begin(first, rig.now - 0.25) == pytest.approx(rig.now - 0.25)
     assert rig.meter.begin(second, rig.now - 0.25) == rig.now, "by then it is known what there was"
@@ -120,7 +122,7 @@ def test_work_is_charged_from_its_begin() -> None:
 
 def test_completed_work_noted_late_is_reported_to_the_front() -> None:
     rig = Rig()
-    session = Session("a")
+    session = payer("a")
     rig.now += 60.0
     rig.meter.charge_interval(session, rig.now - 0.5)
     assert rig.meter.poll(None) == pytest.approx(REPORT_S), "not before others would"
@@ -132,7 +134,7 @@ def test_completed_work_noted_late_is_reported_to_the_front() -> None:
 
 def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     rig = Rig()
-    session = Session("a")
+    session = payer("a")
     assert rig.meter.poll(None) is None
     assert rig.meter.poll(3.0) == 3.0
     rig.meter.begin(session)
@@ -155,11 +157,11 @@ def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
 
 def test_departed_session_is_reported_at_once() -> None:
     rig = Rig()
-    session = Session("a")
+    session = payer("a")
     rig.meter.begin(session)
     rig.now += 0.25
     rig.meter.forget(session)
     assert rig.told == {"a": pytest.approx(0.25e9, abs=1)}
     rig.now += 5.0
-    rig.meter.forget(Session("b"))
+    rig.meter.forget(payer("b"))
     assert rig.reports == 1

@@ -50,7 +50,7 @@ commands = st.lists(
 @settings(max_examples=300)
 @given(commands, st.data())
 def test_order_liveness_and_freedom(program: list[tuple[set[int], set[int], bool, bool]], data: st.DataObject) -> None:
-    deferred: Deferred[Command] = Deferred()
+    deferred = Deferred()
     log: list[int] = []
     made: list[Command] = []
     for number, (writes, reads, barrier, ready) in enumerate(program):
@@ -79,7 +79,7 @@ def test_order_liveness_and_freedom(program: list[tuple[set[int], set[int], bool
 
 
 def test_cost_of_many_deferred_commands_is_linear() -> None:
-    deferred: Deferred[Command] = Deferred()
+    deferred = Deferred()
     log: list[int] = []
     steps = 0
 
@@ -103,7 +103,7 @@ def test_cost_of_many_deferred_commands_is_linear() -> None:
 
 
 def test_clear_returns_all_commands_in_order() -> None:
-    deferred: Deferred[Command] = Deferred()
+    deferred = Deferred()
     made = [Command(number, writes=[1]) for number in range(5)]
     made[0].ready = False
     for command in made:
@@ -114,7 +114,7 @@ def test_clear_returns_all_commands_in_order() -> None:
 
 
 def test_command_made_ready_by_another_runs_in_the_same_pump() -> None:
-    deferred: Deferred[Command] = Deferred()
+    deferred = Deferred()
     log: list[int] = []
     second = Command(1, writes=[2])
 
@@ -136,7 +136,7 @@ def test_command_made_ready_by_another_runs_in_the_same_pump() -> None:
 
 
 def test_announcements_end_at_the_first_command_that_cannot_be_announced() -> None:
-    deferred: Deferred[Command] = Deferred()
+    deferred = Deferred()
     made = [Command(number, writes=[1]) for number in range(6)]
     for command in made:
         command.ready = False

@@ -24,9 +24,7 @@ class World:
             session = SimpleNamespace(
                 tenant=tenant, handles=handles, tables=(HandleTable("buffer"), HandleTable("event"))
             )
-            for table in session.tables:
-                table.bound = 0
-                table.extend = lambda table, more, session=session: self.limits.bound(session, table, more)
+            self.limits.limit(session)
             self.sessions.append(session)
 
     def held(self, tenant: str | None = None) -> int:

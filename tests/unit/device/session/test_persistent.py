@@ -14,13 +14,12 @@ from hearthd.device.session.persistent import PersistentBlocks
 def test_windows_nest() -> None:
     blocks: PersistentBlocks[str] = PersistentBlocks()
     assert not blocks.window
-    for depth in (1, 2, 3):
+    for _ in range(3):
         blocks.enter()
-        assert blocks.window and blocks.depth == depth
-    for depth in (2, 1, 0):
+        assert blocks.window
+    for open_windows in (2, 1, 0):
         blocks.leave()
-        assert blocks.depth == depth
-    assert not blocks.window
+        assert blocks.window == bool(open_windows)
 
 
 def test_a_window_that_is_not_open_is_not_closed() -> None:

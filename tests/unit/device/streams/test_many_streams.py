@@ -83,6 +83,17 @@ def test_failure_of_a_destroyed_stream_is_raised_once(rig: Rig[Counting]) -> Non
     sync(rig)
 
 
+def test_failure_after_the_end_of_a_stream_goes_to_its_successor() -> None:
+    stream: Any = object()
+    track = PooledStream(0, stream, 0)
+    destroyed, default = LogicalStream(1, track), LogicalStream(0, track)
+    first, late = (StreamFailure("fill", 1, 1, index, Refusal(Reason.INTERNAL, "no")) for index in range(2))
+    destroyed.failed(first)
+    destroyed.hand_over(default)
+    destroyed.failed(late)  # work that was under way when the stream was destroyed
+    assert not destroyed.errors and default.errors.pop_all() == [first, late]
+
+
 # ---- the table ----
 
 Change = tuple[str, int, int]

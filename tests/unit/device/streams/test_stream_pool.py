@@ -20,7 +20,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool
-from hearthd.device.streams.track import IDLE_PERIODS
+from hearthd.device.streams.track import IDLE_PERIODS, TIME_NEXT
 from hearthd.shared.device_spec import DeviceSpec
 
 
@@ -510,7 +510,7 @@ class Timed(Rig):
         self.now = 0
         self.reported: list[int] = []
         monkeypatch.setattr("hearthd.device.streams.stream_pool.time.perf_counter_ns", lambda: self.now)
-        self.tracks.timing.on_done = self.reported.append
+        self.tracks.on_launch_timed = self.reported.append
         self.only = self.track[0]
         self.buffer = self.allocate(self.only)
 
@@ -548,6 +548,14 @@ def test_launch_is_timed_to_its_own_end(timed: Timed) -> None:
     assert timed.reported[0] < 710
     timed.sync()
     assert len(timed.reported) == 1
+
+
+def test_selection_during_a_timed_launch_is_kept(timed: Timed) -> None:
+    """The track has a new user while a launch of the previous one is being timed."""
+    timed.launch()
+    timed.only.timing = TIME_NEXT
+    timed.sync()
+    assert len(timed.reported) == 1 and timed.only.timing == TIME_NEXT
 
 
 def test_copies_are_not_timed_and_the_next_launch_is(timed: Timed) -> None:

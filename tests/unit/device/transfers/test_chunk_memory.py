@@ -16,11 +16,11 @@ from hearth_proto import descriptors
 from hearth_proto.chunks import download_response
 from hearth_proto.frames import SLOT, Flag, Kind
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.process.device_process import DeviceProcess
 from hearthd.shared import chunk_ring, sealed_memory
 from hearthd.shared.chunk_ring import SMALLEST, Layout
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.host_memory import Host, LockingServer
+from tests.support.device.local_broker import device_process
 from tests.support.device.rig import Rig
 
 CHUNK = SMALLEST
@@ -63,7 +63,7 @@ class Fronted(Rig[Server]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
+        self.process = device_process(self._theirs, self._spec, self.server, self.their_files)
         self.process.run()
 
     def hand_over(self, body: dict[str, Any] | None = None) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.flows.segment import Segment
+from hearthd.device.launch.holdings import Holdings, Keepers, Summary, Uses
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.holdings import Holdings, Keepers, Summary, Uses
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.track import PooledStream

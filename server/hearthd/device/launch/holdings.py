@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hearthd.device.flows.segment import Segment
+from hearthd.device.launch.module_commands import ModuleCommands
+from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
+from hearthd.device.transfers.segments import Segments
 
 
 class Uses(NamedTuple):
@@ -26,48 +29,15 @@ class Uses(NamedTuple):
     """Memory that the client shares, and that the command copies from or to."""
 
 
-class Keeper(Protocol):
-    """Keeps buffers alive; implemented by `hearthd.device.memory.commands.MemoryCommands`."""
-
-    def hold(self, buffer: Buffer) -> None:
-        """Keeps the buffer's memory until the matching `unhold`, even after the handle is freed."""
-        ...
-
-    def unhold(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Ends one `hold`; `session` owns the buffer. After the last one, memory of a freed buffer is given back."""
-        ...
-
-
-class ModuleKeeper(Protocol):
-    """Keeps modules alive; implemented by `hearthd.device.launch.module_commands.ModuleCommands`."""
-
-    def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the module's code loaded until the matching `unhold`, even after the handle is destroyed."""
-        ...
-
-    def unhold(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """Ends one `hold`; `session` owns the module. After the last one, a module without a handle is unloaded."""
-        ...
-
-
-class SegmentKeeper(Protocol):
-    """Keeps segments alive; implemented by `hearthd.device.transfers.segments.Segments`."""
-
-    def hold(self, segment: Segment) -> None:
-        """Keeps the segment mapped until the matching `unhold`, even after the client has released it."""
-        ...
-
-    def unhold(self, segment: Segment) -> None:
-        """Ends one `hold`, behind all work that has been submitted."""
-        ...
-
-
 class Keepers(NamedTuple):
-    """The objects that keep buffers, modules and segments alive."""
+    """The objects that keep buffers, modules and segments alive.
 
-    memory: Keeper
-    modules: ModuleKeeper
-    segments: SegmentKeeper
+    Each has the methods `hold` and `unhold`, which are called in pairs.
+    """
+
+    memory: MemoryCommands
+    modules: ModuleCommands
+    segments: Segments
 
 
 class Summary:
