@@ -24,7 +24,17 @@ from hearthd.front.rpc import execute, transfer_streams, unary
 from hearthd.front.rpc.bulk_service import BulkService
 from hearthd.front.rpc.ipc_service import IpcService
 from hearthd.front.rpc.publish_service import PublishService
-from hearthd.front.rpc.server_call import CallObserver, RequestStream, StreamClosed, SubjectEnded, decoder, guarded
+from hearthd.front.rpc.server_call import (
+    Behaviour,
+    CallObserver,
+    RequestStream,
+    StreamClosed,
+    SubjectEnded,
+    decoder,
+    guarded,
+    serialize,
+    unary_handlers,
+)
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.lane import UnusedLanes
@@ -110,10 +120,23 @@ class DeviceService:
 
         The messages of Execute, Upload, Download and Read are passed as bytes, without decoding.
         """
+        behaviours: dict[str, Behaviour] = {
+            "AttachmentStatus": self._attachment_status,
+            "Cancel": self._cancel,
+            "TransferStatus": self._transfer_status,
+            **self.publishing.behaviours(),
+            **self._bulk.behaviours(),
+            **self._ipc.behaviours(),
+        }
+        for call in unary.CALLS:
+            behaviours[call.rpc] = unary.behaviour(
+                call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
+            )
+        behaviours["LoadModule"] = self._check_code(behaviours["LoadModule"])
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
-                self._guard("Upload", self._upload), response_serializer=unary.serialize
+                self._guard("Upload", self._upload), response_serializer=serialize
             ),
             "Download": grpc.unary_stream_rpc_method_handler(
                 self._guard("Download", self._download), request_deserializer=decoder(device_pb2.DownloadRequest)
@@ -121,37 +144,13 @@ class DeviceService:
             "Write": grpc.stream_unary_rpc_method_handler(
                 self._guard("Write", self._write),
                 request_deserializer=decoder(device_pb2.WriteRequest),
-                response_serializer=unary.serialize,
+                response_serializer=serialize,
             ),
             "Read": grpc.unary_stream_rpc_method_handler(
                 self._guard("Read", self._read), request_deserializer=decoder(device_pb2.ReadRequest)
             ),
+            **unary_handlers(device_pb2, behaviours, self._guard),
         }
-        handlers["AttachmentStatus"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("AttachmentStatus", self._attachment_status),
-            request_deserializer=decoder(device_pb2.AttachmentStatusRequest),
-            response_serializer=unary.serialize,
-        )
-        handlers["Cancel"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("Cancel", self._cancel),
-            request_deserializer=decoder(device_pb2.CancelRequest),
-            response_serializer=unary.serialize,
-        )
-        handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("TransferStatus", self._transfer_status),
-            request_deserializer=decoder(device_pb2.TransferStatusRequest),
-            response_serializer=unary.serialize,
-        )
-        for call in unary.CALLS:
-            behaviour = unary.behaviour(
-                call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
-            )
-            if call.rpc == "LoadModule":
-                behaviour = self._check_code(behaviour)
-            handlers[call.rpc] = unary.method_handler(call, self._guard(call.rpc, behaviour))
-        handlers.update(self.publishing.handlers(self._guard))
-        handlers.update(self._bulk.handlers(self._guard))
-        handlers.update(self._ipc.handlers(self._guard))
         return self._gate.service(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:
@@ -164,7 +163,7 @@ class DeviceService:
         if self.greeting is not None:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
-    def _guard(self, method: str, behaviour: Any) -> Any:
+    def _guard(self, method: str, behaviour: Behaviour) -> Behaviour:
         return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
 
     async def _with_channel(
@@ -196,7 +195,7 @@ class DeviceService:
         if any(right in _WORK_RIGHTS for right in needed):
             self._sessions.accounts.of(session.tenant).check_time()
 
-    def _check_code(self, handle: Any) -> Any:
+    def _check_code(self, handle: Behaviour) -> Behaviour:
         async def handle_checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
             size = len(request.command.code)
             if size > self.limits.max_code_bytes:

@@ -11,12 +11,9 @@ import array
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-
-import grpc
-from google.protobuf.message import Message
 
 from hearth_proto import frames, rights
 from hearth_proto.frames import Kind
@@ -27,8 +24,7 @@ from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.tickets import LIFETIME
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.rpc import unary
-from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -78,18 +74,9 @@ class IpcService:
         self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
-    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handlers for DeviceService's table."""
-        methods: dict[str, tuple[type[Message], Any]] = {
-            "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
-            "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),
-        }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                guard(name, behaviour), request_deserializer=decoder(request), response_serializer=unary.serialize
-            )
-            for name, (request, behaviour) in methods.items()
-        }
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        """Returns the methods for DeviceService's table."""
+        return {"ExportIpc": self._export, "ReleaseIpc": self._release}
 
     # ---- methods ----
 

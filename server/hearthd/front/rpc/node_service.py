@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import grpc
 import structlog
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
@@ -25,8 +24,7 @@ from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
-from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
-from hearthd.front.rpc.unary import serialize
+from hearthd.front.rpc.server_call import Behaviour, CallObserver, guarded, unary_handlers
 from hearthd.front.sessions.client_process import ClientProcess
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable, negotiate
@@ -87,7 +85,7 @@ class NodeService:
 
     def handler(self) -> GatedService:
         """Returns the service for the gRPC server to register."""
-        behaviours: dict[str, Any] = {
+        behaviours: dict[str, Behaviour] = {
             "Describe": self.describe,
             "OpenSession": self.open_session,
             "RenewSession": self.renew_session,
@@ -100,15 +98,10 @@ class NodeService:
             **self._groups.behaviours(),
             **self._group_info.behaviours(),
         }
-        handlers = {
-            method: grpc.unary_unary_rpc_method_handler(
-                guarded(NAME, method, behaviour, self._observer, self._gate.method_gate(NAME, method)),
-                request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
-                response_serializer=serialize,
-            )
-            for method, behaviour in behaviours.items()
-        }
-        return self._gate.service(NAME, handlers)
+        return self._gate.service(NAME, unary_handlers(node_pb2, behaviours, self._guard))
+
+    def _guard(self, method: str, behaviour: Behaviour) -> Behaviour:
+        return guarded(NAME, method, behaviour, self._observer, self._gate.method_gate(NAME, method))
 
     async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
         """Returns the node, its versions and features, and the devices that the caller may use."""

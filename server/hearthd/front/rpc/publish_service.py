@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-import grpc
 import structlog
-from google.protobuf.message import Message
 
 from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
@@ -27,8 +25,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.rpc import unary
-from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
@@ -64,22 +61,15 @@ class PublishService:
         self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
-    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handlers for DeviceService's table."""
-        methods: dict[str, tuple[type[Message], Any]] = {
-            "Publish": (device_pb2.PublishRequest, self._publish),
-            "Unpublish": (device_pb2.UnpublishRequest, self._unpublish),
-            "AttachBuffer": (device_pb2.AttachBufferRequest, self._attach),
-            "ListPublished": (device_pb2.ListPublishedRequest, self._list),
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        """Returns the methods for DeviceService's table."""
+        methods = {
+            "Publish": self._publish,
+            "Unpublish": self._unpublish,
+            "AttachBuffer": self._attach,
+            "ListPublished": self._list,
         }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                guard(name, partial(self._serve, name, behaviour)),
-                request_deserializer=decoder(request),
-                response_serializer=unary.serialize,
-            )
-            for name, (request, behaviour) in methods.items()
-        }
+        return {name: partial(self._serve, name, method) for name, method in methods.items()}
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
         """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner.

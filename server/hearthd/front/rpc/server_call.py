@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -94,6 +95,28 @@ def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRe
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode
+
+
+def serialize(message: Message) -> bytes:
+    """Returns a response as bytes, for every type of message."""
+    return message.SerializeToString()
+
+
+def unary_handlers(
+    messages: ModuleType, behaviours: Mapping[str, Behaviour], guard: Callable[[str, Behaviour], Behaviour]
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Returns the handlers of methods with one request and one answer, by method.
+
+    The request of a method is `{method}Request` of `messages`. `guard` wraps a behaviour, as `guarded` does.
+    """
+    return {
+        method: grpc.unary_unary_rpc_method_handler(
+            guard(method, behaviour),
+            request_deserializer=decoder(getattr(messages, f"{method}Request")),
+            response_serializer=serialize,
+        )
+        for method, behaviour in behaviours.items()
+    }
 
 
 class RequestStream:

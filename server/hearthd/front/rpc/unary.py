@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
 
 from hearth_proto.reasons import Reason, Refusal, within
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.v1 import commands_pb2
 from hearthd.front.errors import Context
-from hearthd.front.rpc.server_call import StatusError, decoder
+from hearthd.front.rpc.server_call import Behaviour, StatusError
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
 
@@ -30,12 +29,6 @@ class UnaryCall:
     result: str
     describe: str = ""
     """A second command on the same handle, which describes the object. Its result is the answer."""
-
-    @property
-    def request(self) -> type[Message]:
-        """The type of the call's request message."""
-        message: type[Message] = getattr(device_pb2, f"{self.rpc}Request")
-        return message
 
     @property
     def handle(self) -> str:
@@ -164,7 +157,7 @@ async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
 
 def behaviour(
     call: UnaryCall, with_channel: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]
-) -> Any:
+) -> Behaviour:
     """Returns the handler of one single call. `with_channel` provides the channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
@@ -174,15 +167,3 @@ def behaviour(
         return await with_channel(request.target, work)
 
     return handle
-
-
-def method_handler(call: UnaryCall, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the gRPC handler of a single call. `handle` gets the decoded request, or an `UndecodableRequest`."""
-    return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=decoder(call.request), response_serializer=serialize
-    )
-
-
-def serialize(message: Message) -> bytes:
-    """Returns a response as bytes, for every type of message."""
-    return message.SerializeToString()
