@@ -21,7 +21,6 @@ from hearthd.front.connections.peers import pids_of
 from hearthd.front.errors import Context
 from hearthd.front.rpc.device_service import ClientLimits
 from hearthd.front.rpc.framed_context import FramedCall
-from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.rpc.server_call import Behaviour, CallObserver, guarded, unary_handlers
@@ -69,11 +68,9 @@ class NodeService:
         on_drain: Callable[[], None],
         gate: AdmissionGate,
         groups: GroupService,
-        group_info: GroupInfo,
         status: NodeStatus,
     ) -> None:
         self._groups = groups
-        self._group_info = group_info
         self._status = status
         self._sessions = sessions
         self._supervisor = supervisor
@@ -96,7 +93,6 @@ class NodeService:
             "EndSession": self.end_session,
             "RestartDevice": self.restart_device,
             **self._groups.behaviours(),
-            **self._group_info.behaviours(),
         }
         return self._gate.service(NAME, unary_handlers(node_pb2, behaviours, self._guard))
 
