@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -44,6 +44,13 @@ from hearthd.front.supervisor.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"
 
+_RIGHTS: Mapping[str, tuple[Right, ...]] = {
+    **rights.CALLS,
+    "Write": rights.COMMANDS["write"],
+    "Read": rights.COMMANDS["read"],
+    **{call.rpc: rights.COMMANDS[call.command] for call in unary.CALLS},
+}
+"""Rights that each method needs, all of them."""
 _WORK_RIGHTS = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
 """Operations that need one of these rights are new work. They are refused to tenants that have used up their GPU
 seconds."""
@@ -110,8 +117,8 @@ class DeviceService:
         self._bulk = bulk
         self._unused_lanes = UnusedLanes(traffic.lane_unused)
         self.attachments: set[execute.ExecuteAttachment] = set()
-        self.publishing = PublishService(sessions, supervisor, self._with_channel)
-        self._ipc = IpcService(sessions, supervisor, self._with_channel, lanes)
+        self.publishing = PublishService(sessions, supervisor, self.with_channel)
+        self._ipc = IpcService(sessions, supervisor, self.with_channel, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """Returns the first event of every new Execute stream, if the daemon drains. None: there is no such event."""
 
@@ -128,10 +135,7 @@ class DeviceService:
             **self._bulk.behaviours(),
             **self._ipc.behaviours(),
         }
-        for call in unary.CALLS:
-            behaviours[call.rpc] = unary.behaviour(
-                call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
-            )
+        behaviours |= {call.rpc: unary.behaviour(call, self.with_channel) for call in unary.CALLS}
         behaviours["LoadModule"] = self._check_code(behaviours["LoadModule"])
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
@@ -164,36 +168,24 @@ class DeviceService:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
     def _guard(self, method: str, behaviour: Behaviour) -> Behaviour:
-        return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
+        return guarded(self._gate.method_gate(NAME, method), behaviour, self._traffic)
 
-    async def _with_channel(
-        self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
-    ) -> Any:
+    async def with_channel(self, target: Any, work: Callable[[Channel], Awaitable[Any]], method: str) -> Any:
         """Runs `work` on the channel of a target (session token and device), and keeps the session alive meanwhile.
 
-        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights in `needed`.
+        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights that `method` needs, and `QUOTA_EXCEEDED` if
+        its device time is used up and the method is new work. Holding objects and reading results stays allowed.
         """
+        needed = _RIGHTS[method]
         session = self._sessions.find(target.session_token)
         device = self._supervisor.find(target.device, session.tenant)
-        self._admit(session, operation, needed)
+        self._sessions.require(session, needed, method)
+        if any(right in _WORK_RIGHTS for right in needed):
+            self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.keep_alive(session):
             channel = await device.channel(session)
             channel.batches.queue = session.queue
             return await work(channel)
-
-    def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises the refusal of the operation if the tenant may not do it now.
-
-        That is the case if a right is missing, or if the tenant's device time is used up and the operation is new work.
-        Holding objects and reading results stays allowed.
-        """
-        try:
-            session.tenant.require(needed, operation)
-        except Refusal as refusal:
-            self._sessions.audit.refused(session, operation, refusal)
-            raise
-        if any(right in _WORK_RIGHTS for right in needed):
-            self._sessions.accounts.of(session.tenant).check_time()
 
     def _check_code(self, handle: Behaviour) -> Behaviour:
         async def handle_checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
@@ -315,7 +307,7 @@ class DeviceService:
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
-        answer: device_pb2.UploadResponse = await self._with_channel(head, work, "Upload", rights.CALLS["Upload"])
+        answer: device_pb2.UploadResponse = await self.with_channel(head, work, "Upload")
         return answer
 
     async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
@@ -326,7 +318,7 @@ class DeviceService:
                 request, context, channel, self._resume_s(request), self._traffic.transfer_traffic
             )
 
-        await self._with_channel(request, work, "Download", rights.CALLS["Download"])
+        await self.with_channel(request, work, "Download")
 
     def _resume_s(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
         """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks.
@@ -364,7 +356,7 @@ class DeviceService:
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
-        return await self._with_channel(first.target, work, "Write", rights.COMMANDS["write"])
+        return await self.with_channel(first.target, work, "Write")
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
         _check_inline("Read", request.command)
@@ -372,7 +364,7 @@ class DeviceService:
         async def work(channel: Channel) -> None:
             await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
 
-        await self._with_channel(request.target, work, "Read", rights.COMMANDS["read"])
+        await self.with_channel(request.target, work, "Read")
 
 
 async def _run_execute(attachment: execute.ExecuteAttachment) -> None:

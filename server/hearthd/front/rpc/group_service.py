@@ -150,19 +150,9 @@ class GroupService:
         Raises `PERMISSION_DENIED`, `DRAINING`, or `QUOTA_EXCEEDED` if the tenant's device time is used up.
         """
         session = self._sessions.find(token)
-        try:
-            session.tenant.require((Right.COLLECTIVE,), operation)
-        except Refusal as refusal:
-            self._sessions.audit.refused(session, operation, refusal)
-            raise
+        self._sessions.require(session, (Right.COLLECTIVE,), operation)
         self._sessions.accounts.of(session.tenant).check_time()
-        if self._sessions.draining:
-            raise Refusal(
-                Reason.DRAINING,
-                "The daemon is draining and takes no part in new groups.",
-                fix="Try again when it has been restarted, or use another node.",
-                retry_after_s=max(1.0, self._sessions.drain_left()),
-            )
+        self._sessions.check_draining("takes no part in new groups")
         return session
 
     def _check_devices(self, session: Session, members: Members, node: int) -> None:

@@ -13,9 +13,9 @@ import os
 import socket
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from hearth_proto import frames, rights
+from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
@@ -26,13 +26,11 @@ from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
+from hearthd.front.rpc.unary import WithChannel
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from hearthd.front.rpc.publish_service import WithChannel
 
 FILE = "lent"
 """The kind of the messages in which device processes send memory."""
@@ -95,7 +93,7 @@ class IpcService:
                 )
             return await self._shielded.run(partial(self._export_memory, request, session, channel))
 
-        return await self._with_channel(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
+        return await self._with_channel(request.target, work, "ExportIpc")
 
     async def _export_memory(self, request: Any, session: Session, channel: Channel) -> Any:
         link = cast(DeviceLink, channel.link)
@@ -130,7 +128,7 @@ class IpcService:
             await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             return device_pb2.ReleaseIpcResponse()
 
-        return await self._with_channel(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
+        return await self._with_channel(request.target, work, "ReleaseIpc")
 
     async def _watch(self, link: DeviceLink) -> None:
         self._files.watch(link)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
 import structlog
 
-from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
@@ -27,6 +26,7 @@ from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
+from hearthd.front.rpc.unary import WithChannel
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
     MAX_PUBLICATIONS,
@@ -45,9 +45,6 @@ log = structlog.get_logger("hearthd.publish")
 
 FILE = "published"
 """The kind of the messages that carry memory from and to device processes."""
-
-WithChannel = Callable[..., Awaitable[Any]]
-"""The type of `DeviceService._with_channel`: checks the rights of the caller and runs work on the target's channel."""
 
 
 class PublishService:
@@ -79,7 +76,7 @@ class PublishService:
         """
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
-        with_channel = partial(self._with_channel, request.target, work, operation=name, needed=rights.CALLS[name])
+        with_channel = partial(self._with_channel, request.target, work, name)
         request_key = None
         if name in ("Publish", "AttachBuffer"):
             request_key = (name, session.id, request.SerializeToString(deterministic=True))

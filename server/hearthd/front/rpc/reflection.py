@@ -34,7 +34,7 @@ class Reflection:
         return [self._handler(name) for name in NAMES]
 
     def _handler(self, name: str) -> GatedService:
-        guard = guarded(name, _METHOD, self._info, self._observer, self._gate.method_gate(name, _METHOD))
+        guard = guarded(self._gate.method_gate(name, _METHOD), self._info, self._observer)
         handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=serialize)
         return self._gate.service(name, {_METHOD: handler})
 

@@ -147,13 +147,12 @@ class RequestStream:
         return message
 
 
-def guarded(
-    service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
-) -> Behaviour:
-    """Wraps `behaviour`: its errors become statuses, and its calls are counted.
+def guarded(method_gate: MethodGate, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
+    """Wraps the `behaviour` of a method: its errors become statuses, and its calls are counted.
 
-    `method_gate` admits the caller and passes the first message to `behaviour`.
+    `method_gate` admits the caller and passes the first message to `behaviour`. The wrapper is called without it.
     """
+    service, method = method_gate.service, method_gate.method
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -162,8 +161,7 @@ def guarded(
         code, reason = "OK", ""
         try:
             try:
-                if method_gate is not None:
-                    request = await method_gate.enter(context)
+                request = await method_gate.enter(context)
                 if isinstance(request, UndecodableRequest):
                     raise request.refusal
                 return await behaviour(request, context)
@@ -197,8 +195,7 @@ def guarded(
             # gRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
             del request, context
 
-    if method_gate is not None:
-        serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
+    serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
     return serve
 
 

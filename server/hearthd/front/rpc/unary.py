@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from hearthd.front.errors import Context
 from hearthd.front.rpc.server_call import Behaviour, StatusError
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
+
+WithChannel = Callable[[Any, Callable[[Channel], Awaitable[Any]], str], Coroutine[Any, Any, Any]]
+"""The type of `DeviceService.with_channel`."""
 
 MAX_CALLS = 256
 """Maximum number of single calls of one session that may be under way on one device."""
@@ -155,15 +158,13 @@ async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
     return answer
 
 
-def behaviour(
-    call: UnaryCall, with_channel: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]
-) -> Behaviour:
+def behaviour(call: UnaryCall, with_channel: WithChannel) -> Behaviour:
     """Returns the handler of one single call. `with_channel` provides the channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
         async def work(channel: Channel) -> Message:
             return await perform(call, request, channel)
 
-        return await with_channel(request.target, work)
+        return await with_channel(request.target, work, call.rpc)
 
     return handle
