@@ -319,20 +319,6 @@ class Channel:
         finally:
             self.calls -= 1
 
-    # ---- transfers ----
-
-    def on_credit(self, transfer: int, credits: int) -> None:
-        """Called by the link: the device process grants an upload `credits` more chunks."""
-        self.transfers.on_credit(transfer, credits)
-
-    def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
-        """Called by the link with one chunk of a download."""
-        self.transfers.on_chunk(transfer, payload, flags)
-
-    def on_abort(self, transfer: int, payload: bytes) -> None:
-        """Called by the link: the device process aborts a transfer, with a serialized status."""
-        self.transfers.on_abort(transfer, payload)
-
     # ---- end ----
 
     def end(self, refusal: Refusal, event: bytes = b"") -> None:
