@@ -255,19 +255,12 @@ class DeviceLink(asyncio.Protocol):
         """Gives the process memory for chunks of up to `chunk_bytes`, so that they need not go through the socket."""
         self._chunks = ChunkMemory.of(chunk_bytes, self.descriptors, self.ordinal)
 
-    # ---- lanes ----
+    # ---- connections of clients ----
 
     @property
     def takes_lanes(self) -> bool:
         """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
-
-    def hand_over_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over as the lane of `channel`.
-
-        Raises OSError if that is not possible at the moment.
-        """
-        self.give("lane", {"channel": channel, **bounds}, connection)
 
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
         """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`.
@@ -277,14 +270,6 @@ class DeviceLink(asyncio.Protocol):
         if self.loss is not None or self.descriptors is None:
             raise ConnectionError("the device process has ended")
         self.descriptors.send(kind, body, [connection])
-
-    async def end_lane(self, channel: int) -> int:
-        """Has the lane of the channel closed.
-
-        Returns the number of the last batch that the device process received, after all copies of responses have
-        arrived. Raises the loss.
-        """
-        return int((await self.ask(Kind.LANE_END, {}, channel))["last"])
 
     # ---- received frames ----
 

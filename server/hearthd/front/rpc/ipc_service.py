@@ -124,8 +124,7 @@ class IpcService:
 
     async def _release(self, request: Any, context: Context) -> Any:
         async def work(channel: Channel) -> Any:
-            link = cast(DeviceLink, channel.link)
-            await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
+            await channel.link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             return device_pb2.ReleaseIpcResponse()
 
         return await self._with_channel(request.target, work, "ReleaseIpc")

@@ -107,7 +107,7 @@ class PublishService:
             raise self._explain_conflict(refusal, session, request) from None
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
-            answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+            answer = await channel.link.ask(Kind.EXPORT, body, channel.number)
         except BaseException:
             self._end(publication)
             raise
@@ -145,7 +145,7 @@ class PublishService:
         if publication is None or not publication.matches(channel, request.tenants, request.description):
             return False
         body = {"op": "published", "memory": publication.number, "buffer": request.buffer}
-        answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+        answer = await channel.link.ask(Kind.EXPORT, body, channel.number)
         return bool(answer["same"]) and publication.named
 
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
@@ -320,7 +320,7 @@ def _attached(publication: Publication, answer: dict[str, Any], link: DeviceLink
 
 
 def _send_operation(link: DeviceLink, operation: str, publication: Publication) -> None:
-    link.send(Kind.EXPORT, json.dumps({"op": operation, "memory": publication.number}).encode())
+    link.send_json(Kind.EXPORT, {"op": operation, "memory": publication.number})
 
 
 def _send_file(link: DeviceLink, number: int, file: int) -> None:

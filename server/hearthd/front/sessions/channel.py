@@ -258,7 +258,7 @@ class Channel:
         """
         assert self.replies is not None
         lane = LaneMirror(self.link, self.number, self.batches, self.replies)
-        self.link.hand_over_lane(self.number, bounds, connection)
+        self.link.give("lane", {"channel": self.number, **bounds}, connection)
         self.lane = lane
 
     def on_lane_unused(self, reason: str) -> None:

@@ -97,9 +97,10 @@ class LaneMirror:
         """
         self.ending = True
         try:
-            last = await self._link.end_lane(self._number)
+            answer = await self._link.ask(Kind.LANE_END, {}, self._number)
         except Refusal:
             return True
+        last = int(answer["last"])  # the last batch that the device process received
         self._batches.note_lane_batches(last)
         return last > self._batches_before
 
