@@ -76,17 +76,10 @@ class CallServer:
             return
         unix_socket = UnixSocket(path, public=public)
         unix_socket.claim()
-        previous_umask = os.umask(0o111 if public else 0o177)
-        try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                self._create_call, path, backlog=_BACKLOG
-            )
-        except OSError as error:
-            unix_socket.release()
-            raise unix_socket.unusable(error) from None
-        finally:
-            os.umask(previous_umask)
         self._socket = unix_socket
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            self._create_call, sock=unix_socket.listen(_BACKLOG), backlog=_BACKLOG
+        )
 
     async def close(self, grace: float) -> None:
         """Accepts no further calls. Calls under way may continue for `grace` seconds."""
