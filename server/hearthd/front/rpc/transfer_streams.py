@@ -166,10 +166,7 @@ async def download(
 ) -> None:
     """Writes the chunks of a transfer to the client as they arrive. `resume_s` as in `upload`."""
     await _open(context)
-    if resume_s:
-        flow = channel.transfers.resumable_download(request.transfer, resume_s, request.offset)
-    else:
-        flow = channel.transfers.download(request.transfer)
+    flow = channel.transfers.download(request.transfer, resume_s, request.offset)
     stream = flow.assign_stream()
     try:
         if resume_s:

@@ -16,7 +16,7 @@ from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
-from hearthd.front.sessions.transfer_table import TransferTable
+from hearthd.front.sessions.transfers import TransferTable
 
 log = structlog.get_logger("hearthd.channel")
 
