@@ -17,7 +17,7 @@ of events since the last one."""
 
 
 class ConnectionCounts:
-    """Connection counts of a daemon: the `limiter.ConnectionObserver` of all listeners."""
+    """Connection counts of a daemon, over all listeners."""
 
     def __init__(self, registry: CollectorRegistry | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,23 +36,24 @@ class ConnectionCounts:
         self._unlogged: Tally[tuple[str, str, str]] = Tally()
 
     def connection_opened(self, listener: str) -> None:
-        """Counts an open connection of the listener in `hearth_connections`."""
+        """Counts an admitted connection in `hearth_connections`. `connection_closed` follows once."""
         self._open.labels(listener).inc()
 
     def connection_closed(self, listener: str) -> None:
-        """Removes a connection of the listener from `hearth_connections`."""
+        """Removes a connection that was counted as opened, including one that was evicted."""
         self._open.labels(listener).dec()
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         """Counts a connection that was refused or closed, by listener and reason.
 
+        `reason`: full, strangers, address, descriptors, silent, flood or penalty.
         Logs at most one line in `LOG_INTERVAL` seconds for each listener and reason.
         """
         self._refused.labels(listener, reason).inc()
         self._log_throttled("connection_refused", listener, peer, reason)
 
     def connection_held(self, listener: str, peer: str) -> None:
-        """Counts a connection whose data is held back, by listener.
+        """Counts a connection of a penalized peer whose data is held back, by listener.
 
         Logs at most one line in `LOG_INTERVAL` seconds for each listener.
         """

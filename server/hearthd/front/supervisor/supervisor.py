@@ -50,7 +50,8 @@ class Supervisor:
         self._launcher = launcher
         self.quarantine = FaultQuarantine(policy.max_faults, policy.restart_window)
         self._closes: set[asyncio.Task[None]] = set()
-        self._change: asyncio.Future[None] | None = None
+        self._change = asyncio.Event()
+        """Set for a moment after each change of a device's state."""
         self._listeners: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Device]:
@@ -132,17 +133,14 @@ class Supervisor:
 
     def notify(self) -> None:
         """Wakes the callers of `changed`, and calls the listeners. Called after each change of a device's state."""
-        change, self._change = self._change, None
-        if change is not None and not change.done():
-            change.set_result(None)
+        self._change.set()
+        self._change.clear()
         for listener in self._listeners:
             listener()
 
     async def changed(self) -> None:
         """Returns after the next change of a device's state."""
-        if self._change is None or self._change.done():
-            self._change = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._change)
+        await self._change.wait()
 
     async def stop(self, at_once: bool = False) -> None:
         """Ends every device process and the forkserver."""
