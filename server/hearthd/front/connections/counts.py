@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
 from collections.abc import Callable
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -32,8 +33,7 @@ class ConnectionCounts:
             "hearth_connections_held", "Connections of penalized peers whose data had to wait for its turn.",
             ("listener",), registry=registry,
         )  # fmt: skip
-        self._next_log_at: dict[tuple[str, str, str], float] = {}
-        self._unlogged: Tally[tuple[str, str, str]] = Tally()
+        self._log_throttle = LogThrottle(LOG_INTERVAL)
 
     def connection_opened(self, listener: str) -> None:
         """Counts an admitted connection in `hearth_connections`. `connection_closed` follows once."""
@@ -61,8 +61,6 @@ class ConnectionCounts:
         self._log_throttled("connection_held", listener, peer, "penalty")
 
     def _log_throttled(self, event: str, listener: str, peer: str, reason: str) -> None:
-        key, now = (event, listener, reason), self._clock()
-        self._unlogged[key] += 1
-        if now >= self._next_log_at.get(key, 0.0):
-            log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unlogged.pop(key))
-            self._next_log_at[key] = now + LOG_INTERVAL
+        times = self._log_throttle.times((event, listener, reason), self._clock())
+        if times:
+            log.warning(event, listener=listener, reason=reason, peer=peer, times=times)
