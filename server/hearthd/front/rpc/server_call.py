@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,26 +71,15 @@ class SubjectEnded(Exception):
         self.refusal = refusal
 
 
-@dataclass(frozen=True)
-class UndecodableRequest:
-    """Placeholder for a request that could not be decoded."""
+def decoder(message: type[Message]) -> Callable[[bytes], Message]:
+    """Returns a decoder of requests, which raises `MALFORMED_MESSAGE`. The method's gate calls it, not gRPC."""
 
-    refusal: Refusal
-
-
-def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
-    """Returns a decoder of requests.
-
-    It does not raise: gRPC would end such a call without a message to the client, so `guarded` handles the result
-    instead.
-    """
-
-    def decode(data: bytes) -> Message | UndecodableRequest:
+    def decode(data: bytes) -> Message:
         try:
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return UndecodableRequest(malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}."))
+            raise malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}.") from None
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode
@@ -140,11 +128,7 @@ class RequestStream:
         message = await self._context.read()
         if message is EOF:
             raise StopAsyncIteration
-        if self._decode is not None:
-            message = self._decode(message)
-        if isinstance(message, UndecodableRequest):
-            raise message.refusal
-        return message
+        return message if self._decode is None else self._decode(message)
 
 
 def guarded(method_gate: MethodGate, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
@@ -162,8 +146,6 @@ def guarded(method_gate: MethodGate, behaviour: Behaviour, observer: CallObserve
         try:
             try:
                 request = await method_gate.enter(context)
-                if isinstance(request, UndecodableRequest):
-                    raise request.refusal
                 return await behaviour(request, context)
             except (Refusal, StatusError, SubjectEnded) as error:
                 status, code, reason = _call_outcome(error)
