@@ -93,6 +93,7 @@ class Supervisor:
         log.error("session_barred", session=session)
         self.on_quarantined(session)
         refusal = self.quarantine.refusal(session)
+        assert refusal is not None
         for open_session in self.sessions:
             if open_session.id == session and not open_session.dedicated:
                 channels, open_session.channels = list(open_session.channels.values()), {}
@@ -100,14 +101,6 @@ class Supervisor:
                     task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
                     self._closes.add(task)
                     task.add_done_callback(self._closes.discard)
-
-    def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Returns the reason why a session may not share a process; None: it may."""
-        return self.quarantine.refusal(session.id) if self.quarantine.is_quarantined(session.id) else None
-
-    def lift_quarantine(self) -> None:
-        """Allows all quarantined sessions to share processes again."""
-        self.quarantine.lift_quarantine()
 
     async def before_serving(self, link: DeviceLink) -> None:
         """Awaits the functions of `prepare`, one after another.

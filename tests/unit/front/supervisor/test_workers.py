@@ -508,7 +508,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 await lost(n, own)
             await n.generation(own)
             await n.sessions.close(bad, "done")
-            assert not n.supervisor.quarantine.is_quarantined(bad.id)
+            assert n.supervisor.quarantine.refusal(bad.id) is None
 
     run(scenario())
 
@@ -537,8 +537,8 @@ def test_crash_is_attributed_to_the_only_session_with_work() -> None:
             channel = await n.device.channel(busy)
             channel.send_batch(batch(1).SerializeToString())
             n.process(1).die()
-            await until(lambda: n.supervisor.quarantine.is_quarantined(busy.id))
-            assert not n.supervisor.quarantine.is_quarantined(idle.id)
+            await until(lambda: n.supervisor.quarantine.refusal(busy.id))
+            assert n.supervisor.quarantine.refusal(idle.id) is None
 
     run(scenario())
 
