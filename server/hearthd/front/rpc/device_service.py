@@ -187,6 +187,12 @@ class DeviceService:
             channel.batches.queue = session.queue
             return await work(channel)
 
+    def _open_channel(self, target: Any) -> Channel | None:
+        """Returns the channel that the session of a target has on its device. Opens none, unlike `with_channel`."""
+        session = self._sessions.find(target.session_token)
+        device = self._supervisor.find(target.device, session.tenant)
+        return session.channels.get(device.ordinal)
+
     def _check_code(self, handle: Behaviour) -> Behaviour:
         async def handle_checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
             size = len(request.command.code)
@@ -268,16 +274,13 @@ class DeviceService:
     async def _attachment_status(
         self, request: device_pb2.AttachmentStatusRequest, context: Context
     ) -> device_pb2.AttachmentStatusResponse:
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
-        channel = session.channels.get(device.ordinal)
+        channel = self._open_channel(request)
         if channel is None or channel.link.generation != request.generation:
             return device_pb2.AttachmentStatusResponse()
         return channel.status()
 
     async def _cancel(self, request: device_pb2.CancelRequest, context: Context) -> commands_pb2.Done:
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
+        channel = self._open_channel(request)
         command = request.command
         if command.WhichOneof("kind") != "cancel" or not command.request:
             raise Refusal(
@@ -287,7 +290,6 @@ class DeviceService:
                 fix="Send the Cancel in a batch of Execute, and the same command in this call.",
                 fields=["command.cancel", "command.request"],
             )
-        channel = session.channels.get(device.ordinal)
         if channel is not None and channel.link.generation == request.generation:
             channel.cancel(command)
         return commands_pb2.Done()
@@ -295,29 +297,26 @@ class DeviceService:
     # ---- transfers ----
 
     async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
-        messages = RequestStream(context)
         if first is None:
             raise errors.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
         head = transfer_streams.parse_upload(first)
         transfer_streams.check_transfer(head.transfer)
-
-        async def work(channel: Channel) -> device_pb2.UploadResponse:
-            return await transfer_streams.upload(
-                first, head, messages, channel, self._resume_s(head), self.limits.max_chunk_bytes,
-                self._traffic.transfer_traffic,
-            )  # fmt: skip
-
+        work = partial(
+            transfer_streams.upload,
+            first,
+            head,
+            RequestStream(context),
+            resume_s=self._resume_s(head),
+            max_chunk_bytes=self.limits.max_chunk_bytes,
+            on_bytes=self._traffic.transfer_traffic,
+        )
         answer: device_pb2.UploadResponse = await self.with_channel(head, work, "Upload")
         return answer
 
     async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
         transfer_streams.check_transfer(request.transfer)
-
-        async def work(channel: Channel) -> None:
-            await transfer_streams.download(
-                request, context, channel, self._resume_s(request), self._traffic.transfer_traffic
-            )
-
+        resume_s, on_bytes = self._resume_s(request), self._traffic.transfer_traffic
+        work = partial(transfer_streams.download, request, context, resume_s=resume_s, on_bytes=on_bytes)
         await self.with_channel(request, work, "Download")
 
     def _resume_s(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
@@ -331,9 +330,7 @@ class DeviceService:
         self, request: device_pb2.TransferStatusRequest, context: Context
     ) -> device_pb2.TransferStatusResponse:
         transfer_streams.check_transfer(request.transfer)
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
-        channel = session.channels.get(device.ordinal)
+        channel = self._open_channel(request)
         if channel is None:
             return device_pb2.TransferStatusResponse()
         if request.give_up:
@@ -342,28 +339,24 @@ class DeviceService:
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
     async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
-        messages = RequestStream(context, decoder(device_pb2.WriteRequest))
         if first is None or not first.HasField("command"):
             raise errors.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
             )
         _check_inline("Write", first.command)
-
-        async def work(channel: Channel) -> Any:
-            limits = self.limits
-            return await transfer_streams.write(
-                first, messages, channel, limits.max_inline_bytes, limits.max_chunk_bytes,
-                self._traffic.transfer_traffic,
-            )  # fmt: skip
-
+        work = partial(
+            transfer_streams.write,
+            first,
+            RequestStream(context, decoder(device_pb2.WriteRequest)),
+            max_inline_bytes=self.limits.max_inline_bytes,
+            max_chunk_bytes=self.limits.max_chunk_bytes,
+            on_bytes=self._traffic.transfer_traffic,
+        )
         return await self.with_channel(first.target, work, "Write")
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
         _check_inline("Read", request.command)
-
-        async def work(channel: Channel) -> None:
-            await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
-
+        work = partial(transfer_streams.read, request, context, on_bytes=self._traffic.transfer_traffic)
         await self.with_channel(request.target, work, "Read")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -162,9 +163,6 @@ def behaviour(call: UnaryCall, with_channel: WithChannel) -> Behaviour:
     """Returns the handler of one single call. `with_channel` provides the channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
-        async def work(channel: Channel) -> Message:
-            return await perform(call, request, channel)
-
-        return await with_channel(request.target, work, call.rpc)
+        return await with_channel(request.target, partial(perform, call, request), call.rpc)
 
     return handle
