@@ -88,7 +88,10 @@ class UnixSocket:
             raise
 
     def listen(self, backlog: int) -> socket.socket:
-        """Returns a non-blocking socket that listens at the claimed path. Raises `ListenError`."""
+        """Returns a non-blocking socket that listens at the claimed path.
+
+        Raises `ListenError`; the path is then released.
+        """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         old_umask = os.umask(0o111 if self._public else 0o177)
         try:
@@ -97,6 +100,7 @@ class UnixSocket:
             listener.listen(backlog)
         except OSError as error:
             listener.close()
+            self.release()
             raise self.unusable(error) from None
         finally:
             os.umask(old_umask)

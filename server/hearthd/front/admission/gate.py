@@ -91,17 +91,17 @@ class AdmissionGate:
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(
-        self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
+        self, name: str, handlers: Mapping[str, Any], guard: Callable[[MethodGate, Any], Any]
     ) -> GatedService:
         """Returns a service with the handlers of another package, for callers without a credential.
 
-        `guard` creates a behaviour from a method's name, the coroutine that serves it, and its method gate.
+        `guard` creates a behaviour from the gate of a method and the coroutine that serves the method.
         """
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         methods = {}
         for method, handler in handlers.items():
             method_gate = self.method_gate(name, method, limit=limit)
-            guarded = guard(method, _message_server(handler), method_gate)
+            guarded = guard(method_gate, _message_server(handler))
             methods[method] = _streaming(_with_behaviour(handler, guarded))
         return GatedService(name, methods)
 
@@ -122,6 +122,7 @@ class MethodGate:
     """The gate of one method."""
 
     def __init__(self, gate: AdmissionGate, service: str, method: str, limit: MethodLimit) -> None:
+        self.service = service
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None

@@ -40,11 +40,12 @@ class AcceptLoop:
         self._listeners.append(listener)
         self.start_task(self._accept(listener))
 
-    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` in a task that `stop` cancels."""
+    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` in a task that `stop` cancels, and returns the task."""
         task = asyncio.create_task(work, name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def stop(self) -> None:
         """Accepts no further connection, cancels the tasks and closes the listening sockets."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
 from collections.abc import Callable
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -17,7 +18,7 @@ of events since the last one."""
 
 
 class ConnectionCounts:
-    """Connection counts of a daemon: the `limiter.ConnectionObserver` of all listeners."""
+    """Connection counts of a daemon, over all listeners."""
 
     def __init__(self, registry: CollectorRegistry | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,27 +33,27 @@ class ConnectionCounts:
             "hearth_connections_held", "Connections of penalized peers whose data had to wait for its turn.",
             ("listener",), registry=registry,
         )  # fmt: skip
-        self._next_log_at: dict[tuple[str, str, str], float] = {}
-        self._unlogged: Tally[tuple[str, str, str]] = Tally()
+        self._log_throttle = LogThrottle(LOG_INTERVAL)
 
     def connection_opened(self, listener: str) -> None:
-        """Counts an open connection of the listener in `hearth_connections`."""
+        """Counts an admitted connection in `hearth_connections`. `connection_closed` follows once."""
         self._open.labels(listener).inc()
 
     def connection_closed(self, listener: str) -> None:
-        """Removes a connection of the listener from `hearth_connections`."""
+        """Removes a connection that was counted as opened, including one that was evicted."""
         self._open.labels(listener).dec()
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         """Counts a connection that was refused or closed, by listener and reason.
 
+        `reason`: full, strangers, address, descriptors, silent, flood or penalty.
         Logs at most one line in `LOG_INTERVAL` seconds for each listener and reason.
         """
         self._refused.labels(listener, reason).inc()
         self._log_throttled("connection_refused", listener, peer, reason)
 
     def connection_held(self, listener: str, peer: str) -> None:
-        """Counts a connection whose data is held back, by listener.
+        """Counts a connection of a penalized peer whose data is held back, by listener.
 
         Logs at most one line in `LOG_INTERVAL` seconds for each listener.
         """
@@ -60,8 +61,6 @@ class ConnectionCounts:
         self._log_throttled("connection_held", listener, peer, "penalty")
 
     def _log_throttled(self, event: str, listener: str, peer: str, reason: str) -> None:
-        key, now = (event, listener, reason), self._clock()
-        self._unlogged[key] += 1
-        if now >= self._next_log_at.get(key, 0.0):
-            log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unlogged.pop(key))
-            self._next_log_at[key] = now + LOG_INTERVAL
+        times = self._log_throttle.times((event, listener, reason), self._clock())
+        if times:
+            log.warning(event, listener=listener, reason=reason, peer=peer, times=times)

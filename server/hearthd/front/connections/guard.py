@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.holding import AcceptFilter
-from hearthd.front.connections.limiter import ConnectionObserver
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
@@ -59,7 +59,7 @@ class ConnectionGuard:
     def __init__(
         self,
         limits: UnauthenticatedLimits,
-        observer: ConnectionObserver,
+        counts: ConnectionCounts,
         requires_credential: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +69,7 @@ class ConnectionGuard:
         """
         self.limits = limits
         self.penalties = Penalties()
-        self._observer = observer
+        self._counts = counts
         self._requires_credential = requires_credential
         self._clock = clock
         self._listener_names: dict[str, str] = {}
@@ -304,8 +304,8 @@ class ConnectionGuard:
             connection.authenticated, connection.grpc_peer = bool(grpc_peer), grpc_peer
         assert self._holding is not None
         if self._holding.add(connection):
-            self._observer.connection_held(self._listener(connection), connection.peer)
-        self._observer.connection_opened(self._listener(connection))
+            self._counts.connection_held(self._listener(connection), connection.peer)
+        self._counts.connection_opened(self._listener(connection))
 
     def _measure(self, sockets: OpenSockets, connection: UnauthenticatedConnection) -> None:
         received = sockets.received(connection.number, connection.inode, tcp=bool(connection.name))
@@ -316,20 +316,20 @@ class ConnectionGuard:
             connection.authenticated = self._all_users or connection.peer in self._users
 
     def _close(self, sockets: OpenSockets, connection: UnauthenticatedConnection, reason: str, now: float) -> None:
-        disconnect = sockets.reset if reason in ("flood", "penalty") else sockets.shut
-        if not disconnect(connection.number, connection.inode):
+        drops_unread = reason in ("flood", "penalty")
+        if not sockets.disconnect(connection.number, connection.inode, drops_unread=drops_unread):
             return
         connection.closed = True
         if reason == "flood":
             self.penalties.add(connection.peer, now)
             connection.bytes = 0  # they have been charged to the penalty
-        self._observer.connection_refused(self._listener(connection), connection.peer, reason)
+        self._counts.connection_refused(self._listener(connection), connection.peer, reason)
 
     def _forget(self, number: int) -> None:
         connection = self._connections.pop(number, None)
         if connection is None:
             return
-        self._observer.connection_closed(self._listener(connection))
+        self._counts.connection_closed(self._listener(connection))
         if connection.name and not connection.authenticated:
             self.penalties.add(connection.peer, self._scanned_at, connection.bytes / self.limits.bytes)
             self._ended_peers[connection.name] = None

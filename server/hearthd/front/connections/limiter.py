@@ -31,30 +31,9 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.peers import group_of
-
-
-class ConnectionObserver(Protocol):
-    """Counts connections, and logs at a bounded rate."""
-
-    def connection_opened(self, listener: str) -> None:
-        """Counts an admitted connection. `connection_closed` follows once."""
-        ...
-
-    def connection_closed(self, listener: str) -> None:
-        """Counts the end of a connection that was counted as opened, including one that was evicted."""
-        ...
-
-    def connection_refused(self, listener: str, peer: str, reason: str) -> None:
-        """Counts a connection that was refused or closed.
-
-        `reason`: full, strangers, address, evicted, silent, flood or penalty.
-        """
-
-    def connection_held(self, listener: str, peer: str) -> None:
-        """Counts a connection of a penalized peer whose data is held back."""
 
 
 class ConnectionSlot:
@@ -125,7 +104,7 @@ class ConnectionLimiter:
     def __init__(
         self,
         listener: str,
-        observer: ConnectionObserver,
+        counts: ConnectionCounts,
         *,
         max_connections: int,
         max_strangers: int,
@@ -138,7 +117,7 @@ class ConnectionLimiter:
 
         Args:
             listener: name of the listener in metrics and logs.
-            observer: counts and logs connections.
+            counts: counts and logs connections.
             max_connections: maximum in total.
             max_strangers: maximum of strangers in total.
             max_strangers_per_peer: maximum of strangers of one peer.
@@ -153,7 +132,7 @@ class ConnectionLimiter:
         self.max_strangers_per_peer = max_strangers_per_peer
         self.reserve = reserve
         self.timeout = timeout
-        self._observer = observer
+        self._counts = counts
         self._slots: set[ConnectionSlot] = set()
         self._strangers: dict[str, OrderedDict[ConnectionSlot, None]] = {}
         """Slots of strangers by peer, oldest first."""
@@ -199,13 +178,13 @@ class ConnectionLimiter:
         elif peer_is_full or len(self._slots) >= self.max_connections:
             reserved = self._has_room_for_probe(group)
             if not reserved:
-                self._observer.connection_refused(self.listener, peer, "address" if peer_is_full else "full")
+                self._counts.connection_refused(self.listener, peer, "address" if peer_is_full else "full")
                 return None
         slot = ConnectionSlot(self, group, drop, reserved)
         self._slots.add(slot)
         self._by_peer[group] += 1
         self._add_stranger(slot)
-        self._observer.connection_opened(self.listener)
+        self._counts.connection_opened(self.listener)
         return slot
 
     def _has_room_for_probe(self, group: str) -> bool:
@@ -221,13 +200,13 @@ class ConnectionLimiter:
 
     def _evict(self, group: str, reason: str) -> None:
         victim = next(iter(self._strangers[group]))
-        self._observer.connection_refused(self.listener, group, reason)
+        self._counts.connection_refused(self.listener, group, reason)
         victim.release()
         victim.drop()
 
     def _on_timeout(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
-            self._observer.connection_refused(self.listener, slot.peer, "silent")
+            self._counts.connection_refused(self.listener, slot.peer, "silent")
             slot.release()
             slot.drop()
 
@@ -253,4 +232,4 @@ class ConnectionLimiter:
             self._by_peer[slot.peer] -= 1
             if not self._by_peer[slot.peer]:
                 del self._by_peer[slot.peer]
-            self._observer.connection_closed(self.listener)
+            self._counts.connection_closed(self.listener)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -75,26 +74,29 @@ class ConnectionLimits:
         self.guard = ConnectionGuard(limits, self.counts, requires_credential)
         self.max_grpc_connections = settings.max
         """Maximum number of connections of each gRPC listener."""
-        self._limiters: dict[str, ConnectionLimiter] = {}
+        self.limiters: dict[str, ConnectionLimiter] = {}
+        """The limiters that were created, by listener."""
         self.budget: descriptors.DescriptorBudget | None = None
         """The division of the limit on open files. None: `fit` was not called."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:
-        """Returns the limiter of a listener, by its name in metrics: call, lanes, stripes, identity or peers."""
-        create = partial(
-            ConnectionLimiter,
-            # These connections show a credential within a second or are closed, and clients open several at once.
+        """Creates the limiter of a listener, by its name in metrics: call, lanes, stripes, identity or peers."""
+        # These connections show a credential within a second or are closed, and clients open several at once.
+        limiter = ConnectionLimiter(
+            listener,
+            self.counts,
             max_connections=self.settings.max,
             max_strangers=2 * self.settings.max_strangers,
             max_strangers_per_peer=self.settings.max_strangers,
             timeout=self.settings.handshake_timeout,
         )
-        return self._limiter(listener, create)
+        return self._add(limiter)
 
     def http(self, settings: HttpSettings) -> ConnectionLimiter:
-        """Returns the limiter of the HTTP listener. An HTTP connection is a stranger between two requests."""
-        create = partial(
-            ConnectionLimiter,
+        """Creates the limiter of the HTTP listener. An HTTP connection is a stranger between two requests."""
+        limiter = ConnectionLimiter(
+            "http",
+            self.counts,
             max_connections=settings.max_connections,
             max_strangers=settings.max_connections,
             max_strangers_per_peer=settings.max_connections_per_address,
@@ -102,15 +104,11 @@ class ConnectionLimits:
             timeout=settings.header_timeout,
             reserve=_PROBES,
         )
-        return self._limiter("http", create)
+        return self._add(limiter)
 
-    def _limiter(
-        self, listener: str, create: Callable[[str, ConnectionCounts], ConnectionLimiter]
-    ) -> ConnectionLimiter:
-        limiter = self._limiters.get(listener)
-        if limiter is None:
-            limiter = self._limiters[listener] = create(listener, self.counts)
-            self._clamp(limiter)
+    def _add(self, limiter: ConnectionLimiter) -> ConnectionLimiter:
+        self.limiters[limiter.listener] = limiter
+        self._clamp(limiter)
         return limiter
 
     def fit(self, devices: int) -> None:
@@ -121,7 +119,7 @@ class ConnectionLimits:
         """
         limit = descriptors.raise_limit()
         self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.requested)
-        for limiter in self._limiters.values():
+        for limiter in self.limiters.values():
             self._clamp(limiter)
         self.max_grpc_connections = min(self.settings.max, self.share("grpc"))
         self.guard.limits = replace(

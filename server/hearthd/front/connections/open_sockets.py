@@ -131,34 +131,19 @@ class OpenSockets:
         finally:
             self._release()
 
-    def shut(self, number: int, inode: int) -> bool:
+    def disconnect(self, number: int, inode: int, *, drops_unread: bool) -> bool:
         """Shuts a connection down in both directions; the library that accepted it then closes it.
 
-        Returns False if it was already closed.
+        With `drops_unread`, data that was received over TCP and not read is dropped, which the library would otherwise
+        still read. Returns False if the connection was already closed.
         """
         if not self._redirect(number, inode):
             return False
         try:
+            if drops_unread and self._reserved.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) != socket.AF_UNIX:
+                return int(_connect(self._reserved.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))) == 0
             self._reserved.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-        else:
             return True
-        finally:
-            self._release()
-
-    def reset(self, number: int, inode: int) -> bool:
-        """Closes a connection like `shut`, and drops the data that was received but not read.
-
-        The library that accepted the connection would otherwise still read the data.
-        """
-        if not self._redirect(number, inode):
-            return False
-        try:
-            if self._reserved.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
-                self._reserved.shutdown(socket.SHUT_RDWR)
-                return True
-            return int(_connect(self._reserved.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))) == 0
         except OSError:
             return False
         finally:

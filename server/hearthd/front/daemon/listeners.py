@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -16,7 +17,7 @@ from hearth_proto.calls import socket_path
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
-from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
+from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
@@ -102,7 +103,8 @@ class Listeners:
         self._health = health.Health(self._supervisor, self._config.health, self._sessions.overloaded)
         self._overload.listeners.append(self._health.refresh)
         self._metrics.registry.register(self._health.watchers)
-        open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
+        guard = partial(guarded, observer=self._metrics)
+        open_service = self._gate.open_service(health.NAME, self._health.methods(), guard)
         service_names = (node_service.NAME, device_service.NAME, health.NAME)
         reflection = Reflection(service_names, self._gate, self._metrics).handlers()
         options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
@@ -146,10 +148,6 @@ class Listeners:
         limiter = self._connections.http(config.http)
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
         return str(await self._http.start(address, unix) or "")
-
-    def _guard(self, method: str, serve: Any, method_gate: MethodGate) -> Any:
-        """Wraps a method of the health service, which asks for no credential."""
-        return guarded(health.NAME, method, serve, self._metrics, method_gate)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         sockets.check_free(address, "grpc")

@@ -29,7 +29,6 @@ from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.resources.time_credits import TimeCredits
 from hearthd.front.rpc import device_service, node_service
 from hearthd.front.rpc.bulk_service import BulkLimits, BulkService
-from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.sessions.attach import ExecuteWindow
@@ -137,9 +136,13 @@ class DaemonParts:
         self.groups.port = self.access.peers(self.groups.admit)
         self.groups.port.on_refused = partial(self.connections.counts.connection_refused, "peers")
         group_service = GroupService(
-            self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
+            self.sessions,
+            self.supervisor,
+            self.groups,
+            self.collectives.coordinator.recorder,
+            config.collectives.timeout,
+            self.access.fingerprint,
         )
-        group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
         self.status = NodeStatus(
             self.supervisor,
             self.sessions,
@@ -155,7 +158,6 @@ class DaemonParts:
             self._begin_drain,
             self.gate,
             group_service,
-            group_info,
             self.status,
         )
         self.notifier = Notifier()

@@ -6,7 +6,6 @@ Clients on this host connect there to reach a device process directly.
 from __future__ import annotations
 
 import os
-import socket
 
 import structlog
 
@@ -56,20 +55,8 @@ class LanePort(TicketPort):
             return
         unix_socket = UnixSocket(path, public=public, setting="lanes.path")
         unix_socket.claim()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.setblocking(False)
-        previous_umask = os.umask(0o111 if public else 0o177)
-        try:
-            listener.bind(path)
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            unix_socket.release()
-            raise unix_socket.unusable(error) from None
-        finally:
-            os.umask(previous_umask)
+        self._accepting.listen(unix_socket.listen(128))
         self._socket = unix_socket
-        self._listen(listener)
 
     async def close(self) -> None:
         """Stops listening. Lanes that were handed over belong to the device processes, and stay."""

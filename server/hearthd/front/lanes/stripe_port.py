@@ -10,7 +10,7 @@ from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 from hearthd.front.addresses import Address
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.lanes.ticket_port import PortObserver, TicketPort
-from hearthd.front.sockets import check_free, listen_error
+from hearthd.front.sockets import listen_error
 
 
 class StripePort(TicketPort):
@@ -29,7 +29,6 @@ class StripePort(TicketPort):
 
         `grpc_host`: the host on which gRPC listens. Raises `ListenError`.
         """
-        check_free(address, "lanes")
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -42,7 +41,7 @@ class StripePort(TicketPort):
             raise listen_error(address, "lanes", error) from None
         self._address = Address(address.host, listener.getsockname()[1])
         self._grpc_host = grpc_host
-        self._listen(listener)
+        self._accepting.listen(listener)
         return self._address
 
     def reached_by(self, peer: str) -> Address:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import socket
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from hearth_proto.frames import HEADER, Kind
+from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
 from hearthd.front.lanes.tickets import TICKET_BYTES, LaneTickets, TicketHolder, check_open
@@ -70,42 +71,21 @@ class TicketPort:
         """The tickets that were issued here and have not been used."""
         self.timeouts = TicketTimeouts()
         """Time limits of the connections that come from now on."""
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = AcceptLoop("lanes", self._on_accepted, self._on_shortage, retry_s=_ACCEPT_PAUSE)
 
     def issue(self, holder: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """Returns a ticket that is valid here, once, for `LIFETIME` seconds."""
         return self.tickets.issue(holder, size)
 
-    def _listen(self, listener: socket.socket) -> None:
-        """Starts to accept connections. The port owns the socket from now on."""
-        self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener), name="lanes")
-
     async def close(self) -> None:
         """Stops accepting connections. Those that were handed over belong to the device processes, and stay."""
-        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
-        self._accepting = self._listener = None
+        await self._accepting.stop()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("lane_accept", why=error.strerror or str(error))
-                await asyncio.sleep(_ACCEPT_PAUSE)
-                continue
-            self._receive(connection)
+    def _on_shortage(self, error: OSError) -> None:
+        log.warning("lane_accept", why=error.strerror or str(error))
 
-    def _receive(self, connection: socket.socket) -> None:
-        task = asyncio.create_task(self._serve(connection), name="lane-ticket")
+    def _on_accepted(self, connection: socket.socket, _: Any) -> None:
+        task = self._accepting.start_task(self._serve(connection))
 
         def drop() -> None:
             self._refuse(connection, "crowded")
@@ -115,8 +95,6 @@ class TicketPort:
         if slot is None:
             drop()
             return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: slot.release())
 
     # ---- one connection ----

@@ -1,28 +1,36 @@
-"""The link to one device process: pending calls and their answers, and the frames of its channels."""
+"""The link to one device process: frames over a socket, calls and their answers, and the frames of its channels.
+
+Reading never pauses: every queue behind it is bounded by a window or by credits, so that a slow client never blocks a
+device process. Writing has back-pressure through `drain`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import structlog
 from google.protobuf.message import DecodeError
 
+from hearth_proto import frames
 from hearth_proto.frames import Flag, Frame, Kind
 from hearth_proto.reasons import Refusal, from_text
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.links.chunk_memory import ChunkMemory
 from hearthd.front.links.fd_passing import Descriptors
-from hearthd.front.links.frame_socket import FrameSocket
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.link")
 
-_ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
+_SMALL = 64 << 10
+"""Maximum size, in bytes, of a payload that is copied behind its header. Longer payloads are written without a copy."""
+_HIGH_WATER = 4 << 20
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
+_ANSWERS = (Kind.PONG, Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
 """Kinds of frames that answer an `ask`, identified by their id. With id 0 they are unsolicited, and go to the
 listeners."""
 _NOTIFICATIONS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED, Kind.TRACED)
@@ -32,12 +40,38 @@ _LANED, _SLOT = int(Flag.LANED), int(Flag.SLOT)
 CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
 
-class DeviceLink(FrameSocket):
-    """The link to one device process, which exists as long as the process."""
+def _on_response(channel: Channel, frame: Frame) -> None:
+    is_copy = bool(frame.flags & _LANED)
+    if frame.id:
+        channel.on_ack(frame.id, is_copy)
+    channel.on_response(frame.payload, is_copy)
+
+
+_CHANNEL_HANDLERS: Mapping[int, Callable[[Channel, Frame], None]] = {
+    Kind.ACK: lambda channel, frame: channel.on_ack(frame.id, bool(frame.flags & _LANED)),
+    Kind.RESPONSE: _on_response,
+    Kind.RECEIVED: lambda channel, frame: channel.on_received(frame.payload),
+    Kind.CREDIT: lambda channel, frame: channel.transfers.on_credit(frame.id, frame.flags),
+    Kind.ABORT: lambda channel, frame: channel.transfers.on_abort(frame.id, frame.payload),
+}
+"""Handlers of frames that concern only their channel. Such a frame is ignored if its channel has been closed."""
+
+
+class DeviceLink(asyncio.Protocol):
+    """The front's end of the socket pair to one device process, which exists as long as the process."""
 
     def __init__(self, ordinal: int, generation: int, on_collective: CollectiveSink | None = None) -> None:
-        super().__init__()
         loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[str] = loop.create_future()
+        """Done when the socket is closed. Its result is the reason; empty for a plain end of file."""
+        self.loss: Refusal | None = None
+        """The error of all pending calls. None: the device process is running."""
+        self.paused = False
+        """True while too many bytes wait to be written; see `drain`."""
+        self._reader = frames.FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._resumed = asyncio.Event()
+        """Set for a moment when `paused` becomes False."""
         self.ordinal = ordinal
         self.generation = generation
         self.ready: asyncio.Future[node_pb2.DeviceProperties] = loop.create_future()
@@ -67,21 +101,73 @@ class DeviceLink(FrameSocket):
         self._chunks = ChunkMemory()
         self._listeners: dict[int, list[Callable[[Frame], None]]] = {Kind.LANE_ENDED: [self._on_lane_ended]}
         self._handlers: dict[int, Callable[[Frame], None]] = {
-            Kind.ACK: self._on_ack,
-            Kind.RESPONSE: self._on_response,
-            Kind.RECEIVED: self._on_received,
             Kind.RESULT: self._on_result,
             Kind.CHUNK: self._on_chunk,
-            Kind.CREDIT: self._on_credit,
-            Kind.ABORT: self._on_abort,
             Kind.CLOSED: self._on_closed,
-            Kind.PONG: self._on_answer,
             Kind.STATS: self._on_stats,
             Kind.COLLECTIVE: self._on_collective_frame,
             Kind.READY: self._on_ready,
             Kind.FAULT: self._on_fault,
             **dict.fromkeys((*_ANSWERS, *_NOTIFICATIONS), self._on_answer_or_notification),
         }
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sets `_HIGH_WATER` as the number of unsent bytes from which `paused` is True. Called by asyncio."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes each complete frame to `_dispatch`. Abandons the link after bytes that are not valid frames."""
+        try:
+            for frame in self._reader.feed(data):
+                self._dispatch(frame)
+        except frames.FrameError as error:
+            self.abandon(f"it sent bytes that are not valid frames: {error}")
+
+    def pause_writing(self) -> None:
+        """Makes `drain` wait. Called by asyncio above `_HIGH_WATER` unsent bytes."""
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        """Ends the wait of all callers of `drain`. Called by asyncio, and when the link ends."""
+        self.paused = False
+        self._resumed.set()
+        self._resumed.clear()
+
+    def eof_received(self) -> bool:
+        """Returns False, so that asyncio closes the socket."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Completes `closed`, with the reason if the socket failed with another error than a broken pipe."""
+        # A process that ends while data is written to it breaks the pipe; the cause of its end is more informative.
+        self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
+
+    # ---- sending ----
+
+    async def drain(self) -> None:
+        """Returns when there is room to write. Raises the loss if the device process is gone."""
+        while self.paused and self.loss is None:
+            await self._resumed.wait()
+        if self.loss is not None:
+            raise self.loss
+
+    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
+        """Writes one frame. Does nothing after the socket was closed, because pending calls fail with the loss."""
+        transport = self._transport
+        if transport is None or self.closed.done():
+            return
+        head = frames.header(kind, len(payload), channel=channel, id=id, flags=flags)
+        if len(payload) <= _SMALL:
+            transport.write(head + payload)
+        else:
+            transport.writelines((head, payload))
+
+    def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        """Writes one frame with a JSON payload, on channel 0 and without an id."""
+        self.send(kind, _encode_json(body).encode())
 
     # ---- requests ----
 
@@ -169,19 +255,12 @@ class DeviceLink(FrameSocket):
         """Gives the process memory for chunks of up to `chunk_bytes`, so that they need not go through the socket."""
         self._chunks = ChunkMemory.of(chunk_bytes, self.descriptors, self.ordinal)
 
-    # ---- lanes ----
+    # ---- connections of clients ----
 
     @property
     def takes_lanes(self) -> bool:
         """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
-
-    def hand_over_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over as the lane of `channel`.
-
-        Raises OSError if that is not possible at the moment.
-        """
-        self.give("lane", {"channel": channel, **bounds}, connection)
 
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
         """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`.
@@ -192,23 +271,18 @@ class DeviceLink(FrameSocket):
             raise ConnectionError("the device process has ended")
         self.descriptors.send(kind, body, [connection])
 
-    async def end_lane(self, channel: int) -> int:
-        """Has the lane of the channel closed.
-
-        Returns the number of the last batch that the device process received, after all copies of responses have
-        arrived. Raises the loss.
-        """
-        return int((await self.ask(Kind.LANE_END, {}, channel))["last"])
-
     # ---- received frames ----
 
     def _dispatch(self, frame: Frame) -> None:
-        handler = self._handlers.get(frame.kind)
-        if handler is None:
-            log.warning("unknown_frame", device=self.ordinal, kind=frame.kind)
-            return
         try:
-            handler(frame)
+            if (on_channel := _CHANNEL_HANDLERS.get(frame.kind)) is not None:
+                channel = self.channels.get(frame.channel)
+                if channel is not None:
+                    on_channel(channel, frame)
+            elif (handler := self._handlers.get(frame.kind)) is not None:
+                handler(frame)
+            else:
+                log.warning("unknown_frame", device=self.ordinal, kind=frame.kind)
         except Refusal as refusal:  # it concerns one session; the others continue
             log.exception("frame_refused", device=self.ordinal, kind=frame.kind, channel=frame.channel)
             channel = self.channels.get(frame.channel)
@@ -216,24 +290,6 @@ class DeviceLink(FrameSocket):
                 channel.end(refusal)
         except (DecodeError, ValueError) as error:
             self.abandon(f"it sent a frame of kind {frame.kind} that cannot be read: {error}")
-
-    def _on_ack(self, frame: Frame) -> None:
-        channel = self.channels.get(frame.channel)
-        if channel is not None:
-            channel.on_ack(frame.id, bool(frame.flags & _LANED))
-
-    def _on_response(self, frame: Frame) -> None:
-        channel = self.channels.get(frame.channel)
-        if channel is not None:
-            is_copy = bool(frame.flags & _LANED)
-            if frame.id:
-                channel.on_ack(frame.id, is_copy)
-            channel.on_response(frame.payload, is_copy)
-
-    def _on_received(self, frame: Frame) -> None:
-        channel = self.channels.get(frame.channel)
-        if channel is not None:
-            channel.on_received(frame.payload)
 
     def _on_lane_ended(self, frame: Frame) -> None:
         """Handles the end of a lane that was asked to end, or that ended before a batch arrived over it."""
@@ -247,20 +303,10 @@ class DeviceLink(FrameSocket):
         if frame.flags & _SLOT:
             payload = self._chunks.receive_chunk(payload, self._return_slot)
         if channel is not None:
-            channel.on_chunk(frame.id, payload, frame.flags)
+            channel.transfers.on_chunk(frame.id, payload, frame.flags)
 
     def _return_slot(self, slot: int) -> None:
         self.send(Kind.SLOTS, id=1 << slot)
-
-    def _on_credit(self, frame: Frame) -> None:
-        channel = self.channels.get(frame.channel)
-        if channel is not None:
-            channel.on_credit(frame.id, frame.flags)
-
-    def _on_abort(self, frame: Frame) -> None:
-        channel = self.channels.get(frame.channel)
-        if channel is not None:
-            channel.on_abort(frame.id, frame.payload)
 
     def _on_closed(self, frame: Frame) -> None:
         channel = self.channels.pop(frame.channel, None)
@@ -270,11 +316,6 @@ class DeviceLink(FrameSocket):
                 self._chunks.release_pages()
                 self.on_last_channel_closed()
             self.on_channel_closed(frame.channel)
-
-    def _on_answer(self, frame: Frame) -> None:
-        answer = self._answers.get(frame.id)
-        if answer is not None and not answer.done():
-            answer.set_result(frame.payload)
 
     def _on_answer_or_notification(self, frame: Frame) -> None:
         answer = self._answers.get(frame.id) if frame.kind in _ANSWERS else None
@@ -316,8 +357,16 @@ class DeviceLink(FrameSocket):
 
     # ---- end ----
 
+    def abandon(self, reason: str) -> None:
+        """Closes the link because of an error. The supervisor then ends the process."""
+        self._close(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
     def _close(self, reason: str) -> None:
-        super()._close(reason)
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        self.resume_writing()
         self._chunks.close()
 
     def fail(self, loss: Refusal, in_flight: list[str]) -> None:
@@ -342,6 +391,4 @@ class DeviceLink(FrameSocket):
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
             channel.on_lost(loss, event)
-        if self._transport is not None:
-            self._transport.abort()
-        self._close("")
+        self.abandon("")

@@ -7,11 +7,9 @@ together with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import grpc
 
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
@@ -22,8 +20,7 @@ from hearthd.front.lanes.certificates import ProcessCertificates
 from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.lanes.tickets import LIFETIME, TICKET_BYTES
-from hearthd.front.rpc import unary
-from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
@@ -81,15 +78,9 @@ class BulkService:
         self._limits = limits
         self._certificates = ProcessCertificates()
 
-    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handlers for DeviceService's table."""
-        return {
-            NAME: grpc.unary_unary_rpc_method_handler(
-                guard(NAME, self._open),
-                request_deserializer=decoder(device_pb2.OpenBulkRequest),
-                response_serializer=unary.serialize,
-            )
-        }
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        """Returns the methods for DeviceService's table."""
+        return {NAME: self._open}
 
     async def _open(self, request: device_pb2.OpenBulkRequest, context: Context) -> device_pb2.OpenBulkResponse:
         session = self._sessions.find(request.session_token)

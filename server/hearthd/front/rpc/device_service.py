@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +24,17 @@ from hearthd.front.rpc import execute, transfer_streams, unary
 from hearthd.front.rpc.bulk_service import BulkService
 from hearthd.front.rpc.ipc_service import IpcService
 from hearthd.front.rpc.publish_service import PublishService
-from hearthd.front.rpc.server_call import CallObserver, RequestStream, StreamClosed, SubjectEnded, decoder, guarded
+from hearthd.front.rpc.server_call import (
+    Behaviour,
+    CallObserver,
+    RequestStream,
+    StreamClosed,
+    SubjectEnded,
+    decoder,
+    guarded,
+    serialize,
+    unary_handlers,
+)
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.lane import UnusedLanes
@@ -34,6 +44,13 @@ from hearthd.front.supervisor.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"
 
+_RIGHTS: Mapping[str, tuple[Right, ...]] = {
+    **rights.CALLS,
+    "Write": rights.COMMANDS["write"],
+    "Read": rights.COMMANDS["read"],
+    **{call.rpc: rights.COMMANDS[call.command] for call in unary.CALLS},
+}
+"""Rights that each method needs, all of them."""
 _WORK_RIGHTS = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
 """Operations that need one of these rights are new work. They are refused to tenants that have used up their GPU
 seconds."""
@@ -100,8 +117,8 @@ class DeviceService:
         self._bulk = bulk
         self._unused_lanes = UnusedLanes(traffic.lane_unused)
         self.attachments: set[execute.ExecuteAttachment] = set()
-        self.publishing = PublishService(sessions, supervisor, self._with_channel)
-        self._ipc = IpcService(sessions, supervisor, self._with_channel, lanes)
+        self.publishing = PublishService(sessions, supervisor, self.with_channel)
+        self._ipc = IpcService(sessions, supervisor, self.with_channel, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """Returns the first event of every new Execute stream, if the daemon drains. None: there is no such event."""
 
@@ -110,10 +127,20 @@ class DeviceService:
 
         The messages of Execute, Upload, Download and Read are passed as bytes, without decoding.
         """
+        behaviours: dict[str, Behaviour] = {
+            "AttachmentStatus": self._attachment_status,
+            "Cancel": self._cancel,
+            "TransferStatus": self._transfer_status,
+            **self.publishing.behaviours(),
+            **self._bulk.behaviours(),
+            **self._ipc.behaviours(),
+        }
+        behaviours |= {call.rpc: unary.behaviour(call, self.with_channel) for call in unary.CALLS}
+        behaviours["LoadModule"] = self._check_code(behaviours["LoadModule"])
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
-                self._guard("Upload", self._upload), response_serializer=unary.serialize
+                self._guard("Upload", self._upload), response_serializer=serialize
             ),
             "Download": grpc.unary_stream_rpc_method_handler(
                 self._guard("Download", self._download), request_deserializer=decoder(device_pb2.DownloadRequest)
@@ -121,37 +148,13 @@ class DeviceService:
             "Write": grpc.stream_unary_rpc_method_handler(
                 self._guard("Write", self._write),
                 request_deserializer=decoder(device_pb2.WriteRequest),
-                response_serializer=unary.serialize,
+                response_serializer=serialize,
             ),
             "Read": grpc.unary_stream_rpc_method_handler(
                 self._guard("Read", self._read), request_deserializer=decoder(device_pb2.ReadRequest)
             ),
+            **unary_handlers(device_pb2, behaviours, self._guard),
         }
-        handlers["AttachmentStatus"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("AttachmentStatus", self._attachment_status),
-            request_deserializer=decoder(device_pb2.AttachmentStatusRequest),
-            response_serializer=unary.serialize,
-        )
-        handlers["Cancel"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("Cancel", self._cancel),
-            request_deserializer=decoder(device_pb2.CancelRequest),
-            response_serializer=unary.serialize,
-        )
-        handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
-            self._guard("TransferStatus", self._transfer_status),
-            request_deserializer=decoder(device_pb2.TransferStatusRequest),
-            response_serializer=unary.serialize,
-        )
-        for call in unary.CALLS:
-            behaviour = unary.behaviour(
-                call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
-            )
-            if call.rpc == "LoadModule":
-                behaviour = self._check_code(behaviour)
-            handlers[call.rpc] = unary.method_handler(call, self._guard(call.rpc, behaviour))
-        handlers.update(self.publishing.handlers(self._guard))
-        handlers.update(self._bulk.handlers(self._guard))
-        handlers.update(self._ipc.handlers(self._guard))
         return self._gate.service(NAME, handlers)
 
     def announce(self, event: device_pb2.Event) -> None:
@@ -164,39 +167,33 @@ class DeviceService:
         if self.greeting is not None:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
-    def _guard(self, method: str, behaviour: Any) -> Any:
-        return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
+    def _guard(self, method: str, behaviour: Behaviour) -> Behaviour:
+        return guarded(self._gate.method_gate(NAME, method), behaviour, self._traffic)
 
-    async def _with_channel(
-        self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
-    ) -> Any:
+    async def with_channel(self, target: Any, work: Callable[[Channel], Awaitable[Any]], method: str) -> Any:
         """Runs `work` on the channel of a target (session token and device), and keeps the session alive meanwhile.
 
-        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights in `needed`.
+        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights that `method` needs, and `QUOTA_EXCEEDED` if
+        its device time is used up and the method is new work. Holding objects and reading results stays allowed.
         """
+        needed = _RIGHTS[method]
         session = self._sessions.find(target.session_token)
         device = self._supervisor.find(target.device, session.tenant)
-        self._admit(session, operation, needed)
+        self._sessions.require(session, needed, method)
+        if any(right in _WORK_RIGHTS for right in needed):
+            self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.keep_alive(session):
             channel = await device.channel(session)
             channel.batches.queue = session.queue
             return await work(channel)
 
-    def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises the refusal of the operation if the tenant may not do it now.
+    def _open_channel(self, target: Any) -> Channel | None:
+        """Returns the channel that the session of a target has on its device. Opens none, unlike `with_channel`."""
+        session = self._sessions.find(target.session_token)
+        device = self._supervisor.find(target.device, session.tenant)
+        return session.channels.get(device.ordinal)
 
-        That is the case if a right is missing, or if the tenant's device time is used up and the operation is new work.
-        Holding objects and reading results stays allowed.
-        """
-        try:
-            session.tenant.require(needed, operation)
-        except Refusal as refusal:
-            self._sessions.audit.refused(session, operation, refusal)
-            raise
-        if any(right in _WORK_RIGHTS for right in needed):
-            self._sessions.accounts.of(session.tenant).check_time()
-
-    def _check_code(self, handle: Any) -> Any:
+    def _check_code(self, handle: Behaviour) -> Behaviour:
         async def handle_checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
             size = len(request.command.code)
             if size > self.limits.max_code_bytes:
@@ -277,16 +274,13 @@ class DeviceService:
     async def _attachment_status(
         self, request: device_pb2.AttachmentStatusRequest, context: Context
     ) -> device_pb2.AttachmentStatusResponse:
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
-        channel = session.channels.get(device.ordinal)
+        channel = self._open_channel(request)
         if channel is None or channel.link.generation != request.generation:
             return device_pb2.AttachmentStatusResponse()
         return channel.status()
 
     async def _cancel(self, request: device_pb2.CancelRequest, context: Context) -> commands_pb2.Done:
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
+        channel = self._open_channel(request)
         command = request.command
         if command.WhichOneof("kind") != "cancel" or not command.request:
             raise Refusal(
@@ -296,7 +290,6 @@ class DeviceService:
                 fix="Send the Cancel in a batch of Execute, and the same command in this call.",
                 fields=["command.cancel", "command.request"],
             )
-        channel = session.channels.get(device.ordinal)
         if channel is not None and channel.link.generation == request.generation:
             channel.cancel(command)
         return commands_pb2.Done()
@@ -304,30 +297,27 @@ class DeviceService:
     # ---- transfers ----
 
     async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
-        messages = RequestStream(context)
         if first is None:
             raise errors.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
         head = transfer_streams.parse_upload(first)
         transfer_streams.check_transfer(head.transfer)
-
-        async def work(channel: Channel) -> device_pb2.UploadResponse:
-            return await transfer_streams.upload(
-                first, head, messages, channel, self._resume_s(head), self.limits.max_chunk_bytes,
-                self._traffic.transfer_traffic,
-            )  # fmt: skip
-
-        answer: device_pb2.UploadResponse = await self._with_channel(head, work, "Upload", rights.CALLS["Upload"])
+        work = partial(
+            transfer_streams.upload,
+            first,
+            head,
+            RequestStream(context),
+            resume_s=self._resume_s(head),
+            max_chunk_bytes=self.limits.max_chunk_bytes,
+            on_bytes=self._traffic.transfer_traffic,
+        )
+        answer: device_pb2.UploadResponse = await self.with_channel(head, work, "Upload")
         return answer
 
     async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
         transfer_streams.check_transfer(request.transfer)
-
-        async def work(channel: Channel) -> None:
-            await transfer_streams.download(
-                request, context, channel, self._resume_s(request), self._traffic.transfer_traffic
-            )
-
-        await self._with_channel(request, work, "Download", rights.CALLS["Download"])
+        resume_s, on_bytes = self._resume_s(request), self._traffic.transfer_traffic
+        work = partial(transfer_streams.download, request, context, resume_s=resume_s, on_bytes=on_bytes)
+        await self.with_channel(request, work, "Download")
 
     def _resume_s(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
         """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks.
@@ -340,9 +330,7 @@ class DeviceService:
         self, request: device_pb2.TransferStatusRequest, context: Context
     ) -> device_pb2.TransferStatusResponse:
         transfer_streams.check_transfer(request.transfer)
-        session = self._sessions.find(request.session_token)
-        device = self._supervisor.find(request.device, session.tenant)
-        channel = session.channels.get(device.ordinal)
+        channel = self._open_channel(request)
         if channel is None:
             return device_pb2.TransferStatusResponse()
         if request.give_up:
@@ -351,29 +339,25 @@ class DeviceService:
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
     async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
-        messages = RequestStream(context, decoder(device_pb2.WriteRequest))
         if first is None or not first.HasField("command"):
             raise errors.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
             )
         _check_inline("Write", first.command)
-
-        async def work(channel: Channel) -> Any:
-            limits = self.limits
-            return await transfer_streams.write(
-                first, messages, channel, limits.max_inline_bytes, limits.max_chunk_bytes,
-                self._traffic.transfer_traffic,
-            )  # fmt: skip
-
-        return await self._with_channel(first.target, work, "Write", rights.COMMANDS["write"])
+        work = partial(
+            transfer_streams.write,
+            first,
+            RequestStream(context, decoder(device_pb2.WriteRequest)),
+            max_inline_bytes=self.limits.max_inline_bytes,
+            max_chunk_bytes=self.limits.max_chunk_bytes,
+            on_bytes=self._traffic.transfer_traffic,
+        )
+        return await self.with_channel(first.target, work, "Write")
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
         _check_inline("Read", request.command)
-
-        async def work(channel: Channel) -> None:
-            await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
-
-        await self._with_channel(request.target, work, "Read", rights.COMMANDS["read"])
+        work = partial(transfer_streams.read, request, context, on_bytes=self._traffic.transfer_traffic)
+        await self.with_channel(request.target, work, "Read")
 
 
 async def _run_execute(attachment: execute.ExecuteAttachment) -> None:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -38,13 +38,6 @@ _OPERATIONS = frozenset(f"/hearth.v1.NodeService/{name}" for name in ("Drain", "
 _CREDENTIAL_KEYS = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
-class _CallDetails(NamedTuple):
-    """The fields of grpc.HandlerCallDetails."""
-
-    method: str
-    invocation_metadata: calls.Metadata
-
-
 class CallServer:
     """The daemon's server of framed calls. Belongs to the event loop."""
 
@@ -59,7 +52,9 @@ class CallServer:
 
         `ticket` returns a ticket for the user at the other end of a socket; empty if none is needed.
         """
-        self._services = services
+        self._handlers = {
+            f"/{service.name}/{method}": handler for service in services for method, handler in service.methods.items()
+        }
         self._gate = gate
         self._ticket = ticket
         self._socket: UnixSocket | None = None
@@ -76,17 +71,10 @@ class CallServer:
             return
         unix_socket = UnixSocket(path, public=public)
         unix_socket.claim()
-        previous_umask = os.umask(0o111 if public else 0o177)
-        try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                self._create_call, path, backlog=_BACKLOG
-            )
-        except OSError as error:
-            unix_socket.release()
-            raise unix_socket.unusable(error) from None
-        finally:
-            os.umask(previous_umask)
         self._socket = unix_socket
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            self._create_call, sock=unix_socket.listen(_BACKLOG), backlog=_BACKLOG
+        )
 
     async def close(self, grace: float) -> None:
         """Accepts no further calls. Calls under way may continue for `grace` seconds."""
@@ -134,7 +122,7 @@ class CallServer:
         call.metadata = metadata
         with suppress(OSError):
             call.pid = credentials_of(call.transport.get_extra_info("socket"))[0]
-        handler = self._find_handler(method, call.metadata)
+        handler: Any = self._handlers.get(method)
         if handler is None:
             self._gate.account.refused("unknown_method", call.peer(), method)
             call.end(unknown_method(method).to_status())
@@ -168,14 +156,6 @@ class CallServer:
         except Refusal as refusal:
             refusal.__traceback__ = None
             call.admit(refusal, method_gate)
-
-    def _find_handler(self, method: str, metadata: calls.Metadata) -> Any:
-        details: Any = _CallDetails(method, metadata)
-        for service in self._services:
-            handler: Any = service.service(details)
-            if handler is not None:
-                return handler
-        return None
 
     async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, sends_result: bool) -> None:
         """Runs the handler of a call. With `sends_result` the return value of `behaviour` is sent as the response."""

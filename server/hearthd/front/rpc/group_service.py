@@ -1,39 +1,41 @@
-"""CreateGroup, JoinGroup and LeaveGroup: groups over several daemons, from the point of view of this daemon."""
+"""CreateGroup, JoinGroup and LeaveGroup: groups over several daemons, from the point of view of this daemon.
+
+DescribeGroups: all groups of a session, with the operations that the flight recorder has recorded for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
 from hearthd.front.addresses import Address
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory, RecordedOperation
 from hearthd.front.errors import Context
 from hearthd.front.peers.groups import PeerGroups
+from hearthd.front.peers.membership import GroupMembership
 from hearthd.front.peers.tickets import Members, check_group, devices_of, members_of, nodes_of
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.supervisor.supervisor import Supervisor
 
 MAX_TIMEOUT = 86400.0
 """Maximum time, in seconds, for the members of a group to join."""
 
 
 class GroupService:
-    """The methods of NodeService for groups over several daemons."""
+    """The methods of NodeService for groups."""
 
     def __init__(
         self,
         sessions: SessionTable,
         supervisor: Supervisor,
         groups: PeerGroups,
+        recorder: FlightRecorder,
         timeout: float,
-        fingerprint: Callable[[], bytes] = lambda: b"",
+        fingerprint: Callable[[], bytes],
     ) -> None:
         """Creates the service.
 
@@ -43,13 +45,19 @@ class GroupService:
         self._sessions = sessions
         self._supervisor = supervisor
         self._groups = groups
+        self._recorder = recorder
         self._timeout = timeout
         self._fingerprint = fingerprint
         groups.on_refused = self._note_refused
 
-    def behaviours(self) -> Mapping[str, Any]:
+    def behaviours(self) -> Mapping[str, Behaviour]:
         """Returns the methods for NodeService's table."""
-        return {"CreateGroup": self.create, "JoinGroup": self.join, "LeaveGroup": self.leave}
+        return {
+            "CreateGroup": self.create,
+            "JoinGroup": self.join,
+            "LeaveGroup": self.leave,
+            "DescribeGroups": self.describe,
+        }
 
     async def create(self, request: node_pb2.CreateGroupRequest, context: Context) -> node_pb2.CreateGroupResponse:
         """Creates a group with this daemon as node 0, and returns its ticket. Does not wait for other nodes.
@@ -102,25 +110,49 @@ class GroupService:
         self._sessions.audit.record("group_leave", session, group=request.group.hex())
         return node_pb2.LeaveGroupResponse()
 
+    async def describe(
+        self, request: node_pb2.DescribeGroupsRequest, context: Context
+    ) -> node_pb2.DescribeGroupsResponse:
+        """Returns the groups of a session. Raises `SESSION_EXPIRED`.
+
+        Groups of this daemon's devices come first, the most recently used last, followed by groups over several
+        daemons. The daemon that created such a group knows the operations of all ranks; other daemons know those of
+        their own ranks.
+        """
+        session = self._sessions.find(request.session_token)
+        groups = [
+            node_pb2.GroupInfo(
+                members=[node_pb2.GroupMember(device=device) for device in members],
+                state=history.state,
+                detail=history.detail,
+                aborts=history.aborts,
+                operations=_operations(history),
+            )
+            for members, history in self._recorder.histories(session.id)
+        ]
+        groups += [self._describe_cross_node(group) for group in self._groups.of(session)]
+        return node_pb2.DescribeGroupsResponse(groups=groups)
+
+    def _describe_cross_node(self, group: GroupMembership) -> node_pb2.GroupInfo:
+        info = group.info()
+        history = group.history(self._recorder)
+        if history is not None:
+            info.aborts = history.aborts
+            info.operations.extend(_operations(history))
+            # If the communicator failed, the next operation creates a new one.
+            if info.state == "ready" and history.state == "failed":
+                info.state, info.detail = history.state, history.detail
+        return info
+
     def _session(self, token: str, operation: str) -> Session:
         """Returns the caller's session if it may create and join groups.
 
         Raises `PERMISSION_DENIED`, `DRAINING`, or `QUOTA_EXCEEDED` if the tenant's device time is used up.
         """
         session = self._sessions.find(token)
-        try:
-            session.tenant.require((Right.COLLECTIVE,), operation)
-        except Refusal as refusal:
-            self._sessions.audit.refused(session, operation, refusal)
-            raise
+        self._sessions.require(session, (Right.COLLECTIVE,), operation)
         self._sessions.accounts.of(session.tenant).check_time()
-        if self._sessions.draining:
-            raise Refusal(
-                Reason.DRAINING,
-                "The daemon is draining and takes no part in new groups.",
-                fix="Try again when it has been restarted, or use another node.",
-                retry_after_s=max(1.0, self._sessions.drain_left()),
-            )
+        self._sessions.check_draining("takes no part in new groups")
         return session
 
     def _check_devices(self, session: Session, members: Members, node: int) -> None:
@@ -139,3 +171,20 @@ class GroupService:
     def _audit(self, event: str, session: Session, group: bytes, members: Members, node: int) -> None:
         devices = sorted(devices_of(members, node))
         self._sessions.audit.record(event, session, group=group.hex(), node=node, devices=devices, ranks=len(members))
+
+
+def _operations(history: GroupHistory) -> list[node_pb2.GroupOperation]:
+    return [_operation(entry) for entry in history.operations.values()]
+
+
+def _operation(entry: RecordedOperation) -> node_pb2.GroupOperation:
+    return node_pb2.GroupOperation(
+        sequence=entry.sequence,
+        what=entry.description,
+        state=entry.state,
+        presented=sorted(entry.presented),
+        presented_unix_ns=min(entry.presented.values(), default=0),
+        launched_unix_ns=entry.launched,
+        finished_unix_ns=entry.finished,
+        error=entry.error,
+    )

@@ -11,14 +11,11 @@ import array
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import grpc
-from google.protobuf.message import Message
-
-from hearth_proto import frames, rights
+from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
@@ -27,16 +24,13 @@ from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.tickets import LIFETIME
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.rpc import unary
-from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
+from hearthd.front.rpc.unary import WithChannel
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from hearthd.front.rpc.publish_service import WithChannel
 
 FILE = "lent"
 """The kind of the messages in which device processes send memory."""
@@ -78,18 +72,9 @@ class IpcService:
         self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
-    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handlers for DeviceService's table."""
-        methods: dict[str, tuple[type[Message], Any]] = {
-            "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
-            "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),
-        }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                guard(name, behaviour), request_deserializer=decoder(request), response_serializer=unary.serialize
-            )
-            for name, (request, behaviour) in methods.items()
-        }
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        """Returns the methods for DeviceService's table."""
+        return {"ExportIpc": self._export, "ReleaseIpc": self._release}
 
     # ---- methods ----
 
@@ -108,7 +93,7 @@ class IpcService:
                 )
             return await self._shielded.run(partial(self._export_memory, request, session, channel))
 
-        return await self._with_channel(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
+        return await self._with_channel(request.target, work, "ExportIpc")
 
     async def _export_memory(self, request: Any, session: Session, channel: Channel) -> Any:
         link = cast(DeviceLink, channel.link)
@@ -139,11 +124,10 @@ class IpcService:
 
     async def _release(self, request: Any, context: Context) -> Any:
         async def work(channel: Channel) -> Any:
-            link = cast(DeviceLink, channel.link)
-            await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
+            await channel.link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             return device_pb2.ReleaseIpcResponse()
 
-        return await self._with_channel(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
+        return await self._with_channel(request.target, work, "ReleaseIpc")
 
     async def _watch(self, link: DeviceLink) -> None:
         self._files.watch(link)

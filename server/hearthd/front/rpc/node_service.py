@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import grpc
 import structlog
 
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
@@ -22,16 +21,14 @@ from hearthd.front.connections.peers import pids_of
 from hearthd.front.errors import Context
 from hearthd.front.rpc.device_service import ClientLimits
 from hearthd.front.rpc.framed_context import FramedCall
-from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
-from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
-from hearthd.front.rpc.unary import serialize
+from hearthd.front.rpc.server_call import Behaviour, CallObserver, guarded, unary_handlers
 from hearthd.front.sessions.client_process import ClientProcess
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable, negotiate
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenancy.tenants import Caller, Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 log = structlog.get_logger("hearthd.node")
 
@@ -71,11 +68,9 @@ class NodeService:
         on_drain: Callable[[], None],
         gate: AdmissionGate,
         groups: GroupService,
-        group_info: GroupInfo,
         status: NodeStatus,
     ) -> None:
         self._groups = groups
-        self._group_info = group_info
         self._status = status
         self._sessions = sessions
         self._supervisor = supervisor
@@ -87,7 +82,7 @@ class NodeService:
 
     def handler(self) -> GatedService:
         """Returns the service for the gRPC server to register."""
-        behaviours: dict[str, Any] = {
+        behaviours: dict[str, Behaviour] = {
             "Describe": self.describe,
             "OpenSession": self.open_session,
             "RenewSession": self.renew_session,
@@ -98,17 +93,11 @@ class NodeService:
             "EndSession": self.end_session,
             "RestartDevice": self.restart_device,
             **self._groups.behaviours(),
-            **self._group_info.behaviours(),
         }
-        handlers = {
-            method: grpc.unary_unary_rpc_method_handler(
-                guarded(NAME, method, behaviour, self._observer, self._gate.method_gate(NAME, method)),
-                request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
-                response_serializer=serialize,
-            )
-            for method, behaviour in behaviours.items()
-        }
-        return self._gate.service(NAME, handlers)
+        return self._gate.service(NAME, unary_handlers(node_pb2, behaviours, self._guard))
+
+    def _guard(self, method: str, behaviour: Behaviour) -> Behaviour:
+        return guarded(self._gate.method_gate(NAME, method), behaviour, self._observer)
 
     async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
         """Returns the node, its versions and features, and the devices that the caller may use."""
@@ -144,7 +133,7 @@ class NodeService:
                 watch=partial(_client_process, context, request.client_process),
             )
         except Refusal as refusal:
-            self._audit_refusal(caller, "OpenSession", refusal)
+            self._sessions.audit.refused(caller, "OpenSession", refusal)
             raise
         return node_pb2.OpenSessionResponse(
             session_id=session.id,
@@ -204,7 +193,8 @@ class NodeService:
 
     async def drain(self, request: node_pb2.DrainRequest, context: Context) -> node_pb2.DrainResponse:
         """Begins to drain the daemon, and returns the number of open sessions without waiting. Needs `Right.ADMIN`."""
-        caller = self._operator("Drain")
+        caller = admitted_caller()
+        self._sessions.require(caller, (Right.ADMIN,), "Drain")
         self._sessions.audit.record("drain", caller=caller, sessions=len(self._sessions))
         self._on_drain()
         return node_pb2.DrainResponse(sessions=len(self._sessions))
@@ -219,11 +209,11 @@ class NodeService:
         sessions = [session for session in self._sessions if session.id == request.session_id]
         if not sessions or not sees_tenant(caller.tenant, sessions[0].tenant.name):
             refusal = errors.session_not_found(request.session_id)
-            self._audit_refusal(caller, "EndSession", refusal)
+            self._sessions.audit.refused(caller, "EndSession", refusal)
             raise refusal
         session = sessions[0]
         if session.tenant.name != caller.tenant.name:
-            self._require_operator(caller, "EndSession")
+            self._sessions.require(caller, (Right.ADMIN,), "EndSession")
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
         running = await self._sessions.close(
             session, f"tenant {caller.tenant.name} ended it", cause=SessionEnd.OPERATOR
@@ -232,27 +222,12 @@ class NodeService:
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
         """Kills the processes of a device and starts new ones, without waiting for that. Needs `Right.ADMIN`."""
-        caller = self._operator("RestartDevice")
+        caller = admitted_caller()
+        self._sessions.require(caller, (Right.ADMIN,), "RestartDevice")
         device = self._supervisor.find(request.device, caller.tenant)
         self._sessions.audit.record("restart_device", caller=caller, device=device.ordinal)
         device.restart()
         return node_pb2.RestartDeviceResponse()
-
-    def _operator(self, method: str) -> Caller:
-        """Returns the caller. Raises `PERMISSION_DENIED` if the caller is not an operator."""
-        caller = admitted_caller()
-        self._require_operator(caller, method)
-        return caller
-
-    def _require_operator(self, caller: Caller, method: str) -> None:
-        try:
-            caller.tenant.require((Right.ADMIN,), method)
-        except Refusal as refusal:
-            self._audit_refusal(caller, method, refusal)
-            raise
-
-    def _audit_refusal(self, caller: Caller, operation: str, refusal: Refusal) -> None:
-        self._sessions.audit.refused(caller, operation, refusal)
 
     def _devices(self, tenant: Tenant) -> list[node_pb2.Device]:
         return [device.describe(tenant) for device in self._supervisor.visible(tenant)]

@@ -12,24 +12,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
-import grpc
 import structlog
-from google.protobuf.message import Message
 
-from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.rpc import unary
-from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.server_call import Behaviour
 from hearthd.front.rpc.shielded_task import ShieldedTask
+from hearthd.front.rpc.unary import WithChannel
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
     MAX_PUBLICATIONS,
@@ -49,9 +46,6 @@ log = structlog.get_logger("hearthd.publish")
 FILE = "published"
 """The kind of the messages that carry memory from and to device processes."""
 
-WithChannel = Callable[..., Awaitable[Any]]
-"""The type of `DeviceService._with_channel`: checks the rights of the caller and runs work on the target's channel."""
-
 
 class PublishService:
     """The methods of DeviceService for published buffers."""
@@ -64,22 +58,15 @@ class PublishService:
         self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
-    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handlers for DeviceService's table."""
-        methods: dict[str, tuple[type[Message], Any]] = {
-            "Publish": (device_pb2.PublishRequest, self._publish),
-            "Unpublish": (device_pb2.UnpublishRequest, self._unpublish),
-            "AttachBuffer": (device_pb2.AttachBufferRequest, self._attach),
-            "ListPublished": (device_pb2.ListPublishedRequest, self._list),
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        """Returns the methods for DeviceService's table."""
+        methods = {
+            "Publish": self._publish,
+            "Unpublish": self._unpublish,
+            "AttachBuffer": self._attach,
+            "ListPublished": self._list,
         }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                guard(name, partial(self._serve, name, behaviour)),
-                request_deserializer=decoder(request),
-                response_serializer=unary.serialize,
-            )
-            for name, (request, behaviour) in methods.items()
-        }
+        return {name: partial(self._serve, name, method) for name, method in methods.items()}
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
         """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner.
@@ -89,7 +76,7 @@ class PublishService:
         """
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
-        with_channel = partial(self._with_channel, request.target, work, operation=name, needed=rights.CALLS[name])
+        with_channel = partial(self._with_channel, request.target, work, name)
         request_key = None
         if name in ("Publish", "AttachBuffer"):
             request_key = (name, session.id, request.SerializeToString(deterministic=True))
@@ -120,7 +107,7 @@ class PublishService:
             raise self._explain_conflict(refusal, session, request) from None
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
-            answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+            answer = await channel.link.ask(Kind.EXPORT, body, channel.number)
         except BaseException:
             self._end(publication)
             raise
@@ -158,7 +145,7 @@ class PublishService:
         if publication is None or not publication.matches(channel, request.tenants, request.description):
             return False
         body = {"op": "published", "memory": publication.number, "buffer": request.buffer}
-        answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+        answer = await channel.link.ask(Kind.EXPORT, body, channel.number)
         return bool(answer["same"]) and publication.named
 
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
@@ -333,7 +320,7 @@ def _attached(publication: Publication, answer: dict[str, Any], link: DeviceLink
 
 
 def _send_operation(link: DeviceLink, operation: str, publication: Publication) -> None:
-    link.send(Kind.EXPORT, json.dumps({"op": operation, "memory": publication.number}).encode())
+    link.send_json(Kind.EXPORT, {"op": operation, "memory": publication.number})
 
 
 def _send_file(link: DeviceLink, number: int, file: int) -> None:

@@ -12,7 +12,7 @@ import grpc
 
 from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.errors import Context
-from hearthd.front.rpc.server_call import CallObserver, RequestStream, guarded
+from hearthd.front.rpc.server_call import CallObserver, RequestStream, guarded, serialize
 
 NAMES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The service in both versions. Their messages differ in the package only, so that one implementation serves both."""
@@ -34,8 +34,8 @@ class Reflection:
         return [self._handler(name) for name in NAMES]
 
     def _handler(self, name: str) -> GatedService:
-        guard = guarded(name, _METHOD, self._info, self._observer, self._gate.method_gate(name, _METHOD))
-        handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=_serialize)
+        guard = guarded(self._gate.method_gate(name, _METHOD), self._info, self._observer)
+        handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=serialize)
         return self._gate.service(name, {_METHOD: handler})
 
     async def _info(self, first: bytes | None, context: Context) -> None:
@@ -58,8 +58,3 @@ async def _requests(first: bytes | None, messages: RequestStream, decode: Any) -
         yield decode(first)
         async for message in messages:
             yield decode(message)
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -71,29 +71,40 @@ class SubjectEnded(Exception):
         self.refusal = refusal
 
 
-@dataclass(frozen=True)
-class UndecodableRequest:
-    """Placeholder for a request that could not be decoded."""
+def decoder(message: type[Message]) -> Callable[[bytes], Message]:
+    """Returns a decoder of requests, which raises `MALFORMED_MESSAGE`. The method's gate calls it, not gRPC."""
 
-    refusal: Refusal
-
-
-def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
-    """Returns a decoder of requests.
-
-    It does not raise: gRPC would end such a call without a message to the client, so `guarded` handles the result
-    instead.
-    """
-
-    def decode(data: bytes) -> Message | UndecodableRequest:
+    def decode(data: bytes) -> Message:
         try:
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return UndecodableRequest(malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}."))
+            raise malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}.") from None
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode
+
+
+def serialize(message: Message) -> bytes:
+    """Returns a response as bytes, for every type of message."""
+    return message.SerializeToString()
+
+
+def unary_handlers(
+    messages: ModuleType, behaviours: Mapping[str, Behaviour], guard: Callable[[str, Behaviour], Behaviour]
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Returns the handlers of methods with one request and one answer, by method.
+
+    The request of a method is `{method}Request` of `messages`. `guard` wraps a behaviour, as `guarded` does.
+    """
+    return {
+        method: grpc.unary_unary_rpc_method_handler(
+            guard(method, behaviour),
+            request_deserializer=decoder(getattr(messages, f"{method}Request")),
+            response_serializer=serialize,
+        )
+        for method, behaviour in behaviours.items()
+    }
 
 
 class RequestStream:
@@ -117,20 +128,15 @@ class RequestStream:
         message = await self._context.read()
         if message is EOF:
             raise StopAsyncIteration
-        if self._decode is not None:
-            message = self._decode(message)
-        if isinstance(message, UndecodableRequest):
-            raise message.refusal
-        return message
+        return message if self._decode is None else self._decode(message)
 
 
-def guarded(
-    service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
-) -> Behaviour:
-    """Wraps `behaviour`: its errors become statuses, and its calls are counted.
+def guarded(method_gate: MethodGate, behaviour: Behaviour, observer: CallObserver) -> Behaviour:
+    """Wraps the `behaviour` of a method: its errors become statuses, and its calls are counted.
 
-    `method_gate` admits the caller and passes the first message to `behaviour`.
+    `method_gate` admits the caller and passes the first message to `behaviour`. The wrapper is called without it.
     """
+    service, method = method_gate.service, method_gate.method
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -139,10 +145,7 @@ def guarded(
         code, reason = "OK", ""
         try:
             try:
-                if method_gate is not None:
-                    request = await method_gate.enter(context)
-                if isinstance(request, UndecodableRequest):
-                    raise request.refusal
+                request = await method_gate.enter(context)
                 return await behaviour(request, context)
             except (Refusal, StatusError, SubjectEnded) as error:
                 status, code, reason = _call_outcome(error)
@@ -174,8 +177,7 @@ def guarded(
             # gRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
             del request, context
 
-    if method_gate is not None:
-        serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
+    serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
     return serve
 
 

@@ -9,7 +9,7 @@ the first request began.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,20 +21,16 @@ class ShieldedTask:
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def run(self, work: Callable[[], Awaitable[T]], request_key: Hashable = None) -> T:
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], request_key: Hashable = None) -> T:
         """Runs `work` in a task and returns its result.
 
         If the caller is cancelled, the task continues. `request_key` identifies equal requests: a request equal to one
         under way waits for that one. None: it equals no other request.
         """
-
-        async def run() -> T:
-            return await work()
-
         key = object() if request_key is None else request_key
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.create_task(run())
+            task = self._tasks[key] = asyncio.create_task(work())
             task.add_done_callback(lambda task: self._done(key, task))
         return await asyncio.shield(task)
 

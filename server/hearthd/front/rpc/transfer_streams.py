@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from hearth_proto.chunks import upload_data, upload_request
+from hearth_proto.chunks import read_varint, upload_data, upload_request
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front import errors
@@ -60,15 +60,12 @@ def data_length(message: bytes) -> int:
     If it has no other field, only its head is parsed.
     """
     if message and message[0] == _DATA_TAG:
-        length = shift = 0
-        for position in range(1, min(len(message), 11)):
-            byte = message[position]
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                if position + 1 + length == len(message):
-                    return length
-                break
+        try:
+            length, start = read_varint(message, 1)
+        except ValueError:  # which `parse_upload` reports
+            length = start = 0
+        if start + length == len(message):
+            return length
     return len(parse_upload(message).data)
 
 
@@ -166,10 +163,7 @@ async def download(
 ) -> None:
     """Writes the chunks of a transfer to the client as they arrive. `resume_s` as in `upload`."""
     await _open(context)
-    if resume_s:
-        flow = channel.transfers.resumable_download(request.transfer, resume_s, request.offset)
-    else:
-        flow = channel.transfers.download(request.transfer)
+    flow = channel.transfers.download(request.transfer, resume_s, request.offset)
     stream = flow.assign_stream()
     try:
         if resume_s:

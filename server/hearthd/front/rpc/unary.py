@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
 
 from hearth_proto.reasons import Reason, Refusal, within
-from hearth_proto.v1 import commands_pb2, device_pb2
+from hearth_proto.v1 import commands_pb2
 from hearthd.front.errors import Context
-from hearthd.front.rpc.server_call import StatusError, decoder
+from hearthd.front.rpc.server_call import Behaviour, StatusError
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
+
+WithChannel = Callable[[Any, Callable[[Channel], Awaitable[Any]], str], Coroutine[Any, Any, Any]]
+"""The type of `DeviceService.with_channel`."""
 
 MAX_CALLS = 256
 """Maximum number of single calls of one session that may be under way on one device."""
@@ -30,12 +33,6 @@ class UnaryCall:
     result: str
     describe: str = ""
     """A second command on the same handle, which describes the object. Its result is the answer."""
-
-    @property
-    def request(self) -> type[Message]:
-        """The type of the call's request message."""
-        message: type[Message] = getattr(device_pb2, f"{self.rpc}Request")
-        return message
 
     @property
     def handle(self) -> str:
@@ -162,27 +159,10 @@ async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
     return answer
 
 
-def behaviour(
-    call: UnaryCall, with_channel: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]
-) -> Any:
+def behaviour(call: UnaryCall, with_channel: WithChannel) -> Behaviour:
     """Returns the handler of one single call. `with_channel` provides the channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
-        async def work(channel: Channel) -> Message:
-            return await perform(call, request, channel)
-
-        return await with_channel(request.target, work)
+        return await with_channel(request.target, partial(perform, call, request), call.rpc)
 
     return handle
-
-
-def method_handler(call: UnaryCall, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the gRPC handler of a single call. `handle` gets the decoded request, or an `UndecodableRequest`."""
-    return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=decoder(call.request), response_serializer=serialize
-    )
-
-
-def serialize(message: Message) -> bytes:
-    """Returns a response as bytes, for every type of message."""
-    return message.SerializeToString()

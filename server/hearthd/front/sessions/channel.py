@@ -16,7 +16,7 @@ from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
-from hearthd.front.sessions.transfer_table import TransferTable
+from hearthd.front.sessions.transfers import TransferTable
 
 log = structlog.get_logger("hearthd.channel")
 
@@ -258,7 +258,7 @@ class Channel:
         """
         assert self.replies is not None
         lane = LaneMirror(self.link, self.number, self.batches, self.replies)
-        self.link.hand_over_lane(self.number, bounds, connection)
+        self.link.give("lane", {"channel": self.number, **bounds}, connection)
         self.lane = lane
 
     def on_lane_unused(self, reason: str) -> None:
@@ -318,20 +318,6 @@ class Channel:
             return await self.link.call(self.number, command)
         finally:
             self.calls -= 1
-
-    # ---- transfers ----
-
-    def on_credit(self, transfer: int, credits: int) -> None:
-        """Called by the link: the device process grants an upload `credits` more chunks."""
-        self.transfers.on_credit(transfer, credits)
-
-    def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
-        """Called by the link with one chunk of a download."""
-        self.transfers.on_chunk(transfer, payload, flags)
-
-    def on_abort(self, transfer: int, payload: bytes) -> None:
-        """Called by the link: the device process aborts a transfer, with a serialized status."""
-        self.transfers.on_abort(transfer, payload)
 
     # ---- end ----
 

@@ -33,7 +33,8 @@ class Intake:
         self._held_bytes = 0
         self._stopped = False
         self._room_task: asyncio.Task[None] | None = None
-        self._change_waiter: asyncio.Future[None] | None = None
+        self._change = asyncio.Event()
+        """Set for a moment by each call of `advance` and `stop`."""
 
     async def enqueue(self, message: bytes) -> None:
         """Passes a batch on or holds it back. Returns when the next message may be read.
@@ -52,7 +53,7 @@ class Intake:
             len(batches) + len(held) > window.max_batches
             or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
         ):
-            await self._wait_for_change()
+            await self._change.wait()
 
     def try_pass_on(self, message: bytes) -> bool:
         """Passes a batch on at once and returns True; returns False if it has to wait, and `enqueue` holds it back."""
@@ -68,7 +69,7 @@ class Intake:
         """
         replies = self._channel.replies
         while self.held and not self._stopped and not (replies is not None and replies.full):
-            await self._wait_for_change()
+            await self._change.wait()
 
     def advance(self) -> None:
         """Passes on as many of the held batches as is possible now."""
@@ -114,11 +115,6 @@ class Intake:
         self._room_task = None
         self.advance()
 
-    async def _wait_for_change(self) -> None:
-        """Returns after the next call of `advance` or `stop`."""
-        self._change_waiter = asyncio.get_running_loop().create_future()
-        await self._change_waiter
-
     def _wake(self) -> None:
-        if self._change_waiter is not None and not self._change_waiter.done():
-            self._change_waiter.set_result(None)
+        self._change.set()
+        self._change.clear()

@@ -19,6 +19,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.lanes")
 
@@ -97,9 +98,10 @@ class LaneMirror:
         """
         self.ending = True
         try:
-            last = await self._link.end_lane(self._number)
+            answer = await self._link.ask(Kind.LANE_END, {}, self._number)
         except Refusal:
             return True
+        last = int(answer["last"])  # the last batch that the device process received
         self._batches.note_lane_batches(last)
         return last > self._batches_before
 
@@ -120,8 +122,7 @@ class UnusedLanes:
         """Creates the counter. `count` is called for each unused lane."""
         self._count = count
         self._clock = clock
-        self._logged_at = float("-inf")
-        self._unlogged = 0
+        self._log_throttle = LogThrottle(self.LOG_INTERVAL_S)
 
     def add(self, session: str, reason: str) -> None:
         """Counts an unused lane.
@@ -129,9 +130,7 @@ class UnusedLanes:
         `reason` is the device process's objection to its client; empty if the client closed the connection.
         """
         self._count()
-        self._unlogged += 1
-        now = self._clock()
-        if now - self._logged_at >= self.LOG_INTERVAL_S:
+        lanes = self._log_throttle.times("lane_unused", self._clock())
+        if lanes:
             why = reason or "its client has closed the connection"
-            log.warning("lane_unused", session=session, why=why, lanes=self._unlogged)
-            self._logged_at, self._unlogged = now, 0
+            log.warning("lane_unused", session=session, why=why, lanes=lanes)

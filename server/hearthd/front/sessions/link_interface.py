@@ -54,13 +54,6 @@ class Link(Protocol):
         """True if a client's connection can be handed to the device process."""
         ...
 
-    def hand_over_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over as the lane of `channel`.
-
-        Raises OSError if that is not possible at the moment.
-        """
-        ...
-
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
         """Hands a client's connection over for the purpose named by `kind`.
 
@@ -72,11 +65,10 @@ class Link(Protocol):
         """Closes the channel: the device process frees everything that its session holds there."""
         ...
 
-    async def end_lane(self, channel: int) -> int:
-        """Has the lane of the channel closed.
+    async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, Any]:
+        """Sends one frame, and returns the JSON that the device process answers.
 
-        Returns the number of the last batch that the device process received, after all copies of responses have
-        arrived. Raises the loss.
+        Raises the refusal in the answer, or the loss.
         """
         ...
 

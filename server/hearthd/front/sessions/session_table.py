@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -21,7 +21,7 @@ from hearthd.front.audit.recorder import Audit
 from hearthd.front.sessions.client_process import ClientProcess, calling_process
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
-from hearthd.front.tenancy.tenants import ANONYMOUS, Caller
+from hearthd.front.tenancy.tenants import ANONYMOUS, Caller, Right
 
 log = structlog.get_logger("hearthd.sessions")
 
@@ -92,13 +92,7 @@ class SessionTable:
 
         `watch` returns the calling process, with whose end the session ends. None: the session ends with its lease.
         """
-        if self.draining:
-            raise Refusal(
-                Reason.DRAINING,
-                "The daemon is draining and takes no new sessions.",
-                fix="Try again when it has been restarted, or use another node.",
-                retry_after_s=max(1.0, self.drain_left()),
-            )
+        self.check_draining("takes no new sessions")
         if len(self._sessions) >= self.limit:
             raise Refusal(
                 Reason.SESSION_LIMIT,
@@ -136,6 +130,24 @@ class SessionTable:
         self.audit.record("session_open", session, client=session.client_name, dedicated=dedicated)
         opentelemetry.of_session(session)
         return session, token
+
+    def check_draining(self, consequence: str) -> None:
+        """Raises `DRAINING` if the daemon drains. `consequence`: what the daemon then does not do, for people."""
+        if self.draining:
+            raise Refusal(
+                Reason.DRAINING,
+                f"The daemon is draining and {consequence}.",
+                fix="Try again when it has been restarted, or use another node.",
+                retry_after_s=max(1.0, self.drain_left()),
+            )
+
+    def require(self, source: Session | Caller, needed: Collection[Right], operation: str) -> None:
+        """Raises `PERMISSION_DENIED` if the tenant of `source` lacks one of the rights, and records that for audit."""
+        try:
+            source.tenant.require(needed, operation)
+        except Refusal as refusal:
+            self.audit.refused(source, operation, refusal)
+            raise
 
     def find(self, token: str) -> Session:
         """Returns the session of a token for the running call, and renews its lease.

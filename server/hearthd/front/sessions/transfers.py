@@ -1,4 +1,4 @@
-"""Bulk data of one transfer, paced by credits: the sender sends no more chunks than the receiver has granted.
+"""Bulk data of a channel's transfers, paced by credits: the sender sends no more chunks than the receiver has granted.
 
 A transfer is carried by an RPC stream. A resumable transfer outlives its stream by up to `resume_s` seconds, within
 which the next stream can continue it. The chunks of a resumable download are kept until the client acknowledges them.
@@ -7,14 +7,17 @@ which the next stream can continue it. The chunks of a resumable download are ke
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from hearth_proto.chunks import download_response
 from hearth_proto.frames import UPLOAD_CREDITS, Flag, Kind
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import status_pb2
 from hearthd.front.sessions.link_interface import Link
 
 DOWNLOAD_CREDITS = 8
@@ -22,28 +25,10 @@ DOWNLOAD_CREDITS = 8
 MAX_KEPT_BYTES = 16 << 20
 """Bytes of a resumable download that are kept in case its stream breaks. Above this limit the device waits for the
 client's acknowledgement."""
-
-
-class TransferChannel(Protocol):
-    """The part of a channel that a transfer uses."""
-
-    @property
-    def link(self) -> Link:
-        """The link over which the transfer's frames are sent."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """The number of the channel on the link."""
-        ...
-
-    def forget(self, transfer: int) -> None:
-        """Removes a transfer that has ended."""
-        ...
-
-    def completed(self, transfer: int, size: int) -> None:
-        """Notes that all of a resumable upload was passed on. Its client may not have received the answer."""
-        ...
+_REMEMBERED = 1024
+"""Number of remembered transfers that were aborted before their stream arrived; such a stream is ended at once. As many
+complete resumable uploads are remembered, because their answer may have been lost."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -62,11 +47,12 @@ class TransferView:
 class Transfer:
     """The common part of uploads and downloads: one waiting coroutine, one stream at a time, one end."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0) -> None:
-        self._channel = channel
+    def __init__(self, table: TransferTable, transfer: int, resume_s: float = 0.0) -> None:
+        self._table = table
         self._transfer = transfer
         self._resume_s = resume_s
-        self._waiter: asyncio.Future[None] | None = None
+        self._change = asyncio.Event()
+        """Set for a moment after each change for which a stream may wait."""
         self._refusal: Refusal | None = None
         self._aborted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done = False
@@ -88,17 +74,9 @@ class Transfer:
         """Returns the state of the transfer."""
         return TransferView(self.parked)
 
-    async def _wait(self) -> None:
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
-        try:
-            await waiter
-        finally:
-            if self._waiter is waiter:  # another stream may have set a new waiter
-                self._waiter = None
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._change.set()
+        self._change.clear()
 
     def on_abort(self, refusal: Refusal) -> None:
         """Notes that the device process aborts the transfer."""
@@ -170,10 +148,10 @@ class Transfer:
     def close(self, refusal: Refusal) -> None:
         """Ends the transfer. If it is not complete, sends `refusal` to the device process."""
         self._unpark()
-        self._channel.forget(self._transfer)
+        self._table.forget(self._transfer)
         if not self._done and self._refusal is None:
             payload = refusal.to_status().SerializeToString()
-            self._channel.link.send(Kind.ABORT, payload, channel=self._channel.number, id=self._transfer)
+            self._table.link.send(Kind.ABORT, payload, channel=self._table.number, id=self._transfer)
         self._done = True
 
     def _unpark(self) -> None:
@@ -194,8 +172,8 @@ class Transfer:
 class Upload(Transfer):
     """A transfer of chunks to the device. `size`: total bytes, for resumable uploads."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0, size: int = 0) -> None:
-        super().__init__(channel, transfer, resume_s)
+    def __init__(self, table: TransferTable, transfer: int, resume_s: float = 0.0, size: int = 0) -> None:
+        super().__init__(table, transfer, resume_s)
         self.size = size
         self.passed = 0
         """Number of bytes that were passed on to the device."""
@@ -221,13 +199,13 @@ class Upload(Transfer):
         Raises the refusal that ended the transfer.
         """
         while not self._credits and self._refusal is None:
-            await self._wait()
+            await self._change.wait()
         if self._refusal is not None:
             raise self._refusal
         self._credits -= 1
         self.passed += size
-        link = self._channel.link
-        link.send(Kind.UPLOAD, payload, channel=self._channel.number, id=self._transfer)
+        link = self._table.link
+        link.send(Kind.UPLOAD, payload, channel=self._table.number, id=self._transfer)
         if link.paused:
             await link.drain()
 
@@ -236,12 +214,12 @@ class Upload(Transfer):
         if self._refusal is not None:
             raise self._refusal
         if not self._done:
-            self._channel.link.send(Kind.UPLOAD, channel=self._channel.number, id=self._transfer, flags=Flag.LAST)
+            self._table.link.send(Kind.UPLOAD, channel=self._table.number, id=self._transfer, flags=Flag.LAST)
             self._done = True
             # Noted before waiting: if the stream breaks here, the client must not send everything again.
             if self.resumable:
-                self._channel.completed(self._transfer, self.passed)
-        await self._channel.link.drain()
+                self._table.completed(self._transfer, self.passed)
+        await self._table.link.drain()
 
 
 class _Chunk(NamedTuple):
@@ -260,8 +238,8 @@ class _Chunk(NamedTuple):
 class Download(Transfer):
     """A transfer of chunks from the device."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0) -> None:
-        super().__init__(channel, transfer, resume_s)
+    def __init__(self, table: TransferTable, transfer: int, resume_s: float = 0.0) -> None:
+        super().__init__(table, transfer, resume_s)
         self._chunks: deque[_Chunk] = deque()  # chunks to be written to the stream
         self._kept: deque[_Chunk] = deque()  # chunks passed to a stream that may not have reached the client
         self._kept_bytes = 0
@@ -277,9 +255,7 @@ class Download(Transfer):
 
     def begin(self) -> None:
         """Asks the device process to send, with `DOWNLOAD_CREDITS` chunks granted. Called once."""
-        self._channel.link.send(
-            Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=self._chunks_granted
-        )
+        self._table.link.send(Kind.DOWNLOAD, channel=self._table.number, id=self._transfer, flags=self._chunks_granted)
 
     def on_chunk(self, payload: bytes, flags: int) -> None:
         """Queues a chunk for `receive`. `Flag.LAST` in `flags` ends the download."""
@@ -299,7 +275,7 @@ class Download(Transfer):
         while not self._chunks:
             if self._refusal is not None:
                 raise self._refusal
-            await self._wait()
+            await self._change.wait()
         self._current = chunk = self._chunks.popleft()
         if self.resumable:
             self._kept.append(chunk)
@@ -345,8 +321,168 @@ class Download(Transfer):
         chunks = DOWNLOAD_CREDITS + self._chunks_written - self._chunks_granted
         if chunks > 0 and not self._done and self._kept_bytes < MAX_KEPT_BYTES:
             self._chunks_granted += chunks
-            self._channel.link.send(Kind.CREDIT, channel=self._channel.number, id=self._transfer, flags=chunks)
+            self._table.link.send(Kind.CREDIT, channel=self._table.number, id=self._transfer, flags=chunks)
 
     @property
     def _complete(self) -> bool:
         return self._done and (not self.resumable or not (self._kept or self._chunks))
+
+
+class TransferTable:
+    """The transfers of one channel, by number.
+
+    They are those under way, those that were aborted before their stream arrived, and complete ones.
+
+    The RPC streams that carry transfers call `upload` and `download`; the link calls the `on_...` methods.
+    """
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.link = link
+        self.number = number
+        self.loss: Refusal | None = None
+        self._flows: dict[int, Transfer] = {}
+        self._aborted: OrderedDict[int, Refusal] = OrderedDict()
+        self._complete: OrderedDict[int, int] = OrderedDict()  # size in bytes
+
+    def inspect(self) -> dict[int, TransferView]:
+        """Returns the state of each transfer under way, by its number."""
+        return {transfer: flow.inspect() for transfer, flow in self._flows.items()}
+
+    # ---- for the RPC streams ----
+
+    def upload(self, transfer: int, resume_s: float = 0.0, size: int = 0) -> Upload:
+        """Registers a new upload and returns it.
+
+        Raises if its number is in use, it was aborted or the channel is lost.
+        """
+        flow = Upload(self, transfer, resume_s, size)
+        self._register(transfer, flow)
+        return flow
+
+    def resumable_upload(self, transfer: int, resume_s: float, size: int, offset: int) -> Upload | None:
+        """Returns the upload with this number for a stream that carries it, and registers it if it is new.
+
+        None: it is complete.
+        """
+        flow = self._flows.get(transfer)
+        if isinstance(flow, Upload) and flow.resumable:
+            return flow
+        if transfer in self._complete:
+            return None
+        self._check_beginning(transfer, offset)
+        return self.upload(transfer, resume_s, size)
+
+    def download(self, transfer: int, resume_s: float = 0.0, offset: int = 0) -> Download:
+        """Returns the download with this number for a stream that carries it, and registers it if it is new.
+
+        It may have begun on an earlier stream if it is resumable. Raises if its number is in use, it was aborted or the
+        channel is lost.
+        """
+        if resume_s:
+            flow = self._flows.get(transfer)
+            if isinstance(flow, Download) and flow.resumable:
+                return flow
+            self._check_beginning(transfer, offset)
+        flow = Download(self, transfer, resume_s)
+        self._register(transfer, flow)
+        flow.begin()
+        return flow
+
+    def _check_beginning(self, transfer: int, offset: int) -> None:
+        if offset and transfer not in self._aborted and self.loss is None:
+            raise Refusal(
+                Reason.TRANSFER_ABORTED,
+                f"Transfer {transfer} cannot be resumed at byte {offset}: it has ended or was never started.",
+                fix="Start it again under a new transfer number.",
+                details={"transfer": transfer, "requested": offset},
+            )
+
+    def _register(self, transfer: int, flow: Transfer) -> None:
+        if self.loss is not None:
+            raise self.loss
+        refusal = self._aborted.pop(transfer, None)
+        if refusal is not None:
+            raise refusal
+        if transfer in self._flows:
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"Transfer {transfer} already has a stream.",
+                fix="Use each transfer number once.",
+                details={"transfer": transfer},
+            )
+        self._flows[transfer] = flow
+
+    def forget(self, transfer: int) -> None:
+        """Removes a transfer that has ended."""
+        self._flows.pop(transfer, None)
+
+    def completed(self, transfer: int, size: int) -> None:
+        """Notes that all of a resumable upload was passed on. Its client may not have received the answer."""
+        _remember(self._complete, transfer, size)
+
+    def status(self, transfer: int) -> tuple[bool, int, bool]:
+        """Returns the state of an upload: whether it is known, its bytes passed on, and whether it is complete."""
+        if transfer in self._complete:
+            return True, self._complete[transfer], True
+        flow = self._flows.get(transfer)
+        return (True, flow.passed, False) if isinstance(flow, Upload) else (False, 0, False)
+
+    def cancel(self, transfer: int) -> None:
+        """Ends a transfer that its client does not continue."""
+        refusal = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
+        flow = self._flows.get(transfer)
+        if flow is not None:
+            flow.assign_stream()
+            flow.close(refusal)
+        # The command that waits for the transfer must not wait forever.
+        elif transfer not in self._complete and self.loss is None:
+            self.link.send(Kind.ABORT, refusal.to_status().SerializeToString(), channel=self.number, id=transfer)
+
+    def acknowledge(self, transfer: int, size: int) -> None:
+        """Notes that the first `size` bytes of a resumable download have reached the client."""
+        flow = self._flows.get(transfer)
+        if isinstance(flow, Download):
+            flow.acknowledge(size)
+
+    # ---- for the link ----
+
+    def on_credit(self, transfer: int, credits: int) -> None:
+        """Grants an upload `credits` more chunks. Ignored if the upload has ended."""
+        flow = self._flows.get(transfer)
+        if isinstance(flow, Upload):
+            flow.on_credit(credits)
+
+    def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
+        """Adds a chunk to a download. Ignored if the download has ended."""
+        flow = self._flows.get(transfer)
+        if isinstance(flow, Download):
+            flow.on_chunk(payload, flags)
+
+    def on_abort(self, transfer: int, payload: bytes) -> None:
+        """Ends a transfer with the status in `payload`, or refuses the stream that will arrive for it."""
+        try:
+            refusal = from_status(status_pb2.Status.FromString(payload))
+        except DecodeError:
+            refusal = Refusal(Reason.TRANSFER_ABORTED, f"The device process gave transfer {transfer} up.")
+        self._abort(transfer, refusal)
+
+    def _abort(self, transfer: int, refusal: Refusal) -> None:
+        flow = self._flows.get(transfer)
+        if flow is not None:
+            flow.on_abort(refusal)
+            if not flow.parked:
+                return
+            flow.close(refusal)
+        _remember(self._aborted, transfer, refusal)
+
+    def end(self, refusal: Refusal) -> None:
+        """Ends all transfers with `refusal`, and refuses new ones with it."""
+        self.loss = self.loss or refusal
+        for transfer in list(self._flows):
+            self._abort(transfer, refusal)
+
+
+def _remember(table: OrderedDict[int, _T], transfer: int, value: _T) -> None:
+    table[transfer] = value
+    if len(table) > _REMEMBERED:
+        table.popitem(last=False)

@@ -77,8 +77,7 @@ def explain(cause: ExitCause, record: CrashRecord) -> ExitCause:
     if cause.label == "fault" or cause.label in INTENDED:
         return cause
     crash, running = record.crash, record.running
-    details = dict(cause.details)
-    if crash is not None and details.get("signal") == signal_name(crash.signal):
+    if crash is not None and cause.details.get("signal") == signal_name(crash.signal):
         if crash.sender:
             sender = str(crash.sender)
             return _with_running_kernels(cause, f", sent by process {sender}", running, {"sender": sender})
@@ -122,4 +121,4 @@ def _with_running_kernels(
 
 
 def _extend_cause(cause: ExitCause, text: str, kernels: tuple[str, ...], details: dict[str, str]) -> ExitCause:
-    return dataclasses.replace(cause, text=text, kernels=kernels, details=(*cause.details, *details.items()))
+    return dataclasses.replace(cause, text=text, kernels=kernels, details={**cause.details, **details})

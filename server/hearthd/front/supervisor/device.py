@@ -25,7 +25,7 @@ from hearthd.front.supervisor.device_status import DeviceStatus
 from hearthd.front.supervisor.durations import ProcessDurations
 from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause
 from hearthd.front.supervisor.fault_log import RecentFaults
-from hearthd.front.supervisor.fault_policy import culprit, named_sessions
+from hearthd.front.supervisor.fault_policy import FaultQuarantine, culprit, named_sessions
 from hearthd.front.supervisor.isolation import (
     ALL_SESSIONS,
     FENCED,
@@ -58,18 +58,13 @@ class DeviceOwner(Protocol):
 
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
+    quarantine: FaultQuarantine
 
     def find(self, ordinal: int, tenant: Tenant) -> object:
         """Raises a refusal if the tenant may not use the device."""
 
     def record_fault(self, session: str) -> None:
         """Counts the loss of a shared process that is attributed to a session."""
-
-    def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Returns the reason why a session may not share a process; None: it may."""
-
-    def lift_quarantine(self) -> None:
-        """Allows all quarantined sessions to share processes again."""
 
     def notify(self) -> None:
         """Notes a change of a device's state: wakes `changed`, and calls the listeners."""
@@ -98,7 +93,8 @@ class Device(DeviceStatus):
     def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: IsolationPolicy, owner: DeviceOwner) -> None:
         super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
         self.policy = policy
-        self.restarts: dict[str, int] = {}
+        self.restarts: Counter[str] = Counter()
+        """Number of lost processes, by the label of the cause."""
         self.share_refusals: Counter[str] = Counter()
         """Number of refused starts of a process because the tenant had used up its share of processes, by tenant."""
         self._log_throttle = LogThrottle()
@@ -158,7 +154,7 @@ class Device(DeviceStatus):
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Returns the reason why the session may not share a process with other sessions; None: it may."""
-        return None if session.dedicated else self._owner.quarantine_refusal(session)
+        return None if session.dedicated else self._owner.quarantine.refusal(session.id)
 
     async def _find_worker(self, session: Session) -> Worker | None:
         """Assigns the vacant worker to the session's key, or creates a worker for it.
@@ -350,11 +346,11 @@ class Device(DeviceStatus):
         log_loss("device_lost", device=self.ordinal, generation=generation, **fields)
         if worker.key is not None:
             self.durations.lost(worker.key, time.monotonic())
-        self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
+        self.restarts[cause.label] += 1
         self.faults.add(cause, generation, worker.key, self._involved_sessions(cause))
         blamed: str | None = None
         if process is not None:
-            blamed = culprit(cause.label, dict(cause.details), process.working())
+            blamed = culprit(cause.label, cause.details, process.working())
             self._owner.device_lost(process.link, cause.text)
             for session in self._owner.sessions:
                 channel = session.channels.get(self.ordinal)
@@ -375,7 +371,7 @@ class Device(DeviceStatus):
         The tenant of an unknown session is "".
         """
         tenants = {session.id: session.tenant.name for session in self._owner.sessions}
-        return {session: tenants.get(session, "") for session in sorted(named_sessions(dict(cause.details)))}
+        return {session: tenants.get(session, "") for session in sorted(named_sessions(cause.details))}
 
     def replace(self, worker: Worker) -> bool:
         """Puts the vacant worker, if there is one, in the place of this one. Returns False if there is none."""
@@ -457,7 +453,7 @@ class Device(DeviceStatus):
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
         self.fenced = self.sick = ""
         self._failures.clear()
-        self._owner.lift_quarantine()
+        self._owner.quarantine.lift_quarantine()
         for worker in self.workers:
             if not worker.ending:
                 worker.restart()

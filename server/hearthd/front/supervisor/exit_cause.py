@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearthd.front.links.link import DeviceLink
@@ -32,7 +33,7 @@ class ExitCause:
     label: str  # one of LABELS
     text: str
     kernels: tuple[str, ...] = ()
-    details: tuple[tuple[str, str], ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, device: int, generation: int) -> Refusal:
         """Returns the error for all pending work on the device."""
@@ -43,7 +44,7 @@ class ExitCause:
             "is being started.",
             details={
                 # Other clients must not learn the ids of these sessions.
-                **{name: value for name, value in self.details if name != "sessions"},
+                **{name: value for name, value in self.details.items() if name != "sessions"},
                 "device": device,
                 "generation": generation,
                 "cause": self.label,
@@ -73,7 +74,7 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ex
         refusal = from_status(link.fault.result())
         kernel_names = refusal.details.get("kernels") or refusal.details.get("in_flight") or ""
         kernels = tuple(name.strip() for name in kernel_names.split(",") if name.strip())
-        return ExitCause("fault", refusal.message.rstrip("."), kernels, tuple(refusal.details.items()))
+        return ExitCause("fault", refusal.message.rstrip("."), kernels, refusal.details)
     link_error = link.closed.result() if link.closed.done() else ""
     if link_error:
         return ExitCause("link", link_error)
@@ -85,5 +86,5 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ex
         return ExitCause("unknown", "its process vanished")
     if code < 0:
         name = signal_name(-code)
-        return ExitCause("signal", f"its process was killed by {name}", details=(("signal", name),))
-    return ExitCause("exit", f"its process ended with exit code {code}", details=(("exit_code", str(code)),))
+        return ExitCause("signal", f"its process was killed by {name}", details={"signal": name})
+    return ExitCause("exit", f"its process ended with exit code {code}", details={"exit_code": str(code)})

@@ -9,7 +9,7 @@ session remains; otherwise no session is blamed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from hearth_proto.reasons import Reason, Refusal
 
@@ -17,7 +17,7 @@ CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRA
 """Signals that a process causes itself. Other signals are sent from outside, and are attributed to no session."""
 
 
-def culprit(label: str, details: dict[str, str], working: Collection[str]) -> str | None:
+def culprit(label: str, details: Mapping[str, str], working: Collection[str]) -> str | None:
     """Returns the session to which the loss of a process is attributed, or None.
 
     `label` is that of the cause; `working` are the sessions with work in the process.
@@ -31,7 +31,7 @@ def culprit(label: str, details: dict[str, str], working: Collection[str]) -> st
     return next(iter(suspects)) if len(suspects) == 1 else None
 
 
-def named_sessions(details: dict[str, str]) -> set[str]:
+def named_sessions(details: Mapping[str, str]) -> set[str]:
     """Returns the sessions that a process named in the details of its end."""
     return {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
 
@@ -59,13 +59,11 @@ class FaultQuarantine:
         self._quarantined[session] = len(faults)
         return True
 
-    def is_quarantined(self, session: str) -> bool:
-        """Returns True if the session may share no process."""
-        return session in self._quarantined
-
-    def refusal(self, session: str) -> Refusal:
-        """Returns the refusal of a quarantined session."""
-        faults = self._quarantined.get(session, 0)
+    def refusal(self, session: str) -> Refusal | None:
+        """Returns the reason why the session may share no process; None: it may."""
+        faults = self._quarantined.get(session)
+        if faults is None:
+            return None
         return Refusal(
             Reason.SESSION_BARRED,
             f"Session {session} has ended {faults} device processes within {self._window:g} s; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -105,7 +104,7 @@ class Process:
         changed = dataclasses.replace(self.spec, **changes)
         if changed != self.spec and self.link.ready.done():
             self.spec = changed
-            self.link.send(Kind.CHANGE, json.dumps(changes).encode())
+            self.link.send_json(Kind.CHANGE, changes)
 
     async def until_ready(self, time_limit: float) -> ExitCause | None:
         """Waits until the process is ready.

@@ -148,5 +148,5 @@ def _cause(overdue: list[LingeringSession], now: float) -> ExitCause:
         ABANDONED,
         f"{description} had not ended {longest:.1f} s after the close, and no other session used the process",
         kernels,
-        (("sessions", ", ".join(session.session for session in overdue)),),
+        {"sessions": ", ".join(session.session for session in overdue)},
     )

@@ -50,7 +50,8 @@ class Supervisor:
         self._launcher = launcher
         self.quarantine = FaultQuarantine(policy.max_faults, policy.restart_window)
         self._closes: set[asyncio.Task[None]] = set()
-        self._change: asyncio.Future[None] | None = None
+        self._change = asyncio.Event()
+        """Set for a moment after each change of a device's state."""
         self._listeners: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Device]:
@@ -92,6 +93,7 @@ class Supervisor:
         log.error("session_barred", session=session)
         self.on_quarantined(session)
         refusal = self.quarantine.refusal(session)
+        assert refusal is not None
         for open_session in self.sessions:
             if open_session.id == session and not open_session.dedicated:
                 channels, open_session.channels = list(open_session.channels.values()), {}
@@ -99,14 +101,6 @@ class Supervisor:
                     task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
                     self._closes.add(task)
                     task.add_done_callback(self._closes.discard)
-
-    def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Returns the reason why a session may not share a process; None: it may."""
-        return self.quarantine.refusal(session.id) if self.quarantine.is_quarantined(session.id) else None
-
-    def lift_quarantine(self) -> None:
-        """Allows all quarantined sessions to share processes again."""
-        self.quarantine.lift_quarantine()
 
     async def before_serving(self, link: DeviceLink) -> None:
         """Awaits the functions of `prepare`, one after another.
@@ -132,17 +126,14 @@ class Supervisor:
 
     def notify(self) -> None:
         """Wakes the callers of `changed`, and calls the listeners. Called after each change of a device's state."""
-        change, self._change = self._change, None
-        if change is not None and not change.done():
-            change.set_result(None)
+        self._change.set()
+        self._change.clear()
         for listener in self._listeners:
             listener()
 
     async def changed(self) -> None:
         """Returns after the next change of a device's state."""
-        if self._change is None or self._change.done():
-            self._change = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._change)
+        await self._change.wait()
 
     async def stop(self, at_once: bool = False) -> None:
         """Ends every device process and the forkserver."""

@@ -199,8 +199,10 @@ def test_own_sockets_are_found_measured_and_shut_without_a_free_descriptor() -> 
                     client.sendall(b"x" * 1000)
                     accepted.recv(1000, socket.MSG_WAITALL)
                     assert sockets.received(number, new[number], tcp=True) == 1000
-                    assert not sockets.shut(number, new[number] + 1), "another socket took the number"
-                    assert sockets.shut(number, new[number])
+                    assert not sockets.disconnect(number, new[number] + 1, drops_unread=False), (
+                        "another socket took the number"
+                    )
+                    assert sockets.disconnect(number, new[number], drops_unread=False)
                     assert client.recv(1) == b""
                 _, gone = sockets.scan()
                 assert number in gone
@@ -218,7 +220,7 @@ def test_reset_discards_unread_data_and_notifies_the_peer() -> None:
                 new, _ = sockets.scan()
                 client.sendall(b"x" * 1000)
                 assert connection.wait([accepted], 10)
-                assert sockets.reset(accepted.fileno(), new[accepted.fileno()])
+                assert sockets.disconnect(accepted.fileno(), new[accepted.fileno()], drops_unread=True)
                 with pytest.raises(OSError, match=r"not connected|reset"):
                     assert accepted.recv(1000) != b"x" * 1000
                 with pytest.raises(ConnectionResetError):

@@ -185,7 +185,7 @@ def test_probes_are_answered_at_the_connection_limit(tmp_path: Path, monkeypatch
     async def scenario() -> None:
         flags = {"http__max_connections": 8, "http__max_connections_per_address": 4, "http__metrics_max_age": "0s"}
         async with front(tmp_path, listen__http="127.0.0.1:0", **flags) as f, contextlib.AsyncExitStack() as stack:
-            limiter = f.daemon.parts.connections.http(f.daemon.config.http)
+            limiter = f.daemon.parts.connections.limiters["http"]
             silent = [await stack.enter_async_context(opened(f)) for _ in range(50)]
             assert (await asked(f, HEAD % b"/status"))[0] == 200, "those who wait make room"
             await until(lambda: displaced(f, "address") == 47)

@@ -205,7 +205,7 @@ def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
             port.timeouts = TicketTimeouts(ticket=30.0)
-            f.daemon.parts.connections.limiter("lanes").max_strangers_per_peer = 8
+            f.daemon.parts.connections.limiters["lanes"].max_strangers_per_peer = 8
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)
             for _, writer in flood:

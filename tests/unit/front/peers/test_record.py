@@ -11,7 +11,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
 from hearthd.front.peers.record import PeerRecord
 from hearthd.front.peers.tickets import GroupMember
-from hearthd.front.rpc.group_info import GroupInfo
+from hearthd.front.rpc.group_service import GroupService
 from tests.support.front.fake_peers import SIGNATURE, TIMEOUT, FakeFront, Pair, fronts, pair, run
 
 
@@ -22,8 +22,9 @@ async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
         def find(self, token: str) -> Any:
             return session
 
-    info = GroupInfo(Sessions(), front.router.coordinator.recorder, front.groups.of)  # type: ignore[arg-type]
-    answer = await info.describe(node_pb2.DescribeGroupsRequest(), None)  # type: ignore[arg-type]
+    sessions: Any = Sessions()
+    service = GroupService(sessions, None, front.groups, front.router.coordinator.recorder, TIMEOUT, bytes)  # type: ignore[arg-type]
+    answer = await service.describe(node_pb2.DescribeGroupsRequest(), None)  # type: ignore[arg-type]
     (group,) = answer.groups
     return group
 

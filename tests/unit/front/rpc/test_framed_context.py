@@ -101,7 +101,7 @@ def call_server(refused: bool) -> CallServer:
 
     behaviour.method_gate = method_gate(account)  # type: ignore[attr-defined]
     handler = SimpleNamespace(response_streaming=False, stream_unary=behaviour, response_serializer=None)
-    service: Any = SimpleNamespace(service=lambda _details: handler)
+    service: Any = SimpleNamespace(name="hearth.v1.DeviceService", methods={"LoadModule": handler})
     gate: Any = SimpleNamespace(account=account, limits=SimpleNamespace(settings=SETTINGS), decide=decide)
     limiter = ConnectionLimiter(
         "calls", Quiet(), max_connections=10, max_strangers=10, max_strangers_per_peer=10, timeout=10

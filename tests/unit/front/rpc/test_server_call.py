@@ -28,6 +28,23 @@ class Observer:
         self.handled.append(code)
 
 
+class OpenGate:
+    """The gate of a method that admits every call."""
+
+    service = "DeviceService"
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    async def enter(self, context: Any) -> None:
+        pass
+
+
+def guard(method: str, behaviour: Any, observer: Observer) -> Any:
+    gate: Any = OpenGate(method)
+    return guarded(gate, behaviour, observer)
+
+
 class Ended:
     """A call that gRPC has begun to end because its client has disconnected."""
 
@@ -43,7 +60,7 @@ def test_error_for_a_departed_client_reaches_no_client() -> None:
 
     observer = Observer()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(guarded("DeviceService", "Download", behaviour, observer)(None, Ended()))
+        asyncio.run(guard("Download", behaviour, observer)(None, Ended()))
     assert observer.handled == [Refusal(Reason.HANDLE_IN_USE, "").code.name]
     assert observer.reasons == ["HANDLE_IN_USE"]
 
@@ -57,7 +74,7 @@ def test_stream_closed_by_its_client_is_not_an_error(leaves: asyncio.CancelledEr
 
     observer = Observer()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(guarded("DeviceService", "Execute", behaviour, observer)(None, Ended()))
+        asyncio.run(guard("Execute", behaviour, observer)(None, Ended()))
     assert observer.handled == [code] and not observer.reasons
 
 
@@ -74,5 +91,5 @@ def test_stream_of_a_closed_session_ends_with_that_reason_and_no_error() -> None
 
     observer = Observer()
     with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(guarded("DeviceService", "Execute", behaviour, observer)(None, Context()))
+        asyncio.run(guard("Execute", behaviour, observer)(None, Context()))
     assert told and observer.handled == ["OK"] and not observer.reasons

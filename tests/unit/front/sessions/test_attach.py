@@ -29,8 +29,8 @@ class Link:
 
     def close_channel(self, channel: int) -> None: ...
 
-    async def end_lane(self, channel: int) -> int:
-        return await self.lane_ended
+    async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, int]:
+        return {"last": await self.lane_ended}
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -17,12 +17,12 @@ from hearthd.front.supervisor.fault_policy import culprit
 from hearthd.shared import crash_record
 from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
-SEGV = ExitCause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
+SEGV = ExitCause("signal", "its process was killed by SIGSEGV", details={"signal": "SIGSEGV"})
 A, B = RunningKernel("wild", "a"), RunningKernel("endless", "b")
 
 
 def blamed(cause: ExitCause) -> str | None:
-    return culprit(cause.label, dict(cause.details), {"a", "b", "c"})
+    return culprit(cause.label, cause.details, {"a", "b", "c"})
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_one_fault_too_many_within_the_window_quarantines(gaps: list[float], mos
         over = sum(now - each <= 60.0 for each in times) > most
         assert quarantine.record_fault("s", now) == (over and not barred)
         barred = barred or over
-        assert quarantine.is_quarantined("s") == barred
-        assert not quarantine.is_quarantined("t")
+        assert (quarantine.refusal("s") is not None) == barred
+        assert quarantine.refusal("t") is None
 
 
 def test_refusal_and_end_of_a_quarantined_session() -> None:
@@ -55,10 +55,11 @@ def test_refusal_and_end_of_a_quarantined_session() -> None:
     assert not quarantine.record_fault("s", 0.0)
     assert quarantine.record_fault("s", 1.0)
     refusal = quarantine.refusal("s")
+    assert refusal is not None
     assert refusal.reason == Reason.SESSION_BARRED and 'isolation="dedicated"' in refusal.fix
     assert refusal.details["faults"] == "2" and refusal.details["allowed"] == "1"
     quarantine.forget("s")
-    assert not quarantine.is_quarantined("s") and not quarantine.record_fault("s", 2.0)
+    assert quarantine.refusal("s") is None and not quarantine.record_fault("s", 2.0)
     quarantine.record_fault("s", 2.0)
     quarantine.lift_quarantine()
-    assert not quarantine.is_quarantined("s")
+    assert quarantine.refusal("s") is None

@@ -123,7 +123,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
             await until(lambda: n.device.state == SERVING)  # the process has been started by now, but is not ready yet
-            assert not n.supervisor.quarantine.is_quarantined(session.id)
+            assert n.supervisor.quarantine.refusal(session.id) is None
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
     run(scenario())

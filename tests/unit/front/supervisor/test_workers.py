@@ -19,6 +19,7 @@ from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Right, Tenant
+from tests.support.front.execute_batches import batch
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import BY_TENANT, PATIENT, Node, X, Y, node
@@ -507,7 +508,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 await lost(n, own)
             await n.generation(own)
             await n.sessions.close(bad, "done")
-            assert not n.supervisor.quarantine.is_quarantined(bad.id)
+            assert n.supervisor.quarantine.refusal(bad.id) is None
 
     run(scenario())
 
@@ -534,10 +535,10 @@ def test_crash_is_attributed_to_the_only_session_with_work() -> None:
             busy, idle = n.session(), n.session()
             await n.generation(idle)
             channel = await n.device.channel(busy)
-            channel.send_batch(b"")
+            channel.send_batch(batch(1).SerializeToString())
             n.process(1).die()
-            await until(lambda: n.supervisor.quarantine.is_quarantined(busy.id))
-            assert not n.supervisor.quarantine.is_quarantined(idle.id)
+            await until(lambda: n.supervisor.quarantine.refusal(busy.id))
+            assert n.supervisor.quarantine.refusal(idle.id) is None
 
     run(scenario())
 
