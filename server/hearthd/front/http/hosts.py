@@ -7,9 +7,10 @@ and is accepted. Pure.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
+
+from hearthd.front.addresses import to_ip
 
 _NAME = re.compile(r"(?P<host>[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _SAME_SITE = ("same-origin", "none")
@@ -36,7 +37,7 @@ class Hosts:
             or host in self._exact
             or host == "localhost"
             or host.endswith((".localhost", *self._suffixes))
-            or _is_address(host)
+            or to_ip(host) is not None
         )
 
 
@@ -62,11 +63,3 @@ def same_origin(host: str, origin: str | None, site: str | None) -> bool:
         return True
     scheme, _, authority = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and authority == host.strip().lower()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
