@@ -28,7 +28,7 @@ from hearthd.front.auth.session_binding import shown_caller
 from hearthd.front.connections.limits import enter_call
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
-from hearthd.front.tenancy.tenants import Caller
+from hearthd.front.tenancy.tenants import EVERYONE, Caller
 
 _caller: ContextVar[Caller] = ContextVar("caller")
 
@@ -109,7 +109,7 @@ class AdmissionGate:
         """Decides from the headers of a call. Raises the refusal."""
         auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
-            return Admission(auth.untenanted_caller(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+            return Admission(Caller(EVERYONE, peer=context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
         if limit.credential is CredentialSource.NONE:
             return Admission(None, limit.max_bytes)
         if limit.credential is CredentialSource.SESSION and not auth.has_credential(context):
@@ -177,7 +177,8 @@ class MethodGate:
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
                 return await self._read_with_lock(context)
-            async with asyncio.timeout(self._seconds if admitted.caller is not None else self._unauthenticated_timeout):
+            settings = self._gate.limits.settings
+            async with asyncio.timeout(self._seconds if admitted.caller is not None else settings.request_timeout):
                 return await context.read()
         except TimeoutError:
             self._gate.account.refused("request_timeout", context.peer(), self._path)
@@ -188,10 +189,6 @@ class MethodGate:
                 "credential in the metadata.",
                 details={"limit": "admission.request_timeout"},
             ) from None
-
-    @property
-    def _unauthenticated_timeout(self) -> float:
-        return self._gate.limits.settings.request_timeout
 
     async def _read_with_lock(self, context: Context) -> Any:
         peer = context.peer()

@@ -15,17 +15,11 @@ GUARANTEED = 0.5
 """The fraction of a limit that is divided by weight."""
 RESERVE = 16
 """The divisor of a limit that gives the operators' reserve."""
-_OPERATORS = frozenset({"admin", "observe"})
 
 
 def reserve(limit: int) -> int:
     """Returns the part of a limit that is reserved for operators. A very small limit has no reserve."""
     return limit // RESERVE or int(limit >= RESERVE // 2)
-
-
-def operates(rights: frozenset[str]) -> bool:
-    """Returns True if a tenant with these rights is an operator."""
-    return not _OPERATORS.isdisjoint(map(str, rights))
 
 
 @dataclass(frozen=True)

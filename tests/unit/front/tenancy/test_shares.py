@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearth_proto.rights import EVERYTHING, ORDINARY
+from hearth_proto.rights import ORDINARY
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.tenancy.shares import RESERVE, Shares, operates, reserve
+from hearthd.front.tenancy.shares import RESERVE, Shares, reserve
 from hearthd.front.tenancy.tenants import Caller, Tenant
 from tests.support.front.fixture import run
 
@@ -64,7 +64,6 @@ def test_a_single_tenant_has_all_but_the_reserve() -> None:
     assert shares.maximum("a", {}) == 1024 - 1024 // RESERVE and shares.maximum("a", {}, operator=True) == 1024
     two = Shares(1024, {"a": 1.0, "b": 1.0}, reserve(1024))
     assert (two.guarantee("a"), two.maximum("a", {}), two.maximum("b", {"a": two.maximum("a", {})})) == (240, 480, 360)
-    assert operates(frozenset({"observe"})) and operates(EVERYTHING) and not operates(ORDINARY)
 
 
 def test_sessions_are_shared() -> None:
