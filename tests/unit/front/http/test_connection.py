@@ -313,7 +313,7 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
             await until(lambda: len(f.daemon.status.traces) == 1)
             [trace] = f.daemon.status.traces.visible_to(EVERYONE)
             ident = trace["id"].encode()
-            server = f.daemon.access.http_server
+            server = f.daemon.parts.listeners.http
             assert server is not None and server.acceptor is not None
             under_way = server.downloads.under_way
             with contextlib.ExitStack() as stack:

@@ -68,7 +68,7 @@ def test_probes_follow_the_devices(tmp_path: Path) -> None:
 def test_draining_is_not_ready(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f:
-            f.daemon.begin_drain()
+            f.daemon.parts.drain.begin()
             assert (await get(f, "/readyz"))[0] == 503
             assert (await get(f, "/healthz"))[0] == 200
 
@@ -197,7 +197,7 @@ def test_grpc_health_and_reflection(tmp_path: Path) -> None:
             f.device(1).die()
             assert (await watch.read()).status == NOT_SERVING
             assert await check("device/0") == await check("") == SERVING
-            f.daemon.begin_drain()
+            f.daemon.parts.drain.begin()
             for name in names:
                 await until_status(check, name)
             watch.cancel()
