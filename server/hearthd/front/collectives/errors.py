@@ -67,8 +67,7 @@ def presented_twice(key: MatchKey, rank: int) -> Refusal:
     """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{_upper_first(key.rank_name(rank))} presented {operation_name(key.sequence)} of "
-        f"{group_name(key.group, key.members)} twice.",
+        f"{key.rank_name(rank).capitalize()} presented {key.name} twice.",
         fix="Number the group's operations from 1, and present each number once on every rank.",
         details={"odd_rank": key.rank_numbers([rank]), "field": "sequence", "sequence": key.sequence},
     )
@@ -145,9 +144,8 @@ def not_released(key: MatchKey, blockers: Iterable[MatchKey]) -> Refusal:
     first = min(blockers)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{key.title} could not start in time: it is queued behind {_lower_first(first.title)} on one of its ranks, "
-        f"which has "
-        "not started.",
+        f"{key.title} could not start in time: it is queued behind {first.name} on one of its ranks, "
+        "which has not started.",
         fix="Find out what delays the other operation, or present them on separate streams and arrays.",
         details={"sequence": key.sequence, "behind": first.sequence},
     )
@@ -158,7 +156,7 @@ def in_cycle(key: MatchKey, cycle: Sequence[MatchKey]) -> Refusal:
 
     `cycle`: the result of `CollectiveOrder.find_cycle`.
     """
-    others = ", ".join(_lower_first(other.title) for other in cycle if other != key)
+    others = ", ".join(other.name for other in cycle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{key.title} cannot start: one rank has queued it behind {others}, and another rank in the opposite order.",
@@ -193,7 +191,7 @@ def lost_before(key: MatchKey, lost: RankLocation | int, cause: str) -> Refusal:
     """Returns the refusal of an operation that lost a process or a node before all ranks had presented it."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{_upper_first(location_name(lost))} of {group_name(key.group, key.members)} was lost before "
+        f"{location_name(lost).capitalize()} of {group_name(key.group, key.members)} was lost before "
         f"{operation_name(key.sequence)} could start: {cause}.",
         fix="Leave the group and rebuild it from the nodes that are available."
         if isinstance(lost, int)
@@ -237,11 +235,3 @@ def _format_devices(devices: Sequence[int]) -> str:
     return (
         str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
     )
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _upper_first(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -71,15 +71,10 @@ class MatcherView:
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
-    def __init__(
-        self,
-        timeout: float = 30.0,
-        recorder: FlightRecorder | None = None,
-        order: CollectiveOrder[MatchKey] | None = None,
-    ) -> None:
+    def __init__(self, timeout: float, recorder: FlightRecorder, order: CollectiveOrder) -> None:
         self._timeout = timeout
-        self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = CollectiveOrder[MatchKey]() if order is None else order
+        self._recorder = recorder
+        self._order = order
         self._pending: dict[MatchKey, Match] = {}
         """Operations that wait for ranks, and complete operations that are held behind others."""
         self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}

@@ -229,18 +229,13 @@ class Follower(GroupMembership):
         if operation is None:
             self._ignore(op, process)
             if op == "go":  # given up here: the process reports that it misses the operation, for which the others wait
-                self._send_answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
+                self.answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
             return
         if op == "go":
             self._record.record_launch(fields["comm"], process, fields["rank"], key[2], fields["index"])
         else:
             self._record.record_failure(key[2], message)
-        self._send_answer(op, operation.link, operation.channel, key[2], fields)
-
-    def _send_answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:
-        send_collective(
-            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": sequence, **fields}
-        )
+        self.answer(op, operation.link, operation.channel, key[2], fields)
 
     def _pop_pending(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """Removes a pending operation and cancels its timer."""

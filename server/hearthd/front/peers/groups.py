@@ -26,13 +26,14 @@ from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.follower import ANSWER_MARGIN_S, Follower
 from hearthd.front.peers.frames import Body
-from hearthd.front.peers.leader import Leader, Router
+from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import CLOSE_TIMEOUT, PeerLink
 from hearthd.front.peers.membership import GroupMembership
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
 
 if TYPE_CHECKING:
+    from hearthd.front.collectives.router import CollectiveRouter
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.sessions.session import Session
 
@@ -64,7 +65,9 @@ class PeerGroups:
     Belongs to the event loop. `port` listens for the daemons that join groups of this daemon.
     """
 
-    def __init__(self, router: Router, connector: PeerConnector, *, answer_margin: float = ANSWER_MARGIN_S) -> None:
+    def __init__(
+        self, router: CollectiveRouter, connector: PeerConnector, *, answer_margin: float = ANSWER_MARGIN_S
+    ) -> None:
         """`answer_margin`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         self._answer_margin = answer_margin
         self.port: PeerPort | None = None

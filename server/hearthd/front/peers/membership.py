@@ -71,8 +71,13 @@ class GroupMembership(ABC):
 
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
         """Tells a device process that an operation of the session fails."""
-        body = {"op": "fail", "channel": channel, "group": self.id, "devices": [], "sequence": sequence}
-        send_collective(link, {**body, "status": to_text(refusal)})
+        self.answer("fail", link, channel, sequence, {"status": to_text(refusal)})
+
+    def answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:
+        """Sends the answer to an operation of the session, `go` or `fail`, to its device process."""
+        send_collective(
+            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": sequence, **fields}
+        )
 
     # ---- state and events ----
 

@@ -41,8 +41,8 @@ class PeerRecordView:
 class PeerRecord:
     """The record of one group. `local_ranks`: the number of the group's ranks on this node."""
 
-    def __init__(self, group: str, ranks: int, local_ranks: int, recorder: FlightRecorder | None = None) -> None:
-        self._recorder = FlightRecorder() if recorder is None else recorder
+    def __init__(self, group: str, ranks: int, local_ranks: int) -> None:
+        self._recorder = FlightRecorder()
         self._owner, self._members, self._local_ranks = GROUP + group, tuple(range(ranks)), local_ranks
         self._in_flight: dict[tuple[str, ProcessKey], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
+from hearthd.front.collectives.flight_recorder import OPERATIONS
 from hearthd.front.peers.record import PeerRecord
 from hearthd.front.peers.tickets import GroupMember
 from hearthd.front.rpc.group_info import GroupInfo
@@ -140,7 +140,7 @@ def test_operation_is_done_when_all_local_ranks_are() -> None:
 
 
 def test_record_is_bounded() -> None:
-    record = PeerRecord("ab", 2, 1, FlightRecorder(clock=lambda: 5))
+    record = PeerRecord("ab", 2, 1)
     for sequence in range(1, 10 * OPERATIONS):
         record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})
         record.record_launch("c", (0, 1), 1, sequence, sequence)
