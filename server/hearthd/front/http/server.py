@@ -95,7 +95,7 @@ class HttpServer:
         """The names from which `_hosts` was created."""
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
-        self._pages = MetricsPages(metrics, self._collect_families, settings.metrics_max_age)
+        self._pages = MetricsPages(self._collect_families, settings.metrics_max_age)
         self.downloads = TraceDownload()
 
     def application(self) -> web.Application:

@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.front.http.connection import HttpTimeouts
+from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import EVERYONE
 from tests.support.front.fixture import Front, front, run, until
 
@@ -198,7 +199,7 @@ def test_probes_are_answered_at_the_connection_limit(tmp_path: Path, monkeypatch
                 go_on.wait(20)
                 return render(families, accept)
 
-            monkeypatch.setattr(f.daemon.metrics, "render", slowly)
+            monkeypatch.setattr(Metrics, "render", slowly)
             try:
                 for _ in range(4):
                     held.append(await stack.enter_async_context(opened(f)))
@@ -266,7 +267,7 @@ def test_a_page_of_metrics_is_collected_once_a_second(tmp_path: Path, monkeypatc
                 return render(found, accept)
 
             monkeypatch.setattr(f.daemon.metrics, "families", counted)
-            monkeypatch.setattr(f.daemon.metrics, "render", counted_render)
+            monkeypatch.setattr(Metrics, "render", counted_render)
 
             async def scrape(accept: str) -> bytes:
                 async with client.get("/metrics", headers={"Accept": accept}) as page:

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.addresses import Address
+from hearthd.front.metrics.collector import Metrics
 from hearthd.front.sockets import ListenError, UnixSocket, check_free
 from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import Front, front, run, until
@@ -148,7 +149,7 @@ def test_a_large_page_delays_no_other_request(tmp_path: Path, monkeypatch: pytes
                 go_on.wait(20)
                 return render(families, accept)
 
-            monkeypatch.setattr(f.daemon.metrics, "render", slowly)
+            monkeypatch.setattr(Metrics, "render", slowly)
             page = asyncio.create_task(get(f, "/metrics"))
             try:
                 await until(begun.is_set)
