@@ -101,16 +101,12 @@ class HttpServer:
     def application(self) -> web.Application:
         """Returns an aiohttp application with all paths. Its requests are served only after `start`."""
 
-        @web.middleware
-        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._answer(request, handler)
-
         async def complete(request: web.Request, response: web.StreamResponse) -> None:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
             response.headers["Server"] = HEADERS["Server"]
 
-        app = web.Application(middlewares=[answer])
+        app = web.Application(middlewares=[self._answer])
         app.on_response_prepare.append(complete)
         app.add_routes(
             [
@@ -176,10 +172,10 @@ class HttpServer:
         """True if /metrics shows all tenants without a token."""
         return self.settings.metrics_on_loopback and self._address is not None and self._address.loopback
 
+    @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handles one request and sends the response, which may be an error."""
-        assert self.acceptor is not None
-        connection = self.acceptor.connection_of(request.protocol)
+        connection = self._connection_of(request)
         if connection is None:
             return _unsent_response()
         try:
@@ -192,6 +188,11 @@ class HttpServer:
             log.exception("http_failed", path=request.path[:200])
             response = _refusal_response(500, "The daemon failed to answer.", "See the daemon's log.")
         return await deliver(request, response, connection)
+
+    def _connection_of(self, request: web.Request) -> Connection | None:
+        """Returns the connection of a request; None: it is closed."""
+        assert self.acceptor is not None
+        return self.acceptor.connection_of(request.protocol)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
         """Checks a request's path, origin and caller, then calls its handler."""
@@ -238,8 +239,7 @@ class HttpServer:
         return self._hosts.accept(host)
 
     async def _page_file(self, request: web.Request) -> web.Response:
-        assert self.acceptor is not None
-        connection = self.acceptor.connection_of(request.protocol)
+        connection = self._connection_of(request)
         has_user = connection is not None and connection.user is not None
         return self._page.answer(request, guarded=self._guarded and not has_user)
 
@@ -292,19 +292,15 @@ class HttpServer:
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        assert self.acceptor is not None
         viewer = _VIEWER.get()
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
             fix = "See `traces` in /status; the latest traces are kept for one hour."
             return _refusal_response(404, "There is no such trace.", fix)
-        device = self._supervisor.find(trace.device)
-        title, connection = (
-            f"device {trace.device}: {device.properties.name}",
-            self.acceptor.connection_of(request.protocol),
-        )
+        connection = self._connection_of(request)
         if connection is None:
             return _unsent_response()
+        title = f"device {trace.device}: {self._supervisor.find(trace.device).properties.name}"
         return await self.downloads.answer(request, trace, title, connection, viewer)
 
 

@@ -55,10 +55,3 @@ class Shares:
             return committed < self.limit
         free = self.pool - committed
         return free > 0 and (own_count - guarantee) < max(1, free)
-
-    def maximum(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> int:
-        """Returns the maximum number that a tenant may have while the other tenants keep theirs."""
-        counts = dict(used)
-        while self.admits(tenant, counts, operator=operator):
-            counts[tenant] = counts.get(tenant, 0) + 1
-        return counts.get(tenant, 0)
