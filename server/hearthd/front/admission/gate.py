@@ -88,7 +88,9 @@ class AdmissionGate:
 
         Each is guarded by its method gate (see `server_call.guarded`).
         """
-        return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
+        return GatedService(
+            name, {method: _streaming(handler, _behaviour(handler)) for method, handler in handlers.items()}
+        )
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
@@ -101,8 +103,7 @@ class AdmissionGate:
         methods = {}
         for method, handler in handlers.items():
             method_gate = self.method_gate(name, method, limit=limit)
-            guarded = guard(method, _message_server(handler), method_gate)
-            methods[method] = _streaming(_with_behaviour(handler, guarded))
+            methods[method] = _streaming(handler, guard(method, _message_server(handler), method_gate))
         return GatedService(name, methods)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
@@ -244,12 +245,11 @@ class MethodGate:
         )
 
 
-def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns `handler` as a streaming handler, which is called before its first message is read.
+def _streaming(handler: Any, behaviour: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns a streaming handler with this behaviour, which is called before its first message is read.
 
-    Its method gate decodes.
+    Its method gate decodes, as `handler` does.
     """
-    behaviour = _behaviour(handler)
     method_gate: MethodGate = behaviour.method_gate
     method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
     method_gate.message = getattr(method_gate.decode, "message", None)
@@ -260,13 +260,6 @@ def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
 def _behaviour(handler: Any) -> Any:
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     return getattr(handler, kind)
-
-
-def _with_behaviour(handler: Any, behaviour: Any) -> Any:
-    """Returns `handler` with another behaviour."""
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
 def _message_server(handler: Any) -> Any:

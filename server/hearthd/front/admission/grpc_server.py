@@ -30,7 +30,6 @@ from hearthd.shared.log import WithoutErrors
 
 log = structlog.get_logger("hearthd.admission")
 
-_aio: Any = grpc.aio
 _core: Any = cygrpc
 Options = Sequence[tuple[str, int]]
 _UNDECODABLE = WithoutErrors(cygrpc.__name__, UnicodeDecodeError)

@@ -87,40 +87,29 @@ def mismatch(key: MatchKey, difference: Mismatch) -> Refusal:
     }
     if difference.position:
         details["position"] = difference.position
+    values, odd_ranks, majority = difference.values, difference.odd_ranks, difference.majority
+    odd_values = ", ".join(f"{key.rank_name(rank)}: {values[rank]!r}" for rank in odd_ranks)
+    requested: object
+    expected: object
     if difference.pair is not None:
-        sender, receiver, sent, received = difference.pair
-        return Refusal(
-            Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {difference.field}{in_batch}: what {key.rank_name(sender)} sends, "
-            f"{sent!r}, is not what {key.rank_name(receiver)} receives from it, {received!r}.",
-            fix="Receive each send on its peer, in the same order, with the same count and dtype.",
-            details={**details, "requested": sent, "expected": received},
+        sender, receiver, requested, expected = difference.pair
+        problem = (
+            f"what {key.rank_name(sender)} sends, {requested!r}, is not what {key.rank_name(receiver)} receives from "
+            f"it, {expected!r}"
         )
-    odd_values = ", ".join(f"{key.rank_name(rank)}: {difference.values[rank]!r}" for rank in difference.odd_ranks)
-    majority = difference.majority
-    if not majority:
-        return Refusal(
-            Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; the ranks are 0 to "
-            f"{len(key.members) - 1}.",
-            fix="Name a rank of the group.",
-            details={
-                **details,
-                "requested": difference.values[difference.odd_ranks[0]],
-                "expected": f"0 to {len(key.members) - 1}",
-            },
-        )
-    expected = difference.values[majority[0]]
+        fix = "Receive each send on its peer, in the same order, with the same count and dtype."
+    elif not majority:
+        requested, expected = values[odd_ranks[0]], f"0 to {len(key.members) - 1}"
+        problem, fix = f"{odd_values}; the ranks are {expected}", "Name a rank of the group."
+    else:
+        requested, expected = ", ".join(str(values[rank]) for rank in odd_ranks), values[majority[0]]
+        problem = f"{odd_values}; {key.rank_names(majority)}: {expected!r}"
+        fix = f"Present the same {difference.field} on every rank."
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; "
-        f"{key.rank_names(majority)}: {expected!r}.",
-        fix=f"Present the same {difference.field} on every rank.",
-        details={
-            **details,
-            "requested": ", ".join(str(difference.values[rank]) for rank in difference.odd_ranks),
-            "expected": expected,
-        },
+        f"{key.title} does not match in {difference.field}{in_batch}: {problem}.",
+        fix=fix,
+        details={**details, "requested": requested, "expected": expected},
     )
 
 

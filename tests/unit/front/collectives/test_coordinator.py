@@ -246,7 +246,7 @@ class Ranks(RuleBasedStateMachine):
 
     def nothing_left(self, owner: str) -> None:
         coordinator = self.coordinator
-        matcher = coordinator.matcher.inspect()
+        matcher = coordinator.matcher
         assert not [key for key in matcher.pending if key.owner == owner]
         assert owner not in matcher.failures and not list(coordinator.recorder.histories(owner))
         for comm in coordinator.communicators:

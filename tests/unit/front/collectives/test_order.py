@@ -205,7 +205,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
             assert blocker is None or (receiver, blocker) in launched, "it could not start there"
             launched.add((receiver, operation_key))
     assert len(launched) == sum(len(operation.members) for operation, _ in operations), "none is left"
-    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher.inspect().open
+    assert len(ranks.coordinator.matcher) == 0 and not len(ranks.coordinator.matcher.order)
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
