@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -37,14 +37,6 @@ _WINDOW_S = 60.0
 _MAX_PEERS = 1024
 _MAX_DELAYED = 64
 """Maximum number of responses that are delayed at once. Further ones are sent at once, which costs the daemon less."""
-
-
-class FailureObserver(Protocol):
-    """Counts failed authentications."""
-
-    def authentication_failed(self) -> None:
-        """Counts one failure. Called on the event loop, for every failure of every peer."""
-        ...
 
 
 class AuthFailures:
@@ -84,11 +76,12 @@ class Authenticator:
         directory: Directory,
         sessions: SessionTable,
         audit: Audit,
-        observer: FailureObserver,
+        on_failure: Callable[[], None],
         *,
         max_failures: int = 10,
         failure_delay: float = 1.0,
     ) -> None:
+        """Creates the authenticator. `on_failure` is called for every failure of every peer."""
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
         """Returns the user of a ticket; see `unix_identity.IdentitySocket`."""
@@ -97,7 +90,7 @@ class Authenticator:
         sessions.check_use = lambda session: self.binding.check_call(session.caller)
         self._sessions = sessions
         self._audit = audit
-        self._observer = observer
+        self._on_failure = on_failure
         self._failures = AuthFailures(max_failures)
         self._delay = failure_delay
         self._delayed = 0
@@ -208,7 +201,7 @@ class Authenticator:
 
     async def record_failure(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
         """Counts a failure of a peer. If there were many, returns with a delay, unless `wait` is False."""
-        self._observer.authentication_failed()
+        self._on_failure()
         host = host_of(peer)
         count = self._failures.add(host, time.monotonic())
         if count <= self._failures.limit:

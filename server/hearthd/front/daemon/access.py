@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
 from hearthd.front.addresses import Address
 from hearthd.front.audit.recorder import Audit, AuditError
-from hearthd.front.auth.authenticator import Authenticator, FailureObserver
+from hearthd.front.auth.authenticator import Authenticator
 from hearthd.front.auth.tls import ServerCertificates, TlsError
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.config.loader import Config, tenants
@@ -40,13 +41,13 @@ class Access:
     It is created with the daemon, opened before the daemon listens, and closed after the daemon has stopped.
     """
 
-    def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
+    def __init__(self, config: Config, sessions: SessionTable, on_failure: Callable[[], None]) -> None:
         self.audit = sessions.audit = Audit(config.audit)
         self.auth = Authenticator(
             tenants(config),
             sessions,
             self.audit,
-            observer,
+            on_failure,
             max_failures=config.auth.max_failures,
             failure_delay=config.auth.failure_delay,
         )

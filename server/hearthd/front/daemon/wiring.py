@@ -84,7 +84,7 @@ class DaemonParts:
         self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.durable_store.restore)
-        self.access = Access(config, self.sessions, self.metrics)
+        self.access = Access(config, self.sessions, self.metrics.authentication_failed)
         self.connections = ConnectionLimits(
             config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
         )

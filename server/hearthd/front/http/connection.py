@@ -42,30 +42,6 @@ class HttpTimeouts:
     write: float = 10.0
 
 
-class Handler(Protocol):
-    """The interface of the HTTP library's protocol object for one connection."""
-
-    def connection_made(self, transport: asyncio.BaseTransport, /) -> None:
-        """Called once, after the TLS handshake. The object writes its responses to `transport`."""
-        ...
-
-    def connection_lost(self, exc: BaseException | None, /) -> None:
-        """Called once, after the connection was closed. `exc`: the error that closed it, or None."""
-        ...
-
-    def data_received(self, data: bytes, /) -> None:
-        """Takes the head of one request, complete and checked. Called again after the response was sent."""
-        ...
-
-    def pause_writing(self) -> None:
-        """Called while the kernel has not accepted everything that was written. Writes should wait."""
-        ...
-
-    def resume_writing(self) -> None:
-        """Called after `pause_writing`, as soon as the kernel has accepted everything."""
-        ...
-
-
 class ConnectionOwner(Protocol):
     """The listener, as its connections use it."""
 
@@ -89,7 +65,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        handler: Handler,
+        handler: web.RequestHandler,
         owner: ConnectionOwner,
         peer: str,
         slot: ConnectionSlot,

@@ -24,7 +24,7 @@ from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedResponse
 from hearthd.front.http.connection import Connection, deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
-from hearthd.front.http.hosts import Hosts, same_origin
+from hearthd.front.http.hosts import is_own_host, same_origin
 from hearthd.front.http.metrics_page import MetricsPages
 from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
@@ -90,9 +90,6 @@ class HttpServer:
         """The acceptor, which has the open connections. None before `start`."""
         self._unix: UnixSocket | None = None
         self._address: Address | None = None
-        self._hosts = Hosts()
-        self._names: tuple[str, ...] | None = None
-        """The names from which `_hosts` was created."""
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(self._collect_families, settings.metrics_max_age)
@@ -232,11 +229,10 @@ class HttpServer:
         Its names are those of `http.hosts`, of its certificate and of this host, and the address on which it listens.
         """
         certificate_names = self.certificates.names if self.certificates is not None else ()
-        names = (*self.settings.hosts, *certificate_names)
-        if names != self._names:
-            hostname, listen_host = socket.gethostname(), self._address.host if self._address is not None else ""
-            self._names, self._hosts = names, Hosts((*names, listen_host, hostname, hostname.partition(".")[0]))
-        return self._hosts.accept(host)
+        listen_host = self._address.host if self._address is not None else ""
+        hostname = socket.gethostname()
+        own_names = (listen_host, hostname, hostname.partition(".")[0])
+        return is_own_host(host, (*self.settings.hosts, *certificate_names, *own_names))
 
     async def _page_file(self, request: web.Request) -> web.Response:
         connection = self._connection_of(request)

@@ -80,7 +80,7 @@ class Metrics:
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
 
     def authentication_failed(self) -> None:
-        """Counts `hearth_authentication_failures`; see `auth.authenticator.FailureObserver`."""
+        """Counts `hearth_authentication_failures`."""
         self._auth_failures.inc()
 
     def call_started(self, service: str, method: str) -> None:

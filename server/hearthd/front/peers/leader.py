@@ -22,7 +22,6 @@ from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
-    MAX_IGNORED_LOGGED,
     GroupMembership,
     clean_text,
     group_ended,
@@ -91,7 +90,6 @@ class Leader(GroupMembership):
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
         """Unanswered operations, by remote rank."""
         self._timer: asyncio.TimerHandle | None = None
-        self._ignored = 0
 
     @property
     def missing(self) -> list[int]:
@@ -146,10 +144,7 @@ class Leader(GroupMembership):
         device, process = tickets.parse_unsigned(body["device"]), tickets.parse_unsigned(body["process"])
         rank = self._rank_of.get(GroupMember(node, device))
         if rank is None or self.end_reason is not None:
-            self._ignored += 1
-            if self._ignored <= MAX_IGNORED_LOGGED:
-                over = self.end_reason is not None
-                log.warning("peer_ignored", group=self.id, node=node, device=device, what=kind, over=over)
+            self.log_ignored(node=node, device=device, what=kind, over=self.end_reason is not None)
             return
         location = RankLocation(node, device, process)
         if kind == "lost":
