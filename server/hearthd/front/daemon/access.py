@@ -107,12 +107,7 @@ class Access:
     @property
     def public_socket(self) -> bool:
         """True if other users of this host may connect to the Unix sockets. They have to show a credential."""
-        return self.by_user or self._config.listen.unix_access == "all"
-
-    @property
-    def by_user(self) -> bool:
-        """True if other users of this host may connect to the Unix socket, which identifies them by user."""
-        return self.auth.directory.by_user
+        return self.auth.directory.by_user or self._config.listen.unix_access == "all"
 
     def add_port(self, server: grpc.aio.Server, address: Address) -> int:
         """Has gRPC listen on a TCP address, with TLS if it is configured. Returns the port."""
@@ -135,14 +130,14 @@ class Access:
 
         Empty if no tenant is known by user. Raises `OSError`.
         """
-        return self._tickets.issue(user_of(connection)) if self.by_user else ""
+        return self._tickets.issue(user_of(connection)) if self.auth.directory.by_user else ""
 
     async def listen_identity(self, path: str, connections: ConnectionLimits) -> None:
         """Opens the identity socket in the directory of gRPC's Unix socket, if tenants are identified by user or group.
 
         Raises `ListenError`.
         """
-        if self.by_user:
+        if self.auth.directory.by_user:
             directory = Path(path).parent
             if not directory.stat().st_mode & stat.S_IXOTH:
                 log.warning("socket_out_of_reach", directory=str(directory), fix=f"chmod o+x {directory}")

@@ -20,7 +20,7 @@ from hearthd.front.auth.unix_identity import user_of
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.connections.limiter import ConnectionLimiter
-from hearthd.front.http.connection import Connection, HttpTimeouts
+from hearthd.front.http.connection import Connection
 from hearthd.front.http.refused import Refusals
 from hearthd.front.tenancy.tenants import User
 
@@ -48,8 +48,8 @@ class Acceptor:
         self._refusals = refusals
         self._create_handler = create_handler
         self._context = context
-        self.timeouts = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
-        """Timeouts of the connections that are accepted from now on."""
+        self.settings = settings
+        """The settings of the connections that are accepted from now on."""
         self._limiter = limiter
         self._connections: dict[web.RequestHandler, Connection] = {}
         self._accepting = AcceptLoop("http", self._on_accepted, self._on_shortage)
@@ -117,7 +117,7 @@ class Acceptor:
         if slot is None:
             accepted_socket.close()
             return
-        connection = Connection(self._create_handler(), self, peer, slot, accepted_socket, self.timeouts, user)
+        connection = Connection(self._create_handler(), self, peer, slot, accepted_socket, self.settings, user)
         self._connections[connection.handler] = connection
         self._accepting.start_task(self._start(connection, accepted_socket))
 
@@ -127,7 +127,7 @@ class Acceptor:
         if self._context is not None and connection.user is None:
             tls_options = {
                 "ssl": self._context,
-                "ssl_handshake_timeout": self.timeouts.header,
+                "ssl_handshake_timeout": self.settings.header_timeout,
                 "ssl_shutdown_timeout": 1.0,
             }
         try:

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2
-from hearthd.front.http.connection import HttpTimeouts
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import EVERYONE
 from tests.support.front.fixture import Front, front, run, until
@@ -329,7 +329,7 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
                     assert (status, fields["retry-after"]) == (429, "5") or refusals(f, "write_timeout")
                 await until(lambda: refusals(f, "write_timeout") == 2, 60)
             await until(lambda: not under_way and connections(f) == 0)
-            server.acceptor.timeouts = HttpTimeouts(write=60.0)
+            server.acceptor.settings = HttpSettings(write_timeout=60.0)
             async with (
                 aiohttp.ClientSession() as client,
                 client.get(f"http://{f.daemon.addresses.http}/traces/{ident.decode()}.json") as whole,
