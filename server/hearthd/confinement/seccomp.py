@@ -13,7 +13,7 @@ import os
 import platform
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hearthd.confinement import syscalls
 
@@ -54,7 +54,7 @@ class Rule:
     never: tuple[Argument, ...] = ()
     clear: tuple[tuple[int, int], ...] = ()
     set: tuple[tuple[int, int], ...] = ()
-    error: int = field(default=errno.EPERM)
+    error: int = errno.EPERM
 
     @property
     def has_conditions(self) -> bool:

@@ -52,6 +52,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
 }  # fmt: skip
 
+_COLUMNS = {machine: column for column, machine in enumerate(ARCHITECTURES)}
+
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 """Number of the call that installs a filter, by `platform.machine()`."""
 
@@ -61,12 +63,9 @@ def number(name: str, machine: str = "") -> int | None:
 
     Raises KeyError for a name or a machine that the table does not have.
     """
-    column = list(ARCHITECTURES).index(machine or platform.machine()) if known(machine) else -1
-    if column < 0:
-        raise KeyError(machine or platform.machine())
-    return _NUMBERS[name][column]
+    return _NUMBERS[name][_COLUMNS[machine or platform.machine()]]
 
 
-def known(machine: str = "") -> bool:
+def known() -> bool:
     """True if the table has this architecture."""
-    return (machine or platform.machine()) in ARCHITECTURES
+    return platform.machine() in ARCHITECTURES

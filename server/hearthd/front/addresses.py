@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,29 +22,19 @@ class Address(NamedTuple):
     @property
     def loopback(self) -> bool:
         """True if only this host can reach the address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        ip = to_ip(self.host)
+        return self.host == "localhost" or (ip is not None and ip.is_loopback)
 
     @property
     def numeric(self) -> bool:
         """True if the host is an IP address and needs no name lookup."""
-        try:
-            ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return True
+        return to_ip(self.host) is not None
 
     @property
     def wildcard(self) -> bool:
         """True if the address stands for every interface of a host."""
-        try:
-            return ipaddress.ip_address(self.host).is_unspecified
-        except ValueError:
-            return False
+        ip = to_ip(self.host)
+        return ip is not None and ip.is_unspecified
 
 
 @dataclass(frozen=True)
@@ -58,11 +48,15 @@ class Addresses:
     http_unix: str = ""
 
     def __str__(self) -> str:
-        named = (
-            ("grpc", self.grpc), ("http", self.http), ("unix", self.unix), ("lanes", self.lanes),
-            ("http_unix", self.http_unix),
-        )  # fmt: skip
-        return " ".join(f"{name}={value}" for name, value in named if value)
+        return " ".join(f"{name}={value}" for name, value in vars(self).items() if value)
+
+
+def to_ip(host: str) -> IPv4Address | IPv6Address | None:
+    """Returns the IP address that a host is; None if it is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 def parse_address(text: str) -> Address:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from hearthd.front.errors import Context
-    from hearthd.front.tenancy.tenants import Caller, Tenant
+    from hearthd.front.tenancy.tenants import Caller, SessionRef
 
 log = structlog.get_logger("hearthd.spans")
 
@@ -166,21 +166,7 @@ def begin(service: str, method: str, context: Context) -> CallSpan | None:
         return None
 
 
-class NamedSession(Protocol):
-    """A session, as spans name it."""
-
-    @property
-    def id(self) -> str:
-        """The public id of the session."""
-        ...
-
-    @property
-    def tenant(self) -> Tenant:
-        """The tenant to which the session belongs."""
-        ...
-
-
-def of_session(session: NamedSession) -> None:
+def of_session(session: SessionRef) -> None:
     """Records the session of the current call in its span."""
     call = _current_span.get()
     if call is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 WINDOW_S = 10.0
 """Time, in seconds, over which a rate is computed. Shorter while fewer samples exist, longer if no sample was taken in
@@ -23,29 +22,16 @@ HISTORY_INTERVAL_S = 1.0
 Number = int | float
 
 
-@dataclass(frozen=True)
-class RatesView:
-    """State of a `Rates`, for tests and diagnostics."""
-
-    samples: int
-    seconds: float
-    """Time, in seconds, from the oldest sample to the newest."""
-
-
 class Rates:
     """Rates of counters that never decrease."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Mapping[str, Number]]] = deque()
-
-    def inspect(self) -> RatesView:
-        """Returns the number of samples that are kept, and the time that they span."""
-        samples = self._samples
-        return RatesView(len(samples), samples[-1][0] - samples[0][0] if samples else 0.0)
+        self.samples: deque[tuple[float, Mapping[str, Number]]] = deque()
+        """The samples that are kept, oldest first, each with its time."""
 
     def sample(self, now: float, counts: Mapping[str, Number]) -> None:
         """Adds the values of the counters at the time `now`, which must not be earlier than the last one."""
-        samples = self._samples
+        samples = self.samples
         if len(samples) > 1 and now - samples[-2][0] < SAMPLE_INTERVAL_S:
             samples.pop()
         samples.append((now, counts))
@@ -57,9 +43,9 @@ class Rates:
 
         A counter that appeared later is assumed to have started from 0.
         """
-        if len(self._samples) < 2:
+        if len(self.samples) < 2:
             return {}
-        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        (start, first), (end, last) = self.samples[0], self.samples[-1]
         seconds = (end if now - end < CURRENT_S else now) - start
         if seconds <= 0:
             return {}

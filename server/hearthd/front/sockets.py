@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from hearthd.front.addresses import Address
@@ -93,18 +94,25 @@ class UnixSocket:
         Raises `ListenError`; the path is then released.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old_umask = os.umask(0o111 if self._public else 0o177)
         try:
             listener.setblocking(False)
-            listener.bind(str(self.path))
+            with self.umask():
+                listener.bind(str(self.path))
             listener.listen(backlog)
         except OSError as error:
             listener.close()
             self.release()
             raise self.unusable(error) from None
+        return listener
+
+    @contextlib.contextmanager
+    def umask(self) -> Iterator[None]:
+        """Sets the umask with which the socket has to be created: only its user, or with `public` all may connect."""
+        old_umask = os.umask(0o111 if self._public else 0o177)
+        try:
+            yield
         finally:
             os.umask(old_umask)
-        return listener
 
     def _take_lock(self) -> None:
         while True:

@@ -1,8 +1,7 @@
-"""A file with a random key that only its owner can read. Shared code: imports nothing of `front/` or `device/`."""
+"""Files with keys that only their owner can read. Shared code: imports nothing of `front/` or `device/`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import stat
@@ -19,16 +18,27 @@ def ensure(path: str) -> None:
     Several processes may call it at the same time. Raises OSError, also if other users can read the file or it contains
     no key.
     """
-    key_file = Path(path)
-    if not key_file.exists():
-        key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=key_file.parent, prefix=".key-") as file:  # has mode 0600
-            file.write(secrets.token_bytes(SIZE))
-            file.flush()
-            os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(file.name, key_file)
+    if not Path(path).exists():
+        create(path, secrets.token_bytes(SIZE))
     read(path)
+
+
+def create(path: str, content: bytes) -> bool:
+    """Creates a file that only its owner can access, with its directory. The file appears with its whole content.
+
+    Returns False if the file exists, perhaps since another process has created it. Raises OSError.
+    """
+    directory = Path(path).parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".key-") as file:  # has mode 0600
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return False
+    return True
 
 
 def read(path: str) -> bytes:

@@ -28,7 +28,7 @@ from hearthd.front.auth.session_binding import shown_caller
 from hearthd.front.connections.limits import enter_call
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
-from hearthd.front.tenancy.tenants import Caller
+from hearthd.front.tenancy.tenants import EVERYONE, Caller
 
 _caller: ContextVar[Caller] = ContextVar("caller")
 
@@ -88,7 +88,9 @@ class AdmissionGate:
 
         Each is guarded by its method gate (see `server_call.guarded`).
         """
-        return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
+        return GatedService(
+            name, {method: _streaming(handler, _behaviour(handler)) for method, handler in handlers.items()}
+        )
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[MethodGate, Any], Any]
@@ -101,15 +103,14 @@ class AdmissionGate:
         methods = {}
         for method, handler in handlers.items():
             method_gate = self.method_gate(name, method, limit=limit)
-            guarded = guard(method_gate, _message_server(handler))
-            methods[method] = _streaming(_with_behaviour(handler, guarded))
+            methods[method] = _streaming(handler, guard(method_gate, _message_server(handler)))
         return GatedService(name, methods)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
         """Decides from the headers of a call. Raises the refusal."""
         auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
-            return Admission(auth.untenanted_caller(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+            return Admission(Caller(EVERYONE, peer=context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
         if limit.credential is CredentialSource.NONE:
             return Admission(None, limit.max_bytes)
         if limit.credential is CredentialSource.SESSION and not auth.has_credential(context):
@@ -178,7 +179,8 @@ class MethodGate:
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
                 return await self._read_with_lock(context)
-            async with asyncio.timeout(self._seconds if admitted.caller is not None else self._unauthenticated_timeout):
+            settings = self._gate.limits.settings
+            async with asyncio.timeout(self._seconds if admitted.caller is not None else settings.request_timeout):
                 return await context.read()
         except TimeoutError:
             self._gate.account.refused("request_timeout", context.peer(), self._path)
@@ -189,10 +191,6 @@ class MethodGate:
                 "credential in the metadata.",
                 details={"limit": "admission.request_timeout"},
             ) from None
-
-    @property
-    def _unauthenticated_timeout(self) -> float:
-        return self._gate.limits.settings.request_timeout
 
     async def _read_with_lock(self, context: Context) -> Any:
         peer = context.peer()
@@ -248,12 +246,11 @@ class MethodGate:
         )
 
 
-def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns `handler` as a streaming handler, which is called before its first message is read.
+def _streaming(handler: Any, behaviour: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns a streaming handler with this behaviour, which is called before its first message is read.
 
-    Its method gate decodes.
+    Its method gate decodes, as `handler` does.
     """
-    behaviour = _behaviour(handler)
     method_gate: MethodGate = behaviour.method_gate
     method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
     method_gate.message = getattr(method_gate.decode, "message", None)
@@ -264,13 +261,6 @@ def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
 def _behaviour(handler: Any) -> Any:
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     return getattr(handler, kind)
-
-
-def _with_behaviour(handler: Any, behaviour: Any) -> Any:
-    """Returns `handler` with another behaviour."""
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
 def _message_server(handler: Any) -> Any:

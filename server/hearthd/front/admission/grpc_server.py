@@ -14,6 +14,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -30,7 +31,6 @@ from hearthd.shared.log import WithoutErrors
 
 log = structlog.get_logger("hearthd.admission")
 
-_aio: Any = grpc.aio
 _core: Any = cygrpc
 Options = Sequence[tuple[str, int]]
 _UNDECODABLE = WithoutErrors(cygrpc.__name__, UnicodeDecodeError)
@@ -117,10 +117,11 @@ def _accepting_core() -> Any:
             loop = asyncio.get_running_loop()
             if method is None:
                 path, request = "?", self._request_call
-                resolver = _Resolver(grpc.stream_unary_rpc_method_handler(self.unknown))
+                handler = grpc.stream_unary_rpc_method_handler(self.unknown)
             else:
                 path, request = method.decode(), partial(self._request_registered_call, method)
-                resolver = _Resolver(self.__dict__["handlers"][path])
+                handler = self.__dict__["handlers"][path]
+            resolver = SimpleNamespace(resolve_handler=lambda _: handler)
             while True:
                 state = await request()
                 if not self.admits(_core._ServicerContext(state, None, None, loop).peer()):
@@ -133,16 +134,6 @@ def _accepting_core() -> Any:
                 del state, call, task  # these objects must not outlive the call
 
     return Accepting
-
-
-class _Resolver:
-    """A resolver that returns the same handler for every call."""
-
-    def __init__(self, handler: Any) -> None:
-        self._handler = handler
-
-    def resolve_handler(self, _: Any) -> Any:
-        return self._handler
 
 
 async def _unknown(account: UnauthenticatedBytes, _: Any, context: Context) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.audit.keys import AuditKey, Keyring
+from hearthd.front.audit.keys import AuditKey, Keyring, write_synced
 from hearthd.front.config.audit import LOG, SYSLOG
 
 log = structlog.get_logger("hearthd.audit")
@@ -142,7 +142,7 @@ class Anchors:
             if path.stat().st_size > TRIM:
                 self._replace(path, data)
                 return
-        _write(self.destination, os.O_APPEND, data)
+        write_synced(self.destination, os.O_CREAT | os.O_APPEND, data)
 
     def _replace(self, path: Path, data: bytes) -> None:
         """Replaces the file.
@@ -150,18 +150,9 @@ class Anchors:
         Raises `OSError` for a file to which data can only be appended (`chattr +a`). Such a file then grows.
         """
         temporary = f"{path}.{os.getpid()}"
-        _write(temporary, os.O_TRUNC, data)
+        write_synced(temporary, os.O_CREAT | os.O_TRUNC, data)
         try:
             os.replace(temporary, path)  # noqa: PTH105
         except OSError:
             Path(temporary).unlink()
             raise
-
-
-def _write(path: str, flags: int, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
-    try:
-        os.write(handle, data)
-        os.fsync(handle)
-    finally:
-        os.close(handle)

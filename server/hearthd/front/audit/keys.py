@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
@@ -11,6 +10,8 @@ import secrets
 import stat
 from pathlib import Path
 from typing import NamedTuple
+
+from hearthd.shared import secret_file
 
 _LINE = re.compile(r"hearth-audit-key-v1 ([0-9a-f]{8}) ([0-9a-f]{64})")
 _HEADER = (
@@ -96,8 +97,7 @@ def load_or_create(path: str) -> tuple[Keyring, bool]:
     created = False
     if not os.path.lexists(path):
         try:
-            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            created = _create(path)
+            created = secret_file.create(path, f"{_HEADER}\n".encode() + _format(_generate()))
         except OSError as error:
             raise KeyFileError(f"{path} cannot be created: {error.strerror or error}") from None
     return load(path), created
@@ -111,32 +111,20 @@ def rotate(path: str) -> AuditKey:
     load(path)
     key = _generate()
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(handle, _format(key))
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        write_synced(path, os.O_APPEND, _format(key))
     except OSError as error:
         raise KeyFileError(f"{path} cannot be written: {error.strerror or error}") from None
     return key
 
 
-def _create(path: str) -> bool:
-    """Creates the key file atomically. Returns False if another process has created the file, which is then used."""
-    temporary = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def write_synced(path: str, flags: int, data: bytes) -> None:
+    """Writes to a file that is opened with `flags`, and syncs it. Raises `OSError`."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
     try:
-        os.write(handle, f"{_HEADER}\n".encode() + _format(_generate()))
+        os.write(handle, data)
         os.fsync(handle)
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
     finally:
         os.close(handle)
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-    return True
 
 
 def _generate() -> AuditKey:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from hearth_proto.reasons import Refusal
 from hearthd.front.audit.log_file import GENESIS, AuditError, LogFile
 from hearthd.front.config.audit import AuditSettings
-from hearthd.front.tenancy.tenants import Caller
+from hearthd.front.tenancy.tenants import Caller, SessionRef
 
-__all__ = ["GENESIS", "Audit", "AuditError", "AuditSubject"]
+__all__ = ["GENESIS", "Audit", "AuditError"]
 
 log = structlog.get_logger("hearthd.audit")
 
@@ -30,20 +30,6 @@ _MAX_REFUSALS = 4096
 _REPEAT_S = 60.0
 _MAX_VALUE_CHARS = 1024
 """Maximum length of one value in characters. Longer values, which clients may send, are truncated."""
-
-
-class AuditSubject(Protocol):
-    """A session, as the log uses it."""
-
-    @property
-    def id(self) -> str:
-        """The public id of the session."""
-        ...
-
-    @property
-    def caller(self) -> Caller:
-        """The caller that opened the session."""
-        ...
 
 
 class Audit:
@@ -72,7 +58,7 @@ class Audit:
         return (self._file.entries, self._file.anchors.anchored) if self._file is not None else (0, 0)
 
     def record(
-        self, event: str, subject: AuditSubject | None = None, caller: Caller | None = None, **fields: Any
+        self, event: str, subject: SessionRef | None = None, caller: Caller | None = None, **fields: Any
     ) -> None:
         """Records an event of a session, of a caller without a session, or of neither.
 
@@ -100,7 +86,7 @@ class Audit:
         if self._file is not None and (self._writer is None or self._writer.done()):
             self._writer = asyncio.get_running_loop().create_task(self._write(self._file), name="audit")
 
-    def refused(self, source: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
+    def refused(self, source: SessionRef | Caller, operation: str, refusal: Refusal) -> None:
         """Records an operation that a session or a caller was not allowed to do.
 
         Repetitions within a minute are not recorded.

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -24,7 +24,7 @@ from hearthd.front.audit.recorder import Audit
 from hearthd.front.auth.session_binding import Binding, ClientCertificates
 from hearthd.front.errors import Context
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.tenancy.tenants import EVERYONE, Caller, Directory, User, unauthenticated
+from hearthd.front.tenancy.tenants import Caller, Directory, User, unauthenticated
 
 log = structlog.get_logger("hearthd.auth")
 
@@ -37,14 +37,6 @@ _WINDOW_S = 60.0
 _MAX_PEERS = 1024
 _MAX_DELAYED = 64
 """Maximum number of responses that are delayed at once. Further ones are sent at once, which costs the daemon less."""
-
-
-class FailureObserver(Protocol):
-    """Counts failed authentications."""
-
-    def authentication_failed(self) -> None:
-        """Counts one failure. Called on the event loop, for every failure of every peer."""
-        ...
 
 
 class AuthFailures:
@@ -84,11 +76,12 @@ class Authenticator:
         directory: Directory,
         sessions: SessionTable,
         audit: Audit,
-        observer: FailureObserver,
+        on_failure: Callable[[], None],
         *,
         max_failures: int = 10,
         failure_delay: float = 1.0,
     ) -> None:
+        """Creates the authenticator. `on_failure` is called for every failure of every peer."""
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
         """Returns the user of a ticket; see `unix_identity.IdentitySocket`."""
@@ -97,7 +90,7 @@ class Authenticator:
         sessions.check_use = lambda session: self.binding.check_call(session.caller)
         self._sessions = sessions
         self._audit = audit
-        self._observer = observer
+        self._on_failure = on_failure
         self._failures = AuthFailures(max_failures)
         self._delay = failure_delay
         self._delayed = 0
@@ -105,10 +98,6 @@ class Authenticator:
     def change(self, max_failures: int, failure_delay: float) -> None:
         """Changes the limits. Failures that were counted before remain."""
         self._failures.limit, self._delay = max_failures, failure_delay
-
-    def untenanted_caller(self, peer: str) -> Caller:
-        """Returns the caller of a daemon without tenants."""
-        return Caller(EVERYONE, peer=peer)
 
     def has_credential(self, context: Context) -> bool:
         """Returns True if the headers of a call, or its connection, show any credential."""
@@ -122,7 +111,20 @@ class Authenticator:
         Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that does not exist.
         """
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
-        return self._identify(metadata, context.peer(), context.auth_context, by_session)
+        peer = context.peer()
+        if AUTHORIZATION in metadata:
+            return self._token(_text(metadata[AUTHORIZATION]), peer)
+        if TICKET in metadata:
+            return self._ticket(_text(metadata[TICKET]), peer)
+        if SESSION in metadata and by_session:
+            session = self._sessions.owner(_text(metadata[SESSION]))
+            if self.binding.enabled and isinstance(session.caller.proof, tuple):
+                self.binding.check(session.caller, self._certificate(context.auth_context(), peer))
+            return session.caller
+        caller = self._certificate(context.auth_context(), peer)
+        if caller is None:
+            raise self._no_credential()
+        return caller
 
     def reidentify(self, caller: Caller) -> Caller:
         """Identifies a caller again, with the tenants and revocations of now. Raises `UNAUTHENTICATED`."""
@@ -141,28 +143,10 @@ class Authenticator:
                 return self._token(header, peer)
             if user is None:
                 raise self._no_credential()
-            tenant, name = self.directory.user(user)
-            return Caller(tenant, name, peer, uid=user.uid, proof=user)
+            return self._user(user, peer)
         except Refusal as refusal:
             await self.record_failure(peer, page, refusal)
             raise
-
-    def _identify(
-        self, metadata: Mapping[str, Any], peer: str, auth_context: Callable[[], Mapping[str, Any]], by_session: bool
-    ) -> Caller:
-        if AUTHORIZATION in metadata:
-            return self._token(_text(metadata[AUTHORIZATION]), peer)
-        if TICKET in metadata:
-            return self._user(_text(metadata[TICKET]), peer)
-        if SESSION in metadata and by_session:
-            session = self._sessions.owner(_text(metadata[SESSION]))
-            if self.binding.enabled and isinstance(session.caller.proof, tuple):
-                self.binding.check(session.caller, self._certificate(auth_context(), peer))
-            return session.caller
-        caller = self._certificate(auth_context(), peer)
-        if caller is None:
-            raise self._no_credential()
-        return caller
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
         """Returns the caller that a certificate identifies; None: the connection shows no certificate.
@@ -195,13 +179,16 @@ class Authenticator:
         tenant, credential = self.directory.token(token.strip(), time.time())
         return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires, proof=credential.key)
 
-    def _user(self, ticket: str, peer: str) -> Caller:
+    def _ticket(self, ticket: str, peer: str) -> Caller:
         user = self.redeem(ticket)
         if user is None:
             raise unauthenticated(
                 "The ticket is unknown: it was used before, or it has expired.",
                 "Connect to the identity socket again; a ticket is valid for one call and for a few seconds.",
             )
+        return self._user(user, peer)
+
+    def _user(self, user: User, peer: str) -> Caller:
         tenant, name = self.directory.user(user)
         return Caller(tenant, name, peer, uid=user.uid, proof=user)
 
@@ -214,7 +201,7 @@ class Authenticator:
 
     async def record_failure(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
         """Counts a failure of a peer. If there were many, returns with a delay, unless `wait` is False."""
-        self._observer.authentication_failed()
+        self._on_failure()
         host = host_of(peer)
         count = self._failures.add(host, time.monotonic())
         if count <= self._failures.limit:

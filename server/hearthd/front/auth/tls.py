@@ -46,7 +46,9 @@ class ServerCertificates:
         """Unix time after which clients refuse the certificate."""
         self.names: tuple[str, ...] = ()
         """Host names for which the certificate is valid."""
-        self._context = self._check()
+        self.context = self._check()
+        """The context for HTTP, whose callers show tokens, and for the daemons of a group, which know the certificate
+        from their ticket. Neither show certificates."""
         self._configuration = self._returned = self._read()
 
     # ---- interface for listeners ----
@@ -59,17 +61,6 @@ class ServerCertificates:
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._renewed_configuration, require_client_authentication=self._client_ca is not None
         )
-
-    def http(self) -> ssl.SSLContext:
-        """Returns the context for HTTP, whose callers show tokens, never certificates."""
-        return self._context
-
-    def peers(self) -> ssl.SSLContext:
-        """Returns the context for the daemons of a group.
-
-        They know this certificate from the ticket, and show none themselves.
-        """
-        return self._context
 
     def fingerprint(self) -> bytes:
         """Returns the SHA-256 of the present certificate in DER."""
@@ -101,7 +92,7 @@ class ServerCertificates:
                     return False
                 self._check()
                 self._configuration = self._read()
-                self._context.load_cert_chain(self._certificate, self._key)
+                self.context.load_cert_chain(self._certificate, self._key)
             except (TlsError, OSError, ssl.SSLError) as error:
                 log.error("certificate_not_renewed", why=str(error))  # the earlier certificate stays in use
                 return False

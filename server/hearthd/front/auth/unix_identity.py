@@ -10,7 +10,6 @@ daemon reads nothing from the client.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
 import socket
@@ -24,7 +23,7 @@ import structlog
 from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.peers import credentials_of
 from hearthd.front.sockets import ListenError, UnixSocket
-from hearthd.front.tenancy.tenants import User
+from hearthd.front.tenancy.tenants import User, token_key
 
 log = structlog.get_logger("hearthd.identity")
 
@@ -59,12 +58,12 @@ class IdentityTickets:
         tickets = self._users.setdefault(user.uid, {})
         if len(tickets) >= _MAX_TICKETS:
             del tickets[next(iter(tickets))]
-        tickets[_ticket_hash(ticket)] = (self._clock() + self.lifetime, user)
+        tickets[token_key(ticket)] = (self._clock() + self.lifetime, user)
         return ticket
 
     def redeem(self, ticket: str) -> User | None:
         """Redeems a ticket, once, and returns its user; None if the ticket is unknown, was used or has expired."""
-        key = _ticket_hash(ticket)
+        key = token_key(ticket)
         for tickets in self._users.values():
             issued = tickets.pop(key, None)
             if issued is not None:
@@ -89,8 +88,8 @@ class IdentityTickets:
 class IdentitySocket:
     """The identity socket. Belongs to the event loop."""
 
-    def __init__(self, path: str, tickets: IdentityTickets, limiter: ConnectionLimiter | None = None) -> None:
-        self._socket = UnixSocket(path, public=True)
+    def __init__(self, path: str, tickets: IdentityTickets, limiter: ConnectionLimiter) -> None:
+        self._socket = UnixSocket(path, public=True)  # every user may ask for a ticket
         self._tickets = tickets
         self._limiter = limiter
         self._server: asyncio.AbstractServer | None = None
@@ -102,16 +101,14 @@ class IdentitySocket:
             text = f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes"
             raise ListenError(text, permanent=True)
         self._socket.claim()
-        old_umask = os.umask(0o111)  # every user may ask for a ticket
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
-            )
+            with self._socket.umask():
+                self._server = await asyncio.get_running_loop().create_unix_server(
+                    lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
+                )
         except OSError as error:
             self._socket.release()
             raise ListenError(f"listen.unix: {path} cannot be listened on: {error.strerror or error}") from None
-        finally:
-            os.umask(old_umask)
 
     async def stop(self) -> None:
         """Stops listening, and removes the socket. Tickets that were issued before remain valid."""
@@ -124,7 +121,7 @@ class IdentitySocket:
 class _TicketSender(asyncio.Protocol):
     """Sends a ticket and closes the connection."""
 
-    def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter | None) -> None:
+    def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter) -> None:
         self._tickets = tickets
         self._limiter = limiter
         self._slot: ConnectionSlot | None = None
@@ -137,12 +134,11 @@ class _TicketSender(asyncio.Protocol):
             log.warning("no_peer_credentials", why=error.strerror or str(error))
             transport.close()
             return
-        if self._limiter is not None:
-            self._slot = self._limiter.admit(f"uid:{user.uid}", transport.abort)  # type: ignore[attr-defined]
-            if self._slot is None:
-                transport.close()
-                return
-            self._slot.expect(_SEND_TIMEOUT_S)
+        self._slot = self._limiter.admit(f"uid:{user.uid}", transport.abort)  # type: ignore[attr-defined]
+        if self._slot is None:
+            transport.close()
+            return
+        self._slot.expect(_SEND_TIMEOUT_S)
         transport.write(f"{self._tickets.issue(user)}\n".encode())
         transport.close()
 
@@ -163,7 +159,3 @@ def user_of(connection: socket.socket) -> User:
             "too_many_groups", uid=uid, why=error.strerror or str(error), action="only its primary group is used"
         )
     return User(uid, frozenset((gid, *groups)), pid)
-
-
-def _ticket_hash(ticket: str) -> bytes:
-    return hashlib.sha256(ticket.encode("utf-8", "surrogatepass")).digest()

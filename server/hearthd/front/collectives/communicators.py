@@ -33,11 +33,9 @@ class Communicators:
     `nonce`: the prefix of the communicators' names, which differs between daemons. Random by default.
     """
 
-    def __init__(
-        self, recorder: FlightRecorder | None = None, nonce: str = "", order: CollectiveOrder[MatchKey] | None = None
-    ) -> None:
-        self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = CollectiveOrder[MatchKey]() if order is None else order
+    def __init__(self, recorder: FlightRecorder, order: CollectiveOrder, nonce: str = "") -> None:
+        self._recorder = recorder
+        self._order = order
         self._nonce = nonce or secrets.token_hex(4)
         self._by_identity: dict[Identity, Communicator] = {}
         self._by_id: dict[str, Communicator] = {}  # least recently used first

@@ -20,11 +20,11 @@ from hearthd.front.collectives.order import CollectiveOrder
 class Coordinator:
     """The coordinator of the node, for groups of local devices and for groups over daemons that were created here."""
 
-    def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
-        self.recorder = FlightRecorder() if recorder is None else recorder
-        order: CollectiveOrder[MatchKey] = CollectiveOrder()
+    def __init__(self, timeout: float, nonce: str = "") -> None:
+        self.recorder = FlightRecorder()
+        order = CollectiveOrder()
         self.matcher = Matcher(timeout, self.recorder, order)
-        self.communicators = Communicators(self.recorder, nonce, order)
+        self.communicators = Communicators(self.recorder, order, nonce)
         self._released = order.released
 
     @property
@@ -66,7 +66,7 @@ class Coordinator:
         )
 
     def _submit_released(self, messages: list[DeviceMessage]) -> list[DeviceMessage]:
-        """Submits the operations that were released. Returns `sends` extended by their messages."""
+        """Submits the operations that were released. Returns `messages` extended by their messages."""
         while self._released:
             match = self.matcher.next_released()
             if match is not None:

@@ -67,8 +67,7 @@ def presented_twice(key: MatchKey, rank: int) -> Refusal:
     """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{_upper_first(key.rank_name(rank))} presented {operation_name(key.sequence)} of "
-        f"{group_name(key.group, key.members)} twice.",
+        f"{key.rank_name(rank).capitalize()} presented {key.name} twice.",
         fix="Number the group's operations from 1, and present each number once on every rank.",
         details={"odd_rank": key.rank_numbers([rank]), "field": "sequence", "sequence": key.sequence},
     )
@@ -88,40 +87,29 @@ def mismatch(key: MatchKey, difference: Mismatch) -> Refusal:
     }
     if difference.position:
         details["position"] = difference.position
+    values, odd_ranks, majority = difference.values, difference.odd_ranks, difference.majority
+    odd_values = ", ".join(f"{key.rank_name(rank)}: {values[rank]!r}" for rank in odd_ranks)
+    requested: object
+    expected: object
     if difference.pair is not None:
-        sender, receiver, sent, received = difference.pair
-        return Refusal(
-            Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {difference.field}{in_batch}: what {key.rank_name(sender)} sends, "
-            f"{sent!r}, is not what {key.rank_name(receiver)} receives from it, {received!r}.",
-            fix="Receive each send on its peer, in the same order, with the same count and dtype.",
-            details={**details, "requested": sent, "expected": received},
+        sender, receiver, requested, expected = difference.pair
+        problem = (
+            f"what {key.rank_name(sender)} sends, {requested!r}, is not what {key.rank_name(receiver)} receives from "
+            f"it, {expected!r}"
         )
-    odd_values = ", ".join(f"{key.rank_name(rank)}: {difference.values[rank]!r}" for rank in difference.odd_ranks)
-    majority = difference.majority
-    if not majority:
-        return Refusal(
-            Reason.COLLECTIVE_MISMATCH,
-            f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; the ranks are 0 to "
-            f"{len(key.members) - 1}.",
-            fix="Name a rank of the group.",
-            details={
-                **details,
-                "requested": difference.values[difference.odd_ranks[0]],
-                "expected": f"0 to {len(key.members) - 1}",
-            },
-        )
-    expected = difference.values[majority[0]]
+        fix = "Receive each send on its peer, in the same order, with the same count and dtype."
+    elif not majority:
+        requested, expected = values[odd_ranks[0]], f"0 to {len(key.members) - 1}"
+        problem, fix = f"{odd_values}; the ranks are {expected}", "Name a rank of the group."
+    else:
+        requested, expected = ", ".join(str(values[rank]) for rank in odd_ranks), values[majority[0]]
+        problem = f"{odd_values}; {key.rank_names(majority)}: {expected!r}"
+        fix = f"Present the same {difference.field} on every rank."
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{key.title} does not match in {difference.field}{in_batch}: {odd_values}; "
-        f"{key.rank_names(majority)}: {expected!r}.",
-        fix=f"Present the same {difference.field} on every rank.",
-        details={
-            **details,
-            "requested": ", ".join(str(difference.values[rank]) for rank in difference.odd_ranks),
-            "expected": expected,
-        },
+        f"{key.title} does not match in {difference.field}{in_batch}: {problem}.",
+        fix=fix,
+        details={**details, "requested": requested, "expected": expected},
     )
 
 
@@ -145,9 +133,8 @@ def not_released(key: MatchKey, blockers: Iterable[MatchKey]) -> Refusal:
     first = min(blockers)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{key.title} could not start in time: it is queued behind {_lower_first(first.title)} on one of its ranks, "
-        f"which has "
-        "not started.",
+        f"{key.title} could not start in time: it is queued behind {first.name} on one of its ranks, "
+        "which has not started.",
         fix="Find out what delays the other operation, or present them on separate streams and arrays.",
         details={"sequence": key.sequence, "behind": first.sequence},
     )
@@ -158,7 +145,7 @@ def in_cycle(key: MatchKey, cycle: Sequence[MatchKey]) -> Refusal:
 
     `cycle`: the result of `CollectiveOrder.find_cycle`.
     """
-    others = ", ".join(_lower_first(other.title) for other in cycle if other != key)
+    others = ", ".join(other.name for other in cycle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{key.title} cannot start: one rank has queued it behind {others}, and another rank in the opposite order.",
@@ -193,7 +180,7 @@ def lost_before(key: MatchKey, lost: RankLocation | int, cause: str) -> Refusal:
     """Returns the refusal of an operation that lost a process or a node before all ranks had presented it."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{_upper_first(location_name(lost))} of {group_name(key.group, key.members)} was lost before "
+        f"{location_name(lost).capitalize()} of {group_name(key.group, key.members)} was lost before "
         f"{operation_name(key.sequence)} could start: {cause}.",
         fix="Leave the group and rebuild it from the nodes that are available."
         if isinstance(lost, int)
@@ -237,11 +224,3 @@ def _format_devices(devices: Sequence[int]) -> str:
     return (
         str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
     )
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _upper_first(text: str) -> str:
-    return text[:1].upper() + text[1:]

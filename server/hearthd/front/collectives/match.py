@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth_proto.collectives import ITEM_SIZES, MAX_COPY, operation_name
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
 
 GROUP = "group:"
 
@@ -23,6 +26,11 @@ class RankLocation(NamedTuple):
     device: int
     process: int
     """Generation of the process. A device has several processes, successively and for different sessions."""
+
+    @staticmethod
+    def of(link: DeviceLink) -> RankLocation:
+        """Returns the location of the ranks in a device process of this daemon."""
+        return RankLocation(0, link.ordinal, link.generation)
 
 
 def location_name(location: RankLocation | int) -> str:
@@ -70,9 +78,14 @@ class MatchKey(NamedTuple):
         return self.owner if self.group else ""
 
     @property
+    def name(self) -> str:
+        """The name of the operation for messages: `operation 3 of group [0, 1]`."""
+        return f"{operation_name(self.sequence)} of {group_name(self.group, self.members)}"
+
+    @property
     def title(self) -> str:
-        """The name of the operation for messages: `Operation 3 of group [0, 1]`."""
-        return f"{operation_name(self.sequence).capitalize()} of {group_name(self.group, self.members)}"
+        """The name of the operation at the beginning of a message."""
+        return self.name.capitalize()
 
     def rank_name(self, rank: int) -> str:
         """Returns the name of a rank: `device 3`, or `rank 1` for a group over daemons."""

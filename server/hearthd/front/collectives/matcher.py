@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -56,45 +55,24 @@ def is_lost_with(location: RankLocation, lost: RankLocation | int) -> bool:
     return location == lost if isinstance(lost, RankLocation) else location.node == lost
 
 
-@dataclass(frozen=True)
-class MatcherView:
-    """State of a `Matcher`, for tests and diagnostics."""
-
-    pending: frozenset[MatchKey]
-    """Operations that wait for ranks, and complete operations that are held behind others."""
-    failures: Mapping[str, int]
-    """Number of failed operations that are remembered, by owner."""
-    open: int
-    """Number of operations in the order that have neither been released nor failed."""
-
-
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
-    def __init__(
-        self,
-        timeout: float = 30.0,
-        recorder: FlightRecorder | None = None,
-        order: CollectiveOrder[MatchKey] | None = None,
-    ) -> None:
+    def __init__(self, timeout: float, recorder: FlightRecorder, order: CollectiveOrder) -> None:
         self._timeout = timeout
-        self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = CollectiveOrder[MatchKey]() if order is None else order
-        self._pending: dict[MatchKey, Match] = {}
+        self._recorder = recorder
+        self.order = order
+        self.pending: dict[MatchKey, Match] = {}
         """Operations that wait for ranks, and complete operations that are held behind others."""
-        self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
+        self.failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
+        """Failed operations that are remembered, by owner."""
         self._next_expiry = math.inf
         self._last_matching: tuple[Presentation, ...] = ()
         """The presentations that were compared last, and match."""
         self.failed: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
-        return len(self._pending)
-
-    def inspect(self) -> MatcherView:
-        """Returns the pending operations, and the number of remembered failures."""
-        failures = {owner: len(failed) for owner, failed in self._failures.items()}
-        return MatcherView(frozenset(self._pending), failures, len(self._order))
+        return len(self.pending)
 
     @property
     def deadline(self) -> float | None:
@@ -102,7 +80,7 @@ class Matcher:
 
         The time may be too early, because an exact one would take a check of all pending operations.
         """
-        return self._next_expiry if self._pending else None
+        return self._next_expiry if self.pending else None
 
     def present_run(
         self, key: MatchKey, rank: int, location: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
@@ -128,17 +106,17 @@ class Matcher:
     def _present(
         self, key: MatchKey, rank: int, presentation: Presentation, predecessors: set[MatchKey], deadline: float
     ) -> tuple[list[DeviceMessage], Match | None]:
-        failures = self._failures.get(key.owner)
+        failures = self.failures.get(key.owner)
         failure = failures.get(key) if failures else None
         if failures and failure is not None:
             if failure.withdrawn_by != rank:
                 failures[key] = failure._replace(withdrawn_by=None)
                 return [fail_message(key, presentation, failure.refusal)], None
             del failures[key]  # the rank takes part after all, and no other rank was notified of its withdrawal
-        match = self._pending.get(key)
+        match = self.pending.get(key)
         if match is None:
-            match = self._pending[key] = Match(key, deadline)
-            self._order.open(key)
+            match = self.pending[key] = Match(key, deadline)
+            self.order.open(key)
         elif rank in match.presentations:
             return self._fail(match, errors.presented_twice(key, rank)), None
         match.deadline = min(match.deadline, deadline)
@@ -153,15 +131,15 @@ class Matcher:
             if refusal is not None:
                 return self._fail(match, refusal), None
             self._last_matching = tuple(match.presentations.values())
-        if match.predecessors and self._order.hold(key, match.predecessors):
+        if match.predecessors and self.order.hold(key, match.predecessors):
             return self._fail_cycle(key), None
-        del self._pending[key]
+        del self.pending[key]
         return [], match
 
     def next_released(self) -> Match | None:
         """Returns the next complete operation that was held and may be launched now; None: there is none."""
-        while self._order.released:
-            match = self._pending.pop(self._order.released.popleft(), None)
+        while self.order.released:
+            match = self.pending.pop(self.order.released.popleft(), None)
             if match is not None:
                 return match
         return None
@@ -172,7 +150,7 @@ class Matcher:
         The other ranks cannot run the operation either; they get a refusal at once, or when they present.
         """
         withdrawal = errors.withdrawn(key, rank, refusal)
-        match = self._pending.get(key)
+        match = self.pending.get(key)
         if match is not None:
             match.presentations.pop(rank, None)
             return self._fail(match, withdrawal)
@@ -181,13 +159,13 @@ class Matcher:
 
     def expire(self, now: float) -> list[DeviceMessage]:
         """Fails the operations that have waited too long, the longest overdue first."""
-        overdue = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
+        overdue = sorted((match.deadline, key) for key, match in self.pending.items() if match.deadline <= now)
         messages: list[DeviceMessage] = []
         for _, key in overdue:
-            match = self._pending.get(key)
+            match = self.pending.get(key)
             if match is not None:
                 messages += self._fail(match, self._timeout_refusal(match))
-        self._next_expiry = min((match.deadline for match in self._pending.values()), default=math.inf)
+        self._next_expiry = min((match.deadline for match in self.pending.values()), default=math.inf)
         return messages
 
     def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
@@ -201,7 +179,7 @@ class Matcher:
         is_local = isinstance(lost, RankLocation) and lost.node == 0
         device = lost.device if isinstance(lost, RankLocation) else None
         messages: list[DeviceMessage] = []
-        for match in list(self._pending.values()):
+        for match in list(self.pending.values()):
             key = match.key
             is_owner_affected = key.owner in owners
             if not is_owner_affected and not is_local:
@@ -219,22 +197,22 @@ class Matcher:
     def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails the waiting operations of an owner, and forgets the owner."""
         messages: list[DeviceMessage] = []
-        for match in [match for match in self._pending.values() if match.key.owner == owner]:
+        for match in [match for match in self.pending.values() if match.key.owner == owner]:
             messages += self._fail(match, refusal)
-        self._failures.pop(owner, None)
+        self.failures.pop(owner, None)
         return messages
 
     def _timeout_refusal(self, match: Match) -> Refusal:
-        if self._order.is_held(match.key):
-            return errors.not_released(match.key, self._order.blockers(match.key))
+        if self.order.is_held(match.key):
+            return errors.not_released(match.key, self.order.blockers(match.key))
         return self._find_mismatch(match) or errors.not_presented(match)
 
     def _fail_cycle(self, key: MatchKey) -> list[DeviceMessage]:
         """Fails the operations of the cycle that contains `key`: the ranks have ordered them differently."""
         messages: list[DeviceMessage] = []
-        cycle = sorted(self._order.find_cycle(key))
+        cycle = sorted(self.order.find_cycle(key))
         for member in cycle:
-            match = self._pending.get(member)
+            match = self.pending.get(member)
             if match is not None:
                 messages += self._fail(match, errors.in_cycle(member, cycle))
         return messages
@@ -256,8 +234,8 @@ class Matcher:
 
     def _fail(self, match: Match, refusal: Refusal) -> list[DeviceMessage]:
         key = match.key
-        del self._pending[key]
-        self._order.close(key)
+        del self.pending[key]
+        self.order.close(key)
         refusal = errors.with_recorder(refusal, self._recorder.lines(key.owner, key.members))
         self._recorder.record_failure(key, refusal.message)
         self.failed[refusal.reason] += 1
@@ -265,7 +243,7 @@ class Matcher:
         return fail_messages(match, refusal)
 
     def _remember_failure(self, key: MatchKey, refusal: Refusal, withdrawn_by: int | None = None) -> None:
-        failures = self._failures.setdefault(key.owner, OrderedDict())
+        failures = self.failures.setdefault(key.owner, OrderedDict())
         failures[key] = MatchFailure(refusal, withdrawn_by)
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)

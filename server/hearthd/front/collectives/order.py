@@ -10,34 +10,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
 
-K = TypeVar("K")
+from hearthd.front.collectives.match import MatchKey
 
 
-class CollectiveOrder(Generic[K]):
+class CollectiveOrder:
     """The order of operations, which are identified by their keys. Pure."""
 
     def __init__(self) -> None:
-        self._open: dict[K, set[K]] = {}
+        self._open: dict[MatchKey, set[MatchKey]] = {}
         """Operations that have neither been launched nor failed, each with the operations that are held behind it."""
-        self._held: dict[K, set[K]] = {}
+        self._held: dict[MatchKey, set[MatchKey]] = {}
         """Held operations, each with the operations for which it waits."""
-        self.released: deque[K] = deque()
+        self.released: deque[MatchKey] = deque()
         """Operations that are no longer held, in order. The caller launches them."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def is_held(self, key: K) -> bool:
+    def is_held(self, key: MatchKey) -> bool:
         """Returns True if the operation is complete and waits for operations before it."""
         return key in self._held
 
-    def open(self, key: K) -> None:
+    def open(self, key: MatchKey) -> None:
         """Adds an operation that a rank has presented."""
         self._open.setdefault(key, set())
 
-    def hold(self, key: K, predecessors: Iterable[K]) -> bool:
+    def hold(self, key: MatchKey, predecessors: Iterable[MatchKey]) -> bool:
         """Marks an open operation as complete.
 
         Returns True if it is held, because operations of `predecessors` have to be launched first.
@@ -50,7 +49,7 @@ class CollectiveOrder(Generic[K]):
             self._open[blocker].add(key)
         return True
 
-    def find_cycle(self, key: K) -> list[K]:
+    def find_cycle(self, key: MatchKey) -> list[MatchKey]:
         """Returns the operations that wait for each other in a cycle that contains the held operation `key`.
 
         Such a cycle exists if the ranks have the operations in different orders. Empty: there is none.
@@ -58,7 +57,7 @@ class CollectiveOrder(Generic[K]):
         blockers = self._all_blockers(key)
         return [blocker for blocker in blockers if key in self._all_blockers(blocker)] if key in blockers else []
 
-    def close(self, key: K) -> None:
+    def close(self, key: MatchKey) -> None:
         """Removes an operation that was launched or has failed."""
         for blocker in self._held.pop(key, ()):
             self._open[blocker].discard(key)
@@ -69,13 +68,13 @@ class CollectiveOrder(Generic[K]):
                 del self._held[successor]
                 self.released.append(successor)
 
-    def blockers(self, key: K) -> set[K]:
+    def blockers(self, key: MatchKey) -> set[MatchKey]:
         """Returns the operations for which a held operation waits."""
         return set(self._held.get(key, ()))
 
-    def _all_blockers(self, key: K) -> dict[K, None]:
+    def _all_blockers(self, key: MatchKey) -> dict[MatchKey, None]:
         """Returns the operations for which `key` waits, directly or indirectly."""
-        blockers: dict[K, None] = {}
+        blockers: dict[MatchKey, None] = {}
         unvisited = list(self._held.get(key, ()))
         while unvisited:
             blocker = unvisited.pop()

@@ -87,7 +87,7 @@ class CollectiveRouter:
         """Sends a message to a rank of another daemon. `body["group"]` is the id of the group in hexadecimal."""
         self.relay: GroupRelay | None = None
         self._devices = frozenset(devices)
-        self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
+        self._links: dict[RankLocation, DeviceLink] = {}
         self._closing: WeakSet[Channel] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -97,7 +97,8 @@ class CollectiveRouter:
 
     def on_frame(self, device: int, link: DeviceLink, body: dict[str, Any]) -> None:
         """Handles a COLLECTIVE frame."""
-        self._links[device, link.generation] = link
+        location = RankLocation.of(link)
+        self._links[location] = link
         try:
             if body["op"] == "wedged":
                 self._end_wedged_process(link, str(body["comm"]))
@@ -106,7 +107,7 @@ class CollectiveRouter:
             elif body["op"] in ("present", "withdraw"):
                 self._present(link, body)
             else:
-                self.on_message(RankLocation(0, device, link.generation), body)
+                self.on_message(location, body)
         except (KeyError, TypeError, ValueError) as error:
             log.error("collective_malformed", device=device, body=str(body)[:200], error=repr(error))
 
@@ -114,7 +115,7 @@ class CollectiveRouter:
         channel = link.channels.get(int(body["channel"]))
         if channel is None or channel in self._closing:
             return  # the session has just ended
-        location = RankLocation(0, link.ordinal, link.generation)
+        location = RankLocation.of(link)
         devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
         key = MatchKey(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
@@ -182,15 +183,16 @@ class CollectiveRouter:
 
     def link(self, location: RankLocation) -> DeviceLink | None:
         """Returns the link to a local device process that has sent a message about collectives, or None."""
-        return self._links.get((location.device, location.process)) if location.node == 0 else None
+        return self._links.get(location)
 
     # ---- events of devices and sessions ----
 
     def on_device_lost(self, link: DeviceLink, cause: str) -> None:
         """Handles the end of a device process, with the ranks of its sessions on the device."""
         sessions = {channel.session_id for channel in link.channels.values()}
-        self._links.pop((link.ordinal, link.generation), None)
-        self.on_loss(RankLocation(0, link.ordinal, link.generation), cause, sessions)
+        location = RankLocation.of(link)
+        self._links.pop(location, None)
+        self.on_loss(location, cause, sessions)
         if self.relay is not None:
             self.relay.on_device_lost(link, cause)
 
@@ -199,10 +201,10 @@ class CollectiveRouter:
 
         It may have communicators with processes that continue.
         """
-        if self._links.pop((link.ordinal, link.generation), None) is None:
+        location = RankLocation.of(link)
+        if self._links.pop(location, None) is None:
             return  # it took part in no collective, or was lost
         cause = "its process has ended"
-        location = RankLocation(0, link.ordinal, link.generation)
         self._send(self.coordinator.on_loss(location, cause, intended=True), log.info)
         self._arm_timer()
         if self.relay is not None:
@@ -241,7 +243,7 @@ class CollectiveRouter:
             if location.node:
                 self.send_to_peer(location, body)
                 continue
-            link = self._links.get((location.device, location.process))
+            link = self.link(location)
             if link is not None:
                 link.send_json(Kind.COLLECTIVE, body)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hearthd.front.config.section import Seconds, Section
+from hearthd.front.config.section import AbsolutePath, Seconds, Section
 
 LOG, SYSLOG = "log", "syslog"
 """Places for anchors that are not files: the daemon's own log, and syslog (the journal, on hosts with systemd)."""
@@ -33,9 +33,9 @@ def state_folder() -> Path:
 class AuditSettings(Section):
     """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
-    path: str = ""
+    path: AbsolutePath = ""
     """File of the log; "": no audit log."""
-    key: str = "auto"
+    key: AbsolutePath = "auto"
     """File of the keys that sign the log; "auto": `audit.key` in the state directory; "": unsigned."""
     anchor: str = "auto"
     """Place of the signed head of the log, so that its end cannot be cut: another file, "log" (the daemon's log),
@@ -43,13 +43,6 @@ class AuditSettings(Section):
     """
     anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)
     """Maximum time without an anchor while the log grows."""
-
-    @field_validator("path", "key")
-    @classmethod
-    def _check_path(cls, value: str) -> str:
-        if value and value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is not an absolute path")
-        return value
 
     @field_validator("anchor")
     @classmethod

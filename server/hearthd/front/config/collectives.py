@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.config.peer_targets import AUTO, MAX_PEERS, parse_peer
-from hearthd.front.config.section import Seconds, Section
+from hearthd.front.config.section import ListenAddress, Seconds, Section
 
 MAX_ADVERTISED = 16
 
@@ -21,7 +21,7 @@ class CollectiveSettings(Section):
 
     timeout: Seconds = Field(default=30.0, gt=0)
     """Time for all ranks to present an operation."""
-    listen: str = "127.0.0.1:0"
+    listen: ListenAddress = "127.0.0.1:0"
     """Address for other daemons, opened for the first group over daemons; "": this daemon takes part in no such
     groups.
     """
@@ -31,13 +31,6 @@ class CollectiveSettings(Section):
     """Hosts and networks to which this daemon may connect because a ticket names them, such as "gpu1:7424" or
     "10.0.0.0/24"; "auto": loopback and private networks, depending on who may reach this daemon.
     """
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, value: str) -> str:
-        if value:
-            parse_address(value)
-        return value
 
     @field_validator("advertise", "peers", mode="before")
     @classmethod
@@ -86,7 +79,6 @@ def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bo
     if text and not parse_address(text).loopback and not tls and not insecure:
         raise ValueError(
             f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would be sent "
-            f"unencrypted: this needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = "
-            f"true on "
-            "a network that only trusted users can reach"
+            "unencrypted: this needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = true "
+            "on a network that only trusted users can reach"
         )

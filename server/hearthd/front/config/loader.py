@@ -18,7 +18,6 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, ValidationError
 
-from hearthd.front.addresses import parse_address
 from hearthd.front.config.settings import Config, refuse_cpu_exposed
 from hearthd.front.config.tenant_quotas import HostCapacity, QuotaSettings
 from hearthd.front.config.tenants import TenantSettings, TokenSettings, directory
@@ -58,13 +57,11 @@ def check_exposure(config: Config, backend: str) -> None:
     """
     if backend != "cpu":
         return
-    for name in ("grpc", "http", "lanes"):
-        value = getattr(config.listen, name)
-        if value and not parse_address(value).loopback:
-            try:
-                refuse_cpu_exposed(config, name, value)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+    try:
+        for name, value in config.exposed_listeners():
+            refuse_cpu_exposed(config, name, value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def tenants(config: Config) -> Directory:

@@ -20,10 +20,10 @@ Link-local addresses are never included, because clouds provide the credentials 
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import NamedTuple
 
-from hearthd.front.addresses import Address, parse_address
+from hearthd.front.addresses import Address, parse_address, to_ip
 
 AUTO = "auto"
 MAX_PEERS = 256
@@ -56,18 +56,14 @@ def parse_peer(text: str) -> PeerTarget:
             return PeerTarget("", ip_network(text), 0)
         except ValueError as error:
             raise ValueError(f"{text!r} is not a network: {error}") from None
-    try:
-        return PeerTarget("", ip_network(ip_address(text.strip("[]"))), 0)
-    except ValueError:
-        host, port = text, 0
-    if ":" in text:
+    ip, host, port = to_ip(text.strip("[]")), text, 0
+    if ip is None and ":" in text:
         host, port = parse_address(text)
         if not port or Address(host, port).wildcard:
             raise ValueError(f'{text!r} cannot be connected to; write a host and a port, e.g. "gpu1:7424"')
-        try:
-            return PeerTarget("", ip_network(ip_address(host)), port)
-        except ValueError:
-            pass
+        ip = to_ip(host)
+    if ip is not None:
+        return PeerTarget("", ip_network(ip), port)
     if not NAME.fullmatch(host.rstrip(".")):
         raise ValueError(f'{text!r} is not a peer; write e.g. "gpu1", "gpu1:7424", "10.0.0.7", "10.0.0.0/24" or "auto"')
     return PeerTarget(plain(host), None, port)

@@ -1,11 +1,14 @@
-"""The base class of sections of the configuration, and the parsers of durations and sizes."""
+"""The base class of sections of the configuration, and the types of durations, sizes, paths and addresses in them."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from hearthd.front.addresses import parse_address
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {
@@ -55,8 +58,32 @@ def parse_bytes(value: object) -> int:
     return int(size)
 
 
+def _check_path(value: str) -> str:
+    if value and value != "auto" and not Path(value).is_absolute():
+        raise ValueError(f"{value!r} is not an absolute path")
+    return value
+
+
+def _check_required_path(value: str) -> str:
+    if value != "auto" and not Path(value).is_absolute():
+        raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
+    return value
+
+
+def _check_address(value: str) -> str:
+    if value:
+        parse_address(value)
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+AbsolutePath = Annotated[str, AfterValidator(_check_path)]
+"""An absolute path, "auto", or "" for none."""
+RequiredPath = Annotated[str, AfterValidator(_check_required_path)]
+"""An absolute path or "auto"."""
+ListenAddress = Annotated[str, AfterValidator(_check_address)]
+"""An address on which the daemon listens, or "" for none."""
 
 
 class Section(BaseModel):

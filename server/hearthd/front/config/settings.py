@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearthd.front.addresses import default_unix_path, parse_address
 from hearthd.front.config.audit import AuditSettings
 from hearthd.front.config.collectives import CollectiveSettings, refuse_clear_tickets
 from hearthd.front.config.front_limits import AdmissionSettings, ConnectionSettings, HealthSettings, OverloadSettings
 from hearthd.front.config.http import HttpSettings
-from hearthd.front.config.section import Bytes, Seconds, Section
+from hearthd.front.config.section import AbsolutePath, Bytes, ListenAddress, RequiredPath, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
 
 
 class ListenSettings(Section):
     """Addresses have the form `host:port` (port 0: any free port). An empty string disables a listener."""
 
-    grpc: str = "127.0.0.1:7421"
+    grpc: ListenAddress = "127.0.0.1:7421"
     """gRPC over TCP."""
-    http: str = "127.0.0.1:7422"
+    http: ListenAddress = "127.0.0.1:7422"
     """HTTP: `/healthz`, `/readyz`, `/metrics`, `/status` and the status page."""
-    http_unix: str = ""
+    http_unix: AbsolutePath = ""
     """HTTP on a Unix socket, for users of this host: an absolute path; "auto": `hearth-http.sock` beside `unix`."""
-    lanes: str = "127.0.0.1:7423"
+    lanes: ListenAddress = "127.0.0.1:7423"
     """TCP port for bulk data in stripes, directly to the device process."""
-    unix: str = "auto"
+    unix: AbsolutePath = "auto"
     """gRPC on a Unix socket: an absolute path; "auto": `/run/hearth/hearth.sock` if that directory is writable,
     otherwise a path below `$XDG_RUNTIME_DIR` or `~/.cache`.
     """
@@ -37,18 +38,9 @@ class ListenSettings(Section):
     known by user or group.
     """
 
-    @field_validator("grpc", "http", "lanes")
-    @classmethod
-    def _check_address(cls, value: str) -> str:
-        if value:
-            parse_address(value)
-        return value
-
     @field_validator("unix", "http_unix")
     @classmethod
     def _check_path(cls, value: str) -> str:
-        if value and value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is not an absolute path")
         if "\0" in value:
             raise ValueError(f"{value!r} contains a NUL character, which no path may contain")
         if len(os.fsencode(value)) > 107:
@@ -144,19 +136,12 @@ class LaneSettings(Section):
 
     enabled: bool = True
     """False: all clients use gRPC only."""
-    path: str = "auto"
+    path: RequiredPath = "auto"
     """Unix socket: an absolute path; "auto": the path of `listen.unix` with `.lane` appended."""
     chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)
     """Maximum size of one piece of bulk data over TCP."""
     segment_bytes: Bytes = Field(default=0, ge=0)
     """Memory that one device process shares with clients; 0: half of the host's memory."""
-
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, value: str) -> str:
-        if value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
-        return value
 
 
 class LaunchSettings(Section):
@@ -175,17 +160,10 @@ class CacheSettings(Section):
     """Directory; "auto": `$CACHE_DIRECTORY`, `$XDG_CACHE_HOME/hearth` or `~/.cache/hearth`; "": no cache."""
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
     """Maximum size of all entries."""
-    key: str = "auto"
+    key: RequiredPath = "auto"
     """File with the key that authenticates entries: an absolute path; "auto": `key` in the directory."""
     shared: bool = False
     """True: tenants share compiled modules."""
-
-    @field_validator("key")
-    @classmethod
-    def _check_key(cls, value: str) -> str:
-        if value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
-        return value
 
 
 class ProfileSettings(Section):
@@ -350,15 +328,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Config:
-        for name in ("grpc", "http", "lanes"):
-            value = getattr(self.listen, name)
-            address = parse_address(value) if value else None
-            if address is not None and not address.loopback:
-                self._refuse_exposed(name, address)
+        for name, value in self.exposed_listeners():
+            self._refuse_exposed(name, str(parse_address(value)))
         refuse_clear_tickets(self.collectives, tls=bool(self.tls.certificate), insecure=self.insecure)
         return self
 
-    def _refuse_exposed(self, name: str, address: Address) -> None:
+    def exposed_listeners(self) -> Iterator[tuple[str, str]]:
+        """Yields the names and addresses of the listeners that other hosts can reach."""
+        for name in ("grpc", "http", "lanes"):
+            value = getattr(self.listen, name)
+            if value and not parse_address(value).loopback:
+                yield name, value
+
+    def _refuse_exposed(self, name: str, address: str) -> None:
         missing = [
             requirement
             for requirement, configured in (("TLS", self.tls.certificate), ("tenants", self.tenants))
@@ -366,13 +348,13 @@ class Config(Section):
         ]
         if missing and not self.insecure:
             raise ValueError(
-                f"listen.{name} = {str(address)!r} is reachable from other hosts, and every client may run "
+                f"listen.{name} = {address!r} is reachable from other hosts, and every client may run "
                 f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
                 f"and there is no {' and no '.join(missing)}; set them, listen on 127.0.0.1, or set insecure = true on "
                 "a network that only trusted users can reach"
             )
         if self.devices.backend == "cpu":
-            refuse_cpu_exposed(self, name, str(address))
+            refuse_cpu_exposed(self, name, address)
 
     @property
     def unix_path(self) -> str:

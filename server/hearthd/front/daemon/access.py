@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
 from hearthd.front.addresses import Address
 from hearthd.front.audit.recorder import Audit, AuditError
-from hearthd.front.auth.authenticator import Authenticator, FailureObserver
+from hearthd.front.auth.authenticator import Authenticator
 from hearthd.front.auth.tls import ServerCertificates, TlsError
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.config.loader import Config, tenants
@@ -25,16 +26,10 @@ from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.revocations import RevocationError, Revocations
 
 if TYPE_CHECKING:
-    from hearthd.front.connections.limiter import ConnectionLimiter
     from hearthd.front.connections.limits import ConnectionLimits
-    from hearthd.front.http.refused import Refusals
-    from hearthd.front.http.server import HttpServer
     from hearthd.front.links.link import DeviceLink
-    from hearthd.front.metrics.collector import Metrics
-    from hearthd.front.rpc.node_status import NodeStatus
     from hearthd.front.sessions.session import Session
     from hearthd.front.sessions.session_table import SessionTable
-    from hearthd.front.supervisor.supervisor import Supervisor
 
 
 log = structlog.get_logger("hearthd.access")
@@ -46,18 +41,16 @@ class Access:
     It is created with the daemon, opened before the daemon listens, and closed after the daemon has stopped.
     """
 
-    def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
+    def __init__(self, config: Config, sessions: SessionTable, on_failure: Callable[[], None]) -> None:
         self.audit = sessions.audit = Audit(config.audit)
         self.auth = Authenticator(
             tenants(config),
             sessions,
             self.audit,
-            observer,
+            on_failure,
             max_failures=config.auth.max_failures,
             failure_delay=config.auth.failure_delay,
         )
-        self.connections: ConnectionLimits | None = None
-        """The connection limits of the daemon, which give the limits of the identity socket. None: no limits."""
         sessions.accounts.change(self.auth.directory.tenants)
         self.auth.binding.enabled = config.sessions.bind
         self.certificates: ServerCertificates | None = None
@@ -68,10 +61,6 @@ class Access:
         self.auth.redeem = self._tickets.redeem
         self._revocation_changes = 0
         self._identity: IdentitySocket | None = None
-        self.http_server: HttpServer | None = None
-        """The HTTP server that `http` created last. Changes of the configuration apply to it."""
-        self._refusals: Refusals | None = None
-        self._http_address = Address("", 0)
 
     def change(self, config: Config) -> None:
         """Applies the settings that can be changed while the daemon listens."""
@@ -79,10 +68,6 @@ class Access:
         self.auth.binding.enabled = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
         self.auth.change(config.auth.max_failures, config.auth.failure_delay)
-        if self.http_server is not None:
-            self.http_server.guarded = not self.auth.directory.open
-            self.http_server.open_metrics = self._is_metrics_open(self._http_address)
-            self.http_server.hosts = config.http.hosts
 
     def open(self) -> None:
         """Opens the audit log and loads certificates and revocations.
@@ -122,12 +107,7 @@ class Access:
     @property
     def public_socket(self) -> bool:
         """True if other users of this host may connect to the Unix sockets. They have to show a credential."""
-        return self.by_user or self._config.listen.unix_access == "all"
-
-    @property
-    def by_user(self) -> bool:
-        """True if other users of this host may connect to the Unix socket, which identifies them by user."""
-        return self.auth.directory.by_user
+        return self.auth.directory.by_user or self._config.listen.unix_access == "all"
 
     def add_port(self, server: grpc.aio.Server, address: Address) -> int:
         """Has gRPC listen on a TCP address, with TLS if it is configured. Returns the port."""
@@ -135,43 +115,10 @@ class Access:
             return server.add_secure_port(str(address), self.certificates.grpc())
         return server.add_insecure_port(str(address))
 
-    def http(
-        self,
-        address: Address | None,
-        supervisor: Supervisor,
-        sessions: SessionTable,
-        metrics: Metrics,
-        status: NodeStatus,
-        limiter: ConnectionLimiter,
-    ) -> HttpServer:
-        """Creates the HTTP server for an address; None: for a Unix socket only.
-
-        On a loopback address it uses no TLS. With tenants it asks for a credential at every address.
-        """
-        from hearthd.front.http.refused import Refusals
-
-        # Imported late, because aiohttp takes a fifth of the import time.
-        from hearthd.front.http.server import HttpServer
-
-        if self._refusals is None:
-            self._refusals = Refusals()
-            metrics.registry.register(self._refusals)
-        address = self._http_address = address or self._http_address
-        self.http_server = HttpServer(
-            supervisor, sessions, metrics, self.auth, status, limiter, guarded=not self.auth.directory.open,
-            open_metrics=self._is_metrics_open(address), certificates=None if address.loopback else self.certificates,
-            settings=self._config.http, refusals=self._refusals,
-        )  # fmt: skip
-        return self.http_server
-
-    def _is_metrics_open(self, address: Address) -> bool:
-        """Returns True if /metrics needs no token at this address."""
-        return address.loopback and self._config.http.metrics_on_loopback
-
     def peers(self, admit: Admit) -> PeerPort:
         """Creates the port at which other daemons join groups of this daemon, with TLS if it is configured."""
         section = self._config.collectives
-        certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
+        certificates = lambda: self.certificates.context if self.certificates is not None else None  # noqa: E731
         return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
 
     def fingerprint(self) -> bytes:
@@ -183,20 +130,18 @@ class Access:
 
         Empty if no tenant is known by user. Raises `OSError`.
         """
-        return self._tickets.issue(user_of(connection)) if self.by_user else ""
+        return self._tickets.issue(user_of(connection)) if self.auth.directory.by_user else ""
 
-    async def listen_identity(self, path: str) -> None:
+    async def listen_identity(self, path: str, connections: ConnectionLimits) -> None:
         """Opens the identity socket in the directory of gRPC's Unix socket, if tenants are identified by user or group.
 
         Raises `ListenError`.
         """
-        if self.by_user:
+        if self.auth.directory.by_user:
             directory = Path(path).parent
             if not directory.stat().st_mode & stat.S_IXOTH:
                 log.warning("socket_out_of_reach", directory=str(directory), fix=f"chmod o+x {directory}")
-            self._identity = IdentitySocket(
-                identity_path(path), self._tickets, self.connections.limiter("identity") if self.connections else None
-            )
+            self._identity = IdentitySocket(identity_path(path), self._tickets, connections.limiter("identity"))
             await self._identity.start()
 
     async def watch(self, link: DeviceLink) -> None:

@@ -11,10 +11,9 @@ again.)
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from hearth_proto.frames import Kind
@@ -22,15 +21,17 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.config.loader import Config
 from hearthd.front.daemon.access import Access
+from hearthd.front.daemon.listeners import Listeners
 from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
-from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.device_spec import Backend
 
 _FIX = "Open a new session with a valid credential from the daemon's operator"
 _CLOSE_WAIT_S = 2.0
@@ -45,17 +46,19 @@ class ConfigChanges:
         sessions: SessionTable,
         supervisor: Supervisor,
         access: Access,
+        listeners: Listeners,
         targets: PeerTargets,
         overload: OverloadManager,
-        specify: Callable[[Config], list[DeviceSpec]],
+        backend: Backend,
+        devices: list[int],
     ) -> None:
-        """Creates the object. `specify` returns the specifications of the device processes for a configuration."""
         self._sessions = sessions
         self._supervisor = supervisor
         self._access = access
+        self._listeners = listeners
         self._targets = targets
         self._overload = overload
-        self._specify = specify
+        self._backend, self._devices = backend, devices
         self._closing: set[asyncio.Task[None]] = set()
 
     async def apply(self, plan: ReloadPlan, directory: Directory) -> int:
@@ -65,16 +68,17 @@ class ConfigChanges:
         """
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)
+        self._listeners.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
         self._targets.change(config.collectives.peers, auto_networks(config))
         self._overload.change(config.overload)
-        policy = reloaded_policy(self._supervisor.policy, config)
+        policy = isolation_policy(config, self._backend)
         self._supervisor.policy = policy
         for device in self._supervisor:
             device.policy = policy
         if changed & {"log.level", "log.format", "launch.timeout", "launch.load_timeout"}:
             log.configure(config.log.level, config.log.format)
-            for spec in self._specify(config):
+            for spec in backends.device_specs(config, self._backend, self._devices):
                 self._supervisor.devices[spec.ordinal].change(spec)
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
@@ -148,13 +152,20 @@ def _reidentify(directory: Directory, caller: Caller) -> Caller:
     return renewed
 
 
-def reloaded_policy(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
-    """Returns the supervisor's policy with the settings that can be changed while the daemon runs."""
-    return dataclasses.replace(
-        policy,
+def isolation_policy(config: Config, backend: Backend) -> IsolationPolicy:
+    """Returns the supervisor's policy for a configuration."""
+    return IsolationPolicy(
         start_timeout=config.devices.start_timeout,
+        ping_timeout=config.devices.ping_timeout,
+        ping_interval=min(2.0, config.devices.ping_timeout / 4),
         max_restarts=config.devices.max_restarts,
+        restart_window=config.devices.restart_window,
+        by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
         idle_timeout=config.devices.idle_timeout,
         max_processes=config.devices.max_processes,
         weights={tenant.name: tenant.weight for tenant in config.tenants},
+        max_faults=config.devices.max_faults,
+        spare=config.devices.spare,
+        context_memory=config.devices.context_memory if backend == "cuda" else 0,
+        scrub=bool(config.tenants),  # a tenant may be added or changed while the process runs
     )

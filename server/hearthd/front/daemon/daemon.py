@@ -21,7 +21,7 @@ from hearthd.front.daemon.systemd import summary
 from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.overload.readings import own_memory
-from hearthd.front.sessions.session import SessionEnd
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
@@ -126,7 +126,8 @@ class Daemon:
 
     def healthy(self) -> bool:
         """Returns True if the watchdog may be notified: every serving or stalled device has answered a recent ping."""
-        max_silence = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
+        policy = self.supervisor.policy
+        max_silence = 2 * (policy.ping_timeout + policy.ping_interval)
         now = time.monotonic()
         return all(
             now - device.last_pong < max_silence for device in self.supervisor if device.state in (SERVING, STALLED)
@@ -138,23 +139,21 @@ class Daemon:
         Also returns free memory to the system.
         """
         closing: set[asyncio.Task[list[int]]] = set()
+
+        def close(session: Session, reason: str, cause: SessionEnd, revoked: str = "") -> None:
+            task = asyncio.create_task(self.sessions.close(session, reason, cause=cause, revoked=revoked))
+            closing.add(task)
+            task.add_done_callback(closing.discard)
+
         heap_trimming = HeapTrimming()
         while True:
             try:
                 for session in self.sessions.expired():
-                    task = asyncio.create_task(
-                        self.sessions.close(session, "its lease expired", cause=session.expiry_cause)
-                    )
-                    closing.add(task)
-                    task.add_done_callback(closing.discard)
+                    close(session, "its lease expired", session.expiry_cause)
                 for session in self.access.revoked_sessions():
                     self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
-                    reason = "its certificate was revoked by its authority"
                     fix = "Open a new session with a valid credential"
-                    close = self.sessions.close(session, reason, revoked=fix, cause=SessionEnd.CREDENTIAL)
-                    task = asyncio.create_task(close)
-                    closing.add(task)
-                    task.add_done_callback(closing.discard)
+                    close(session, "its certificate was revoked by its authority", SessionEnd.CREDENTIAL, fix)
                 if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
                     gc.collect()
                     await asyncio.to_thread(return_free_memory)
@@ -235,10 +234,6 @@ class Daemon:
             self.reloader.request()
 
     # ---- end ----
-
-    def begin_drain(self) -> None:
-        """Accepts no new sessions from now on, and reports not ready."""
-        self._drain.begin()
 
     async def drain(self) -> None:
         """Waits up to `drain_timeout` seconds for running sessions to end.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from hearth_proto.v1 import device_pb2
 from hearthd.front.daemon.systemd import Notifier
+from hearthd.front.rpc.device_service import DeviceService
 from hearthd.front.sessions.session_table import SessionTable
 
 log = structlog.get_logger("hearthd")
@@ -25,16 +25,6 @@ _NOTIFY_INTERVAL_S = 1.0
 intervals."""
 
 
-class DrainingClients(Protocol):
-    """The device service, as the drain uses it to notify clients."""
-
-    greeting: Callable[[], device_pb2.Event] | None
-    """Returns the first event of every new Execute stream. None: there is none."""
-
-    def announce(self, event: device_pb2.Event) -> None:
-        """Sends the event on every Execute stream."""
-
-
 class Drain:
     """The drain of a daemon.
 
@@ -42,7 +32,7 @@ class Drain:
     """
 
     def __init__(
-        self, sessions: SessionTable, clients: DrainingClients, notifier: Notifier, not_ready: Callable[[], None]
+        self, sessions: SessionTable, clients: DeviceService, notifier: Notifier, not_ready: Callable[[], None]
     ) -> None:
         self._sessions = sessions
         self._clients = clients

@@ -26,7 +26,7 @@ class HeapTrimming:
     sessions remain.
 
     Args:
-        quiet: seconds without a session before the heap is trimmed.
+        idle_s: seconds without a session before the heap is trimmed.
     """
 
     def __init__(self, idle_s: float = IDLE_S) -> None:

@@ -6,7 +6,6 @@ They are opened and closed together.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -84,9 +83,11 @@ class Listeners:
         self._lanes = lanes
         self._stripes = stripes
         self._status = status
-        self._overload = overload
-        self._health: health.Health | None = None
-        self._http: HttpServer | None = None
+        self._health = health.Health(supervisor, config.health, sessions.overloaded)
+        overload.listeners.append(self._health.refresh)
+        metrics.registry.register(self._health.watchers)
+        self.http: HttpServer | None = None
+        """The HTTP server. None before `open_http`, or without an address for it."""
         self._unix: sockets.UnixSocket | None = None
         self._server: grpc.aio.Server | None = None
         self._calls: CallServer | None = None
@@ -100,9 +101,6 @@ class Listeners:
         devices = len(self._supervisor.devices)
         tenants = max(1, len(self._config.tenants))
         self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
-        self._health = health.Health(self._supervisor, self._config.health, self._sessions.overloaded)
-        self._overload.listeners.append(self._health.refresh)
-        self._metrics.registry.register(self._health.watchers)
         guard = partial(guarded, observer=self._metrics)
         open_service = self._gate.open_service(health.NAME, self._health.methods(), guard)
         service_names = (node_service.NAME, device_service.NAME, health.NAME)
@@ -118,7 +116,7 @@ class Listeners:
         unix = self._config.unix_path
         if unix:
             self._listen_unix(server, unix)
-            await self._access.listen_identity(unix)
+            await self._access.listen_identity(unix, self._connections)
             self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
             await self._calls.open(socket_path(unix), public=self._access.public_socket)
             if self._config.lane_path:
@@ -133,21 +131,35 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """Opens HTTP on TCP, and on the Unix socket at `Config.http_path`.
+        """Opens HTTP on TCP, with TLS except on loopback, and on the Unix socket at `Config.http_path`.
 
         Returns the TCP address; empty without TCP.
         """
         config = self._config
         if not config.listen.http and not config.http_path:
             return ""
+        # Imported late, because aiohttp takes a fifth of the import time.
+        from hearthd.front.http.refused import Refusals
+        from hearthd.front.http.server import HttpServer
+
         address = parse_address(config.listen.http) if config.listen.http else None
         unix = None
         if config.http_path:
             public = self._access.public_socket
             unix = sockets.UnixSocket(config.http_path, public=public, setting="listen.http_unix")
-        limiter = self._connections.http(config.http)
-        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
-        return str(await self._http.start(address, unix) or "")
+        refusals = Refusals()
+        self._metrics.registry.register(refusals)
+        self.http = HttpServer(
+            self._supervisor, self._sessions, self._metrics, self._access.auth, self._status,
+            self._connections.http(config.http), config.http, refusals,
+            certificates=None if address is not None and address.loopback else self._access.certificates,
+        )  # fmt: skip
+        return str(await self.http.start(address, unix) or "")
+
+    def change(self, config: Config) -> None:
+        """Applies the settings that can be changed while the daemon listens."""
+        if self.http is not None:
+            self.http.settings = config.http
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         sockets.check_free(address, "grpc")
@@ -160,26 +172,22 @@ class Listeners:
     def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
         self._unix = sockets.UnixSocket(path, public=self._access.public_socket)
         self._unix.claim()
-        old_umask = os.umask(0o111 if self._access.public_socket else 0o177)
         try:
-            server.add_insecure_port(f"unix:{path}")
+            with self._unix.umask():
+                server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
             raise sockets.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
-        finally:
-            os.umask(old_umask)
 
     def report_not_ready(self) -> None:
         """Reports not ready in the health service from now on."""
-        if self._health is not None:
-            self._health.drain()
+        self._health.drain()
 
     async def close(self, grace: float) -> None:
         """Accepts no further connections, and asks the connected clients to disconnect (GOAWAY).
 
         Calls under way may continue for `grace` seconds.
         """
-        if self._health is not None:
-            await self._health.stop()
+        await self._health.stop()
         self._connections.guard.stop()
         await self._lanes.close()
         await self._stripes.close()
@@ -188,8 +196,8 @@ class Listeners:
         stops = [server.stop(grace)] if server is not None else []
         if self._calls is not None:
             stops.append(self._calls.close(grace))
-        if self._http is not None:
-            stops.append(self._http.stop())
+        if self.http is not None:
+            stops.append(self.http.stop())
         await asyncio.gather(*stops)
 
     def release(self) -> None:

@@ -30,7 +30,6 @@ thread."""
 
 def serve(
     config: Config,
-    on_error: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
     read: Callable[[], Config] | None = None,
     hangup: Hangup | None = None,
 ) -> int:
@@ -47,7 +46,7 @@ def serve(
         backend, devices = backends.choose(config)
     except ConfigError as error:
         forkserver.abandon()
-        on_error(f"hearthd: {error}")
+        print(f"hearthd: {error}", file=sys.stderr)
         return 2
     launcher = ForkServerLauncher(backend)
     launcher.warm_up()
@@ -72,7 +71,7 @@ def serve(
     try:
         uvloop.run(main())
     except ListenError as error:
-        on_error(f"hearthd: {error}")
+        print(f"hearthd: {error}", file=sys.stderr)
         return 2 if error.permanent else 1
     finally:
         opentelemetry.switch_off()

@@ -37,19 +37,12 @@ def reap(excluded: Collection[int]) -> None:
 
 
 @contextlib.contextmanager
-def reaping_orphans(
-    excluded: Callable[[], Collection[int]], *, inherits_orphans: bool | None = None, tick: float = _TICK
-) -> Iterator[None]:
-    """Reaps orphans while the block runs. Must be used inside the event loop.
+def reaping_orphans(excluded: Callable[[], Collection[int]], *, tick: float = _TICK) -> Iterator[None]:
+    """Inherits orphans from now on, and reaps them while the block runs. Must be used inside the event loop.
 
-    `inherits_orphans`: True if this process inherits orphans already. None: it inherits orphans from now on. `excluded`
-    returns the processes for which other code waits.
+    `excluded` returns the processes for which other code waits.
     """
-    if inherits_orphans is None:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    elif not inherits_orphans:
-        yield
-        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     async def poll() -> None:
         while True:

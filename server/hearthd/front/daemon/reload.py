@@ -102,7 +102,7 @@ class Reloader:
         self.config = planned.config
         closed_sessions = await self._apply(planned, directory)
         summary: dict[str, Any] = {"changed": ", ".join(planned.changed) or "nothing"}
-        summary |= {"tenants": str(planned.tenants)} if str(planned.tenants) else {}
+        summary |= {"tenants": planned.tenants} if planned.tenants else {}
         summary |= {"needs_restart": ", ".join(planned.deferred)} if planned.deferred else {}
         summary["sessions_ended"] = closed_sessions
         write = log.warning if planned.deferred else log.info

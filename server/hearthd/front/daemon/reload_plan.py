@@ -1,17 +1,16 @@
 """The plan of a reload: the settings that change while the daemon runs. Pure: computed from two configurations.
 
-`RELOADABLE` and `NEEDS_A_RESTART` together name every setting once, with the time at which a change takes effect, or
-the reason why a change needs a restart.
+Every setting that `RELOADABLE` does not name needs a restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from hearthd.front.config.loader import settings
 from hearthd.front.config.settings import Config
 from hearthd.front.config.tenants import TenantSettings
 
@@ -45,53 +44,19 @@ RELOADABLE: dict[str, str] = {
     ),
 }  # fmt: skip
 """The time at which a change of each setting takes effect. The file of the audit log is opened again at every reload,
-so that it can be renamed before."""
+so that it can be renamed before.
 
-_AT_START = "it is created when the daemon starts"
-_SENT_TO_CLIENTS = "clients received the value when they connected"
-_AT_SPAWN = "device processes are started with it"
+All other settings need a restart, for these reasons:
 
-NEEDS_A_RESTART: dict[str, str] = {
-    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes"), _AT_START),
-    **dict.fromkeys(("listen.unix", "listen.unix_access", "listen.http_unix"), _AT_START),
-    **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _AT_START),
-    **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout"), _AT_START),
-    "http.metrics_max_age": _AT_START,
-    **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _AT_START),
-    **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _AT_START),
-    **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _AT_START),
-    "tls.crl": "the daemon was started with its authorities; the file itself is read again when it changes",
-    "audit.path": "the audit log's chain would be broken silently; the contents of the files of [tls] are reloaded "
-    "automatically",
-    **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
-    "insecure": "it decides which addresses the daemon may listen on",
-    "devices.cpu_on_network": "it decides which addresses the daemon may listen on",
-    **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _AT_START),
-    **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _AT_START),
-    **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "the record of past losses depends on it"),
-    **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _AT_SPAWN),
-    **dict.fromkeys(("devices.linger", "devices.persisting_l2"), _AT_SPAWN),
-    **dict.fromkeys(
-        ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
-         "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _AT_START,
-    ),
-    **dict.fromkeys(
-        ("connections.max", "connections.max_strangers", "connections.max_strangers_per_address",
-         "connections.handshake_timeout", "connections.stranger_bytes"), _AT_START,
-    ),
-    **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _AT_SPAWN),
-    **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _AT_SPAWN),
-    **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _AT_SPAWN),
-    "limits.max_handles": _AT_SPAWN,
-    "sessions.durable_bytes": "the durable buffers in memory may exceed the new limit",
-    **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _AT_START),
-    "lanes.chunk_bytes": _SENT_TO_CLIENTS,
-    **dict.fromkeys(
-        ("limits.max_inline_bytes", "limits.max_chunk_bytes", "limits.max_batch_bytes", "limits.max_batches_in_flight",
-         "limits.max_unacked_bytes", "limits.max_code_bytes"), _SENT_TO_CLIENTS,
-    ),
-}  # fmt: skip
-"""The reason why a change of each setting needs a restart."""
+- Listeners, the limits of the front and the devices are created when the daemon starts.
+- Device processes are started with their settings: memory, streams, caches, compiles, confinement, profiling.
+- Clients received `limits` and the size of chunks when they connected.
+- `insecure` and `devices.cpu_on_network` decide which addresses the daemon may listen on.
+- The record of past losses depends on `devices.restart_window` and `devices.max_faults`.
+- The durable buffers in memory may exceed another `sessions.durable_bytes`.
+- A change of `audit.path` would break the audit log's chain silently. The contents of the files of `[tls]`, of the
+  revocation list and of the audit log's keys are read again without a reload of these settings.
+"""
 
 FIRST_TENANT = "tenants (the first ones: until now every client is admitted, and clients share processes)"
 LAST_TENANT = "tenants (none is left: every client would be admitted)"
@@ -115,28 +80,13 @@ class ReloadPlan:
     """The settings that the reload changes."""
     deferred: tuple[str, ...]
     """The settings that keep their values until the next start, with the words of the log."""
-    tenants: TenantChanges
-
-
-@dataclass(frozen=True)
-class TenantChanges:
-    """The tenants that a reload adds, removes or changes, by name."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The changed settings of each tenant that exists before and after."""
-
-    def __str__(self) -> str:
-        """Returns a summary like "+new -old research (tokens, quotas)"; empty: no changes."""
-        parts = [f"+{name}" for name in self.added] + [f"-{name}" for name in self.removed]
-        parts += [f"{name} ({', '.join(keys)})" for name, keys in self.changed.items()]
-        return " ".join(parts)
+    tenants: str
+    """The tenants that the reload adds, removes or changes; see `tenant_changes`."""
 
 
 def plan(running: Config, new: Config) -> ReloadPlan:
     """Returns the plan. Raises `ReloadError`."""
-    differing = [path for path in paths() if value(running, path) != value(new, path)]
+    differing = [path for path in settings() if value(running, path) != value(new, path)]
     changed = [path for path in differing if ".".join(path) in RELOADABLE]
     deferred = [".".join(path) for path in differing if path not in changed]
     if ("tenants",) in changed:
@@ -158,29 +108,18 @@ def plan(running: Config, new: Config) -> ReloadPlan:
     )
 
 
-def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettings, ...]) -> TenantChanges:
-    """Returns the differences between the tenants of two configurations. A renamed tenant is removed and added."""
+def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettings, ...]) -> str:
+    """Returns a summary like "+new -old research (tokens, quotas)"; empty: no changes.
+
+    A renamed tenant is removed and added.
+    """
     old, new = ({tenant.name: tenant for tenant in tenants} for tenants in (before, after))
-    changed = {
-        name: tuple(key for key in TenantSettings.model_fields if getattr(old[name], key) != getattr(new[name], key))
-        for name in old.keys() & new.keys()
-        if old[name] != new[name]
-    }
-    return TenantChanges(
-        tuple(name for name in new if name not in old), tuple(name for name in old if name not in new),
-        {name: changed[name] for name in new if name in changed},
-    )  # fmt: skip
-
-
-def paths() -> Iterator[Path]:
-    """Yields the path of every setting; `tenants` counts as one setting."""
-    for name, info in Config.model_fields.items():
-        section = info.annotation
-        keys = getattr(section, "model_fields", None)
-        if keys is None:
-            yield (name,)
-        else:
-            yield from ((name, key) for key in keys)
+    parts = [f"+{name}" for name in new if name not in old] + [f"-{name}" for name in old if name not in new]
+    for name, tenant in new.items():
+        if name in old and old[name] != tenant:
+            keys = (key for key in TenantSettings.model_fields if getattr(old[name], key) != getattr(tenant, key))
+            parts.append(f"{name} ({', '.join(keys)})")
+    return " ".join(parts)
 
 
 def value(config: Config, path: Path) -> Any:

@@ -12,7 +12,7 @@ from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
-from hearthd.front.daemon.config_changes import ConfigChanges
+from hearthd.front.daemon.config_changes import ConfigChanges, isolation_policy
 from hearthd.front.daemon.drain import Drain
 from hearthd.front.daemon.listeners import Listeners
 from hearthd.front.daemon.reload import Read, Reloader
@@ -36,7 +36,7 @@ from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
-from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
+from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.shared.device_spec import Backend
 from hearthd.shared.host_memory import share_of_host
 
@@ -47,28 +47,13 @@ class DaemonParts:
     def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
     ) -> None:
-        self.policy = IsolationPolicy(
-            start_timeout=config.devices.start_timeout,
-            ping_timeout=config.devices.ping_timeout,
-            ping_interval=min(2.0, config.devices.ping_timeout / 4),
-            max_restarts=config.devices.max_restarts,
-            restart_window=config.devices.restart_window,
-            by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
-            idle_timeout=config.devices.idle_timeout,
-            max_processes=config.devices.max_processes,
-            weights={tenant.name: tenant.weight for tenant in config.tenants},
-            max_faults=config.devices.max_faults,
-            spare=config.devices.spare,
-            context_memory=config.devices.context_memory if backend == "cuda" else 0,
-            scrub=bool(config.tenants),  # a tenant may be added or changed while the process runs
-        )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
         launcher = launcher or ForkServerLauncher(backend)
         self.supervisor = Supervisor(
             specs,
             launcher,
-            self.policy,
+            isolation_policy(config, backend),
             self.collectives.on_frame,
             self._on_device_lost,
         )
@@ -98,7 +83,7 @@ class DaemonParts:
         self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.durable_store.restore)
-        self.access = Access(config, self.sessions, self.metrics)
+        self.access = Access(config, self.sessions, self.metrics.authentication_failed)
         self.connections = ConnectionLimits(
             config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
         )
@@ -106,7 +91,6 @@ class DaemonParts:
         self.supervisor.prepare.append(self.access.watch)
         account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
-        self.access.connections = self.connections
         self.gate.on_credential = self.sessions.on_credential = self.connections.note_credential
         self.gate.on_probe, account.on_refused = self.connections.note_probe, self.connections.note_malformed
         self.gate.overloaded = self.overload.admit
@@ -155,7 +139,7 @@ class DaemonParts:
             self.supervisor,
             limits,
             self.metrics,
-            self._begin_drain,
+            lambda: self.drain.begin(),  # noqa: PLW0108 - made below
             self.gate,
             group_service,
             self.status,
@@ -179,9 +163,11 @@ class DaemonParts:
             self.sessions,
             self.supervisor,
             self.access,
+            self.listeners,
             targets,
             self.overload,
-            lambda config: backends.device_specs(config, backend, devices),
+            backend,
+            devices,
         )
         self.reloader = Reloader(config, read, changes.apply, self.access.audit, self.notifier)
 
@@ -192,7 +178,3 @@ class DaemonParts:
     def _on_session_close(self, session_id: str) -> None:
         self.collectives.on_session_closed(session_id)
         self.durable_store.on_session_closed(session_id)
-
-    def _begin_drain(self) -> None:
-        """Accepts no new sessions from now on, and reports not ready."""
-        self.drain.begin()

@@ -29,16 +29,14 @@ def gpu_count() -> tuple[int, str]:
         return 0, "nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return 0, f"NVML reports: {error}"
-    try:
-        count = int(pynvml.nvmlDeviceGetCount())
-        return count, "" if count else "the driver has no GPU"
-    except pynvml.NVMLError as error:
-        return 0, f"NVML reports: {error}"
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    return count, "" if count else "the driver has no GPU"
 
 
 def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:

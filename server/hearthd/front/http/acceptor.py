@@ -13,12 +13,14 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from aiohttp import web
+
 from hearthd.front.addresses import Address
 from hearthd.front.auth.unix_identity import user_of
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.connections.limiter import ConnectionLimiter
-from hearthd.front.http.connection import Connection, Handler, HttpTimeouts
+from hearthd.front.http.connection import Connection
 from hearthd.front.http.refused import Refusals
 from hearthd.front.tenancy.tenants import User
 
@@ -40,16 +42,16 @@ class Acceptor:
         settings: HttpSettings,
         limiter: ConnectionLimiter,
         refusals: Refusals,
-        create_handler: Callable[[], Handler],
+        create_handler: Callable[[], web.RequestHandler],
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._refusals = refusals
         self._create_handler = create_handler
         self._context = context
-        self.timeouts = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
-        """Timeouts of the connections that are accepted from now on."""
+        self.settings = settings
+        """The settings of the connections that are accepted from now on."""
         self._limiter = limiter
-        self._connections: dict[Handler, Connection] = {}
+        self._connections: dict[web.RequestHandler, Connection] = {}
         self._accepting = AcceptLoop("http", self._on_accepted, self._on_shortage)
 
     async def open(self, address: Address) -> Address:
@@ -93,7 +95,7 @@ class Acceptor:
         for connection in list(self._connections.values()):
             connection.displace()
 
-    def connection_of(self, handler: Handler) -> Connection | None:
+    def connection_of(self, handler: web.RequestHandler) -> Connection | None:
         """Returns the connection that a protocol object of the HTTP library serves; None: it is closed."""
         return self._connections.get(handler)
 
@@ -115,7 +117,7 @@ class Acceptor:
         if slot is None:
             accepted_socket.close()
             return
-        connection = Connection(self._create_handler(), self, peer, slot, accepted_socket, self.timeouts, user)
+        connection = Connection(self._create_handler(), self, peer, slot, accepted_socket, self.settings, user)
         self._connections[connection.handler] = connection
         self._accepting.start_task(self._start(connection, accepted_socket))
 
@@ -125,7 +127,7 @@ class Acceptor:
         if self._context is not None and connection.user is None:
             tls_options = {
                 "ssl": self._context,
-                "ssl_handshake_timeout": self.timeouts.header,
+                "ssl_handshake_timeout": self.settings.header_timeout,
                 "ssl_shutdown_timeout": 1.0,
             }
         try:

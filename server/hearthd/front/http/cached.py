@@ -20,7 +20,7 @@ class CachedResponse(Generic[T]):
         self._compute = compute
         self._clock = clock
         self._started_at = float("-inf")
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Future[T] | None = None
 
     @property
     def age(self) -> float:
@@ -35,11 +35,8 @@ class CachedResponse(Generic[T]):
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._started_at = self._clock()
-            task = self._task = asyncio.ensure_future(self._run())
+            task = self._task = asyncio.ensure_future(self._compute())
         return await asyncio.shield(task)  # the cancellation of one caller does not affect the others
-
-    async def _run(self) -> T:
-        return await self._compute()
 
     def close(self) -> None:
         """Cancels a call of `compute` that is under way."""

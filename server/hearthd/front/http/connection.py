@@ -12,11 +12,11 @@ import contextlib
 import enum
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from aiohttp import web
 
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.limiter import ConnectionSlot
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
@@ -31,39 +31,6 @@ _LINGER_BYTES = 256 << 10
 response."""
 _MAX_REQUEST_S = 900.0
 """Time limit, in seconds, of a request of any kind."""
-
-
-@dataclass(frozen=True)
-class HttpTimeouts:
-    """Time limits in seconds; see `hearthd.front.config.http.HttpSettings`."""
-
-    header: float = 5.0
-    idle: float = 30.0
-    write: float = 10.0
-
-
-class Handler(Protocol):
-    """The interface of the HTTP library's protocol object for one connection."""
-
-    def connection_made(self, transport: asyncio.BaseTransport, /) -> None:
-        """Called once, after the TLS handshake. The object writes its responses to `transport`."""
-        ...
-
-    def connection_lost(self, exc: BaseException | None, /) -> None:
-        """Called once, after the connection was closed. `exc`: the error that closed it, or None."""
-        ...
-
-    def data_received(self, data: bytes, /) -> None:
-        """Takes the head of one request, complete and checked. Called again after the response was sent."""
-        ...
-
-    def pause_writing(self) -> None:
-        """Called while the kernel has not accepted everything that was written. Writes should wait."""
-        ...
-
-    def resume_writing(self) -> None:
-        """Called after `pause_writing`, as soon as the kernel has accepted everything."""
-        ...
 
 
 class ConnectionOwner(Protocol):
@@ -89,12 +56,12 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        handler: Handler,
+        handler: web.RequestHandler,
         owner: ConnectionOwner,
         peer: str,
         slot: ConnectionSlot,
         accepted_socket: socket.socket,
-        timeouts: HttpTimeouts,
+        settings: HttpSettings,
         user: User | None = None,
     ) -> None:
         self.handler = handler
@@ -106,7 +73,7 @@ class Connection(asyncio.Protocol):
         self.user = user
         """The user of this host at the other end of a Unix socket. None: the client connected over TCP."""
         self._owner = owner
-        self._timeouts = timeouts
+        self._settings = settings
         self._socket = accepted_socket
         self._transport: asyncio.Transport | None = None
         self._state = _State.HEAD
@@ -128,17 +95,17 @@ class Connection(asyncio.Protocol):
         # With these limits a write ends when the kernel has all of it, so at most one piece is buffered here.
         transport.set_write_buffer_limits(high=1, low=0)
         self.handler.connection_made(transport)
-        self._set_timer(self._timeouts.header, self._on_timeout)
+        self._set_timer(self._settings.header_timeout, self._on_timeout)
 
     def data_received(self, data: bytes) -> None:
         """Collects the next head, and drops data of a connection that is about to close. Called by asyncio."""
         if self._state is _State.CLOSING:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _LINGER_BYTES:
-                self._abort()
+                self.displace()
             return
         if not self._received and self._state is _State.HEAD:
-            self._set_timer(self._timeouts.header, self._on_timeout)
+            self._set_timer(self._settings.header_timeout, self._on_timeout)
         self._received += data
         if self._state is _State.HEAD:
             self._process_head()
@@ -194,14 +161,14 @@ class Connection(asyncio.Protocol):
         If the kernel has not accepted all of it in time, closes the connection and raises `ConnectionResetError`.
         """
         try:
-            async with asyncio.timeout(self._timeouts.write):
+            async with asyncio.timeout(self._settings.write_timeout):
                 yield
                 while self._paused:
                     self._flushed = asyncio.get_running_loop().create_future()
                     await self._flushed
         except TimeoutError:
             self._owner.refuse("write_timeout", self.peer)
-            self._abort()
+            self.displace()
             raise ConnectionResetError("the client does not read") from None
 
     def response_sent(self, *, last: bool) -> None:
@@ -216,7 +183,9 @@ class Connection(asyncio.Protocol):
             self._close()
             return
         self._state, self._has_served = _State.HEAD, True
-        self._set_timer(self._timeouts.header if self._received else self._timeouts.idle, self._on_timeout)
+        self._set_timer(
+            self._settings.header_timeout if self._received else self._settings.idle_timeout, self._on_timeout
+        )
         self._searched = 0
         if self._received:
             self._process_head()
@@ -245,7 +214,7 @@ class Connection(asyncio.Protocol):
             return
         del self._received[: end + len(head.END)]
         self._state = _State.REQUEST
-        self._set_timer(_MAX_REQUEST_S, self._abort)
+        self._set_timer(_MAX_REQUEST_S, self.displace)
         self.handler.data_received(parsed.data)
         self._limit_read_ahead()
 
@@ -281,7 +250,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self._set_timer(_LINGER_S, self._abort)
+        self._set_timer(_LINGER_S, self.displace)
         if transport.can_write_eof():
             with contextlib.suppress(OSError, RuntimeError):
                 transport.write_eof()
@@ -295,12 +264,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._has_served:
             self._owner.refuse("head_timeout", self.peer)
-        self._abort()
-
-    def _abort(self) -> None:
-        self._state = _State.CLOSING
-        if self._transport is not None:
-            self._transport.abort()
+        self.displace()
 
     def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
         """Sets the connection's timer, replacing the earlier one."""

@@ -65,9 +65,7 @@ def check_beginning(data: bytes | bytearray) -> None:
     """Raises `HeadError` if an incomplete head can no longer become a valid one."""
     line_end = data.find(b"\r\n", 0, MAX_LINE + 2)
     if line_end < 0 and len(data) > MAX_LINE:
-        raise HeadError(
-            414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
-        )
+        _line_too_long()
     if len(data) > MAX_HEAD:
         _too_large()
     if not _START.match(data[:64]) and len(data) >= 1:
@@ -80,9 +78,7 @@ def parse(data: bytes) -> Head:
         _too_large()
     request_line, *lines = data[: -len(END)].split(b"\r\n")
     if len(request_line) > MAX_LINE:
-        raise HeadError(
-            414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
-        )
+        _line_too_long()
     request = _LINE.fullmatch(request_line)
     if request is None:
         _not_http()
@@ -123,6 +119,12 @@ def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
         raise HeadError(400, "bad_request", "Content-Length is not a number of bytes.", "Send GET without a body.")
     if int(length):
         raise HeadError(413, "body", "The request has a body.", "Send GET without a body.")
+
+
+def _line_too_long() -> NoReturn:
+    raise HeadError(
+        414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
+    )
 
 
 def _too_large() -> NoReturn:

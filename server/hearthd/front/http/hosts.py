@@ -7,37 +7,33 @@ and is accepted. Pure.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
+
+from hearthd.front.addresses import to_ip
 
 _NAME = re.compile(r"(?P<host>[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _SAME_SITE = ("same-origin", "none")
 """Values of Sec-Fetch-Site in requests that the daemon's own page or a person makes."""
 
 
-class Hosts:
-    """The host names of one HTTP listener."""
+def is_own_host(header: str, names: Iterable[str]) -> bool:
+    """Returns True if a request with this Host header is for this daemon.
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """Creates the set. `names`: exact names, `*.example.org` for all names below one, or `*` for all names."""
-        lowered = [name.lower().rstrip(".") for name in names if name]
-        self._accepts_all = "*" in lowered
-        self._exact = frozenset(name for name in lowered if not name.startswith("*"))
-        self._suffixes = tuple(name[1:] for name in lowered if name.startswith("*."))
-
-    def accept(self, header: str) -> bool:
-        """Returns True if a request with this Host header is for this daemon."""
-        host = host_of(header)
-        if host is None:
-            return False
-        return (
-            self._accepts_all
-            or host in self._exact
-            or host == "localhost"
-            or host.endswith((".localhost", *self._suffixes))
-            or _is_address(host)
-        )
+    `names`: exact names, `*.example.org` for all names below one, or `*` for all names.
+    """
+    host = host_of(header)
+    if host is None:
+        return False
+    lowered = [name.lower().rstrip(".") for name in names if name]
+    suffixes = [name[1:] for name in lowered if name.startswith("*.")]
+    return (
+        "*" in lowered
+        or host in lowered
+        or host == "localhost"
+        or host.endswith((".localhost", *suffixes))
+        or to_ip(host) is not None
+    )
 
 
 def host_of(header: str) -> str | None:
@@ -62,11 +58,3 @@ def same_origin(host: str, origin: str | None, site: str | None) -> bool:
         return True
     scheme, _, authority = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and authority == host.strip().lower()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

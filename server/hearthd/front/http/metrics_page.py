@@ -7,10 +7,9 @@ import math
 from collections.abc import Awaitable, Callable
 
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 
 from hearthd.front.http.cached import CachedResponse
-from hearthd.front.metrics.collector import Metrics
+from hearthd.front.metrics.collector import Metrics, encoder_of
 from hearthd.front.tenancy.tenants import Tenant
 
 _EXPIRY_S = 60.0
@@ -24,12 +23,9 @@ Page = tuple[bytes, str]
 class MetricsPages:
     """The metrics pages, by viewer and format. Belongs to the event loop."""
 
-    def __init__(
-        self, metrics: Metrics, collect: Callable[[Tenant], Awaitable[list[Metric]]], max_age: float = 1.0
-    ) -> None:
+    def __init__(self, collect: Callable[[Tenant], Awaitable[list[Metric]]], max_age: float) -> None:
         """Creates the object. `max_age`: time, in seconds, for which collected metrics are used."""
         self._max_age = max_age
-        self._metrics = metrics
         self._collect = collect
         self._viewers: dict[Tenant, _Viewer] = {}
 
@@ -39,7 +35,7 @@ class MetricsPages:
             self._viewers.pop(idle).close()
         pages = self._viewers.get(viewer)
         if pages is None:
-            pages = self._viewers[viewer] = _Viewer(self._metrics, lambda: self._collect(viewer))
+            pages = self._viewers[viewer] = _Viewer(lambda: self._collect(viewer))
         return await pages.get(accept, self._max_age)
 
     def close(self) -> None:
@@ -49,14 +45,13 @@ class MetricsPages:
 
 
 class _Viewer:
-    def __init__(self, metrics: Metrics, collect: Callable[[], Awaitable[list[Metric]]]) -> None:
+    def __init__(self, collect: Callable[[], Awaitable[list[Metric]]]) -> None:
         self.families = CachedResponse(collect)
-        self._metrics = metrics
         self._formats: dict[str, tuple[list[Metric], CachedResponse[Page]]] = {}
         """Metrics families and the page built from them, by content type."""
 
     async def get(self, accept: str, max_age: float) -> Page:
-        content_type = format_of(accept)
+        _, content_type = encoder_of(accept)
         families = await self.families.get(max_age)
         rendered, page = self._formats.get(content_type, (None, None))
         if page is None or rendered is not families:
@@ -64,7 +59,7 @@ class _Viewer:
                 self._formats.clear()
 
             async def render() -> Page:
-                return await asyncio.to_thread(self._metrics.render, families, accept)
+                return await asyncio.to_thread(Metrics.render, families, accept)
 
             page = CachedResponse(render)
             self._formats[content_type] = families, page
@@ -74,11 +69,3 @@ class _Viewer:
         self.families.close()
         for _, page in self._formats.values():
             page.close()
-
-
-def format_of(accept: str) -> str:
-    """Returns the content type that an Accept header selects."""
-    try:
-        return choose_encoder(accept)[1]
-    except (TypeError, ValueError):  # a version that is not a number
-        return choose_encoder("")[1]

@@ -24,7 +24,7 @@ from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedResponse
 from hearthd.front.http.connection import Connection, deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
-from hearthd.front.http.hosts import Hosts, same_origin
+from hearthd.front.http.hosts import is_own_host, same_origin
 from hearthd.front.http.metrics_page import MetricsPages
 from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
@@ -57,7 +57,7 @@ _INVALID_REQUEST_FILTER = WithoutErrors("aiohttp.server", HttpProcessingError)
 class HttpServer:
     """Serves /healthz, /readyz, /metrics, /status, /history, /traces/ID.json, and the page at /.
 
-    If the server is `guarded`, every path needs a credential, except for those without data: the probes and the files
+    If there are tenants, every path needs a credential, except for those without data: the probes and the files
     of the page. A credential is a tenant's token or, on the Unix socket, the user at the other end.
     """
 
@@ -69,57 +69,41 @@ class HttpServer:
         auth: Authenticator,
         status: NodeStatus,
         limiter: ConnectionLimiter,
+        settings: HttpSettings,
+        refusals: Refusals,
         *,
-        guarded: bool = False,
-        open_metrics: bool = False,
         certificates: ServerCertificates | None = None,
-        settings: HttpSettings | None = None,
-        refusals: Refusals | None = None,
     ) -> None:
-        """Creates the server.
-
-        `open_metrics`: /metrics shows all tenants without a token, even if the server is guarded.
-        """
         self._auth = auth
         self._limiter = limiter
-        self.guarded = guarded
-        self.open_metrics = open_metrics
         self.certificates = certificates
         """The certificates of the TCP listener. None: it does not use TLS."""
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
         self._status = status
-        self._settings = settings or HttpSettings()
-        self.hosts = self._settings.hosts
-        """Host names for which requests are accepted, in addition to this host's own."""
-        self._refusals = refusals or Refusals()
+        self.settings = settings
+        """The settings in force. A change of `hosts` or `metrics_on_loopback` takes effect at the next request."""
+        self._refusals = refusals
         self._runner: web.AppRunner | None = None
         self.acceptor: Acceptor | None = None
         """The acceptor, which has the open connections. None before `start`."""
         self._unix: UnixSocket | None = None
-        self._listen_host = ""
-        self._hosts = Hosts()
-        self._names: tuple[str, ...] | None = None
-        """The names from which `_hosts` was created."""
+        self._address: Address | None = None
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
-        self._pages = MetricsPages(metrics, self._collect_families, self._settings.metrics_max_age)
+        self._pages = MetricsPages(self._collect_families, settings.metrics_max_age)
         self.downloads = TraceDownload()
 
     def application(self) -> web.Application:
         """Returns an aiohttp application with all paths. Its requests are served only after `start`."""
-
-        @web.middleware
-        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._answer(request, handler)
 
         async def complete(request: web.Request, response: web.StreamResponse) -> None:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
             response.headers["Server"] = HEADERS["Server"]
 
-        app = web.Application(middlewares=[answer])
+        app = web.Application(middlewares=[self._answer])
         app.on_response_prepare.append(complete)
         app.add_routes(
             [
@@ -140,7 +124,7 @@ class HttpServer:
         Returns the TCP address with its port. Raises `ListenError`.
         """
         _INVALID_REQUEST_FILTER.install()
-        self._listen_host = address.host if address is not None else ""
+        self._address = address
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
             keepalive_timeout=_KEEPALIVE_S, lingering_time=0, auto_decompress=False, max_line_size=MAX_HEAD,
@@ -148,8 +132,8 @@ class HttpServer:
         )  # fmt: skip
         await self._runner.setup()
         assert self._runner.server is not None
-        context = self.certificates.http() if self.certificates is not None else None
-        self.acceptor = Acceptor(self._settings, self._limiter, self._refusals, self._runner.server, context)
+        context = self.certificates.context if self.certificates is not None else None
+        self.acceptor = Acceptor(self.settings, self._limiter, self._refusals, self._runner.server, context)
         if unix is not None:
             unix.claim()
             self._unix = unix
@@ -175,10 +159,20 @@ class HttpServer:
             answer.close()
         self._pages.close()
 
+    @property
+    def _guarded(self) -> bool:
+        """True if requests have to show a credential."""
+        return not self._auth.directory.open
+
+    @property
+    def _has_open_metrics(self) -> bool:
+        """True if /metrics shows all tenants without a token."""
+        return self.settings.metrics_on_loopback and self._address is not None and self._address.loopback
+
+    @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handles one request and sends the response, which may be an error."""
-        assert self.acceptor is not None
-        connection = self.acceptor.connection_of(request.protocol)
+        connection = self._connection_of(request)
         if connection is None:
             return _unsent_response()
         try:
@@ -191,6 +185,11 @@ class HttpServer:
             log.exception("http_failed", path=request.path[:200])
             response = _refusal_response(500, "The daemon failed to answer.", "See the daemon's log.")
         return await deliver(request, response, connection)
+
+    def _connection_of(self, request: web.Request) -> Connection | None:
+        """Returns the connection of a request; None: it is closed."""
+        assert self.acceptor is not None
+        return self.acceptor.connection_of(request.protocol)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
         """Checks a request's path, origin and caller, then calls its handler."""
@@ -212,7 +211,7 @@ class HttpServer:
                 403, "The request comes from a page of another origin.", "Open the daemon's own page, at /."
             )
         header = request.headers.get("Authorization")
-        if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
+        if self._guarded and not (path == _METRICS and self._has_open_metrics and header is None):
             try:
                 caller = await self._auth.identify_request(header, connection.user, f"http:{peer}", path)
             except Refusal as refusal:
@@ -230,17 +229,15 @@ class HttpServer:
         Its names are those of `http.hosts`, of its certificate and of this host, and the address on which it listens.
         """
         certificate_names = self.certificates.names if self.certificates is not None else ()
-        names = (*self.hosts, *certificate_names)
-        if names != self._names:
-            hostname = socket.gethostname()
-            self._names, self._hosts = names, Hosts((*names, self._listen_host, hostname, hostname.partition(".")[0]))
-        return self._hosts.accept(host)
+        listen_host = self._address.host if self._address is not None else ""
+        hostname = socket.gethostname()
+        own_names = (listen_host, hostname, hostname.partition(".")[0])
+        return is_own_host(host, (*self.settings.hosts, *certificate_names, *own_names))
 
     async def _page_file(self, request: web.Request) -> web.Response:
-        assert self.acceptor is not None
-        connection = self.acceptor.connection_of(request.protocol)
+        connection = self._connection_of(request)
         has_user = connection is not None and connection.user is not None
-        return self._page.answer(request, guarded=self.guarded and not has_user)
+        return self._page.answer(request, guarded=self._guarded and not has_user)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -291,19 +288,15 @@ class HttpServer:
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        assert self.acceptor is not None
         viewer = _VIEWER.get()
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
             fix = "See `traces` in /status; the latest traces are kept for one hour."
             return _refusal_response(404, "There is no such trace.", fix)
-        device = self._supervisor.find(trace.device)
-        title, connection = (
-            f"device {trace.device}: {device.properties.name}",
-            self.acceptor.connection_of(request.protocol),
-        )
+        connection = self._connection_of(request)
         if connection is None:
             return _unsent_response()
+        title = f"device {trace.device}: {self._supervisor.find(trace.device).properties.name}"
         return await self.downloads.answer(request, trace, title, connection, viewer)
 
 

@@ -80,7 +80,7 @@ class Metrics:
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
 
     def authentication_failed(self) -> None:
-        """Counts `hearth_authentication_failures`; see `auth.authenticator.FailureObserver`."""
+        """Counts `hearth_authentication_failures`."""
         self._auth_failures.inc()
 
     def call_started(self, service: str, method: str) -> None:
@@ -166,13 +166,8 @@ class Metrics:
         It is in OpenMetrics if the Accept header `accept` asks for it, otherwise in Prometheus's text format. Takes
         some milliseconds for every thousand samples, and may be called in a thread.
         """
-        page = CollectorRegistry()
-        page.register(_Families(families))
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is not a number
-            encode, content_type = choose_encoder("")
-        return encode(page), content_type
+        encode, content_type = encoder_of(accept)
+        return encode(_Families(families)), content_type
 
     def _certificate(self) -> Iterator[Metric]:
         expires = self.certificate_expires()
@@ -181,6 +176,14 @@ class Metrics:
                 "hearth_certificate_expiry_timestamp_seconds", "Unix time at which the daemon's certificate expires.",
                 value=expires,
             )  # fmt: skip
+
+
+def encoder_of(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """Returns the encoder that an Accept header selects, and its content type."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is not a number
+        return choose_encoder("")
 
 
 def _totals(supervisor: Supervisor) -> dict[device_metrics.DeviceTenant, Counts]:

@@ -122,13 +122,7 @@ _HISTOGRAMS = {
     "loop_turn": "Time between two polls of the device-handle thread for arrived frames, without sleep.",
 }
 
-_LABELLED = frozenset({
-    "hearth_commands", "hearth_command_errors", "hearth_command_failures", "hearth_quota_refusals",
-    "hearth_transfer_bytes", "hearth_device_start_seconds", "hearth_device_recovery_seconds",
-})  # fmt: skip
-"""Families that are not a counter or gauge of the same name."""
 _TRANSFERRED = re.compile(r"(?P<direction>upload|download)_(?P<path>[a-z_]+)_bytes")
-_FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 def families(
@@ -140,22 +134,12 @@ def families(
 
     `used_names`: names of other families, which these must not have.
     """
-    failed = "Commands that failed, were skipped, or were answered with an earlier error"
-    commands = {key: counts.operations for key, counts in totals.items()}
-    yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
-    errors = {key: counts.errors for key, counts in totals.items()}
-    yield _labelled("command_errors", f"{failed}.", ["operation"], errors)
-    reasons = {key: counts.reasons for key, counts in totals.items()}
-    yield _labelled("command_failures", f"{failed}, by reason code.", ["reason"], reasons)
-    quotas = {key: counts.quotas for key, counts in totals.items()}
-    yield _labelled("quota_refusals", "Commands refused by a quota, by the name of the quota.", ["quota"], quotas)
-    transferred = {key: _transferred(counts) for key, counts in totals.items()}
-    text = "Bytes that clients sent (upload) or fetched (download), by the path of the transfer."
-    yield _labelled("transfer_bytes", text, ["direction", "path"], transferred)
-    used_names |= _LABELLED
+    for name, text, labels, select in _LABELLED:
+        yield _labelled(name, text, labels, {key: select(counts) for key, counts in totals.items()})
+    used_names |= _LABELLED_NAMES
     counters = {key: dict(_unlabelled(counts)) for key, counts in totals.items()}
-    yield from _unlabelled_families("counter", counters, used_names)
-    yield from _unlabelled_families("gauge", stats, used_names)
+    yield from _unlabelled_families(CounterMetricFamily, counters, used_names)
+    yield from _unlabelled_families(GaugeMetricFamily, stats, used_names)
     yield from _histograms({key: counts.histograms for key, counts in totals.items()})
 
 
@@ -183,6 +167,23 @@ def _transferred(counts: Counts) -> dict[str, Number]:
     }
 
 
+_FAILED = "Commands that failed, were skipped, or were answered with an earlier error"
+_LABELLED: tuple[tuple[str, str, list[str], Callable[[Counts], Mapping[str, Number]]], ...] = (
+    ("commands", "Commands that arrived.", ["operation"], lambda counts: counts.operations),
+    ("command_errors", f"{_FAILED}.", ["operation"], lambda counts: counts.errors),
+    ("command_failures", f"{_FAILED}, by reason code.", ["reason"], lambda counts: counts.reasons),
+    ("quota_refusals", "Commands refused by a quota, by the name of the quota.", ["quota"],
+     lambda counts: counts.quotas),
+    ("transfer_bytes", "Bytes that clients sent (upload) or fetched (download), by the path of the transfer.",
+     ["direction", "path"], _transferred),
+)  # fmt: skip
+"""Name, help, further labels and values of the counters with labels in addition to device and tenant."""
+_LABELLED_NAMES = frozenset(
+    (*(f"hearth_{name}" for name, *_ in _LABELLED), "hearth_device_start_seconds", "hearth_device_recovery_seconds")
+)
+"""Families that are not a counter or gauge of the same name."""
+
+
 def _unlabelled(counts: Counts) -> Iterator[tuple[str, Number]]:
     """Yields the counters that need no labels except device and tenant."""
     for name, value in counts.counters.items():
@@ -203,13 +204,12 @@ def _labelled(name: str, text: str, labels: list[str], by_key: Mapping[DeviceTen
 
 
 def _unlabelled_families(
-    kind: str, by_key: Mapping[DeviceTenant, Mapping[str, Number]], used_names: frozenset[str]
+    family: Callable[..., Any], by_key: Mapping[DeviceTenant, Mapping[str, Number]], used_names: frozenset[str]
 ) -> Iterator[Metric]:
     names: dict[str, list[tuple[DeviceTenant, Number]]] = {}
     for key, values in by_key.items():
         for name, value in values.items():
             names.setdefault(name.removesuffix("_total"), []).append((key, value))
-    family: Callable[..., Any] = _FAMILY[kind]
     for name, samples in sorted(names.items()):
         text = _HELP.get(name, f"Of the device process: {name.replace('_', ' ')}.")
         scale: float = 1

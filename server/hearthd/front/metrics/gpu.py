@@ -5,8 +5,9 @@ A family that no GPU supports is left out. The label `device` is the ordinal; `h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -39,8 +40,24 @@ _COUNTERS = {
     "nvlink_received": ("hearth_gpu_nvlink_received_bytes", "Payload received over all NVLinks."),
     "nvlink_sent": ("hearth_gpu_nvlink_sent_bytes", "Payload sent over all NVLinks."),
 }
-_ECC = {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}
-_ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_uncorrected"}
+_LABELLED: tuple[tuple[Callable[..., Any], str, str, str, Callable[[GpuReading], Mapping[Any, int | None]]], ...] = (
+    (CounterMetricFamily, "hearth_gpu_ecc_errors", "ECC errors since the driver was loaded.", "kind",
+     lambda reading: {"corrected": reading.ecc_corrected, "uncorrected": reading.ecc_uncorrected}),
+    (GaugeMetricFamily, "hearth_gpu_remapped_rows",
+     "Rows of the GPU's memory remapped in its lifetime, by the kind of error.", "kind",
+     lambda reading: {
+         "corrected": reading.rows_remapped_corrected, "uncorrected": reading.rows_remapped_uncorrected,
+     }),
+    (GaugeMetricFamily, "hearth_gpu_throttled", "1 while this reason keeps the clocks down, else 0.", "reason",
+     lambda reading: reading.throttling),
+    (CounterMetricFamily, "hearth_gpu_xid_errors",
+     "Xid errors reported by the driver since the daemon started to listen.", "xid",
+     lambda reading: dict(sorted(reading.xids.items()))),
+    (GaugeMetricFamily, "hearth_gpu_recovery_action",
+     "1 for the recovery action that the driver requests for the GPU, else 0.", "action",
+     lambda reading: {} if reading.recovery is None else {action: action == reading.recovery for action in RECOVERY}),
+)  # fmt: skip
+"""Kind, name and help of each family with a label in addition to the device, this label, and its values."""
 
 
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
@@ -61,47 +78,21 @@ def every_family(
         yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
     for field, (name, text) in _COUNTERS.items():
         yield _plain(CounterMetricFamily(name, text, labels=["device"]), field, readings)
-    ecc = CounterMetricFamily(
-        "hearth_gpu_ecc_errors", "ECC errors since the driver was loaded.", labels=["device", "kind"]
-    )
-    rows = GaugeMetricFamily(
-        "hearth_gpu_remapped_rows",
-        "Rows of the GPU's memory remapped in its lifetime, by the kind of error.",
-        labels=["device", "kind"],
-    )
-    for metric, fields in ((ecc, _ECC), (rows, _ROWS)):
-        for kind, field in fields.items():
-            for ordinal, reading in readings.items():
-                if (value := getattr(reading, field)) is not None:
-                    metric.add_metric([str(ordinal), kind], value)
+    for family, name, text, label, values in _LABELLED:
+        metric = family(name, text, labels=["device", label])
+        for ordinal, reading in readings.items():
+            for key, value in values(reading).items():
+                if value is not None:
+                    metric.add_metric([str(ordinal), str(key)], value)
         yield metric
-    throttled = GaugeMetricFamily(
-        "hearth_gpu_throttled", "1 while this reason keeps the clocks down, else 0.", labels=["device", "reason"]
-    )
-    xids = CounterMetricFamily(
-        "hearth_gpu_xid_errors",
-        "Xid errors reported by the driver since the daemon started to listen.",
-        labels=["device", "xid"],
-    )
     healthy = GaugeMetricFamily(
         "hearth_gpu_healthy",
         "0 while the device is fenced because its GPU needs a reset or a replacement, else 1.",
         labels=["device"],
     )
-    recovery = GaugeMetricFamily(
-        "hearth_gpu_recovery_action",
-        "1 for the recovery action that the driver requests for the GPU, else 0.",
-        labels=["device", "action"],
-    )
-    for ordinal, reading in readings.items():
-        for action in RECOVERY if reading.recovery is not None else ():
-            recovery.add_metric([str(ordinal), action], int(reading.recovery == action))
-        for reason, active in reading.throttling.items():
-            throttled.add_metric([str(ordinal), reason], int(active))
-        for xid, count in sorted(reading.xids.items()):
-            xids.add_metric([str(ordinal), str(xid)], count)
+    for ordinal in readings:
         healthy.add_metric([str(ordinal)], int(ordinal not in sick))
-    yield from (throttled, xids, recovery, healthy)
+    yield healthy
 
 
 def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings: Mapping[int, GpuReading]) -> Metric:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -12,7 +12,7 @@ from hearth_proto import PROTOCOL_MAX, VERSION
 from hearthd.front.rpc import node_status
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.exit_cause import LABELS
-from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
+from hearthd.front.supervisor.supervisor import FENCED, SERVING, Device, Supervisor
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
@@ -46,39 +46,35 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
     yield from _devices(supervisor)
 
 
+_DEVICE_GAUGES: tuple[tuple[str, str, Callable[[Device], float]], ...] = (
+    ("up", "1 while the device serves, else 0.", lambda device: device.state == SERVING),
+    ("fenced", "1 while the device is fenced and no process is started for it; /readyz names the cause.",
+     lambda device: device.state == FENCED),
+    ("generation", "Generation of the process that serves the device; each new process increments it.",
+     lambda device: device.generation),
+    ("processes", "Processes that serve the device.", lambda device: len(device.running)),
+    ("silence_seconds", "Time since the last answer to a ping, of the most silent device process.",
+     lambda device: max(0.0, time.monotonic() - device.last_pong)),
+)  # fmt: skip
+
+
 def _devices(supervisor: Supervisor) -> Iterator[Metric]:
-    labels = ["device"]
     info = GaugeMetricFamily(
         "hearth_device_info", "1; the labels describe the device.", labels=["device", "name", "uuid", "backend"]
     )
-    up = GaugeMetricFamily("hearth_device_up", "1 while the device serves, else 0.", labels=labels)
-    fenced = GaugeMetricFamily(
-        "hearth_device_fenced",
-        "1 while the device is fenced and no process is started for it; /readyz names the cause.",
-        labels=labels,
-    )
-    generation = GaugeMetricFamily(
-        "hearth_device_generation",
-        "Generation of the process that serves the device; each new process increments it.",
-        labels=labels,
-    )
-    processes = GaugeMetricFamily("hearth_device_processes", "Processes that serve the device.", labels=labels)
-    silence = GaugeMetricFamily(
-        "hearth_device_silence_seconds", "Time since the last answer to a ping, of the most silent device process.",
-        labels=labels,
-    )  # fmt: skip
+    for device in supervisor:
+        properties = device.properties
+        info.add_metric([str(device.ordinal), properties.name, properties.uuid, properties.backend], 1)
+    yield info
+    for name, text, value in _DEVICE_GAUGES:
+        metric = GaugeMetricFamily(f"hearth_device_{name}", text, labels=["device"])
+        for device in supervisor:
+            metric.add_metric([str(device.ordinal)], value(device))
+        yield metric
     restarts = CounterMetricFamily(
         "hearth_device_restarts", "Device processes lost, by reason.", labels=["device", "reason"]
     )
     for device in supervisor:
-        label = str(device.ordinal)
-        properties = device.properties
-        info.add_metric([label, properties.name, properties.uuid, properties.backend], 1)
-        up.add_metric([label], int(device.state == SERVING))
-        fenced.add_metric([label], int(device.state == FENCED))
-        generation.add_metric([label], device.generation)
-        processes.add_metric([label], len(device.running))
-        silence.add_metric([label], max(0.0, time.monotonic() - device.last_pong))
         for reason in sorted(LABELS | device.restarts.keys()):
-            restarts.add_metric([label, reason], device.restarts.get(reason, 0))
-    yield from (info, up, fenced, generation, processes, silence, restarts)
+            restarts.add_metric([str(device.ordinal), reason], device.restarts.get(reason, 0))
+    yield restarts

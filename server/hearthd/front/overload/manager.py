@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from statistics import median
 
 import structlog
 from prometheus_client import Histogram
@@ -19,7 +20,7 @@ from prometheus_client.registry import Collector
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload import readings
-from hearthd.front.overload.policy import MedianFilter, OverloadLevel, Trigger, highest, refused_kind
+from hearthd.front.overload.policy import OverloadLevel, Trigger, refused_kind
 from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.log import LogThrottle
 from hearthd.shared.malloc import return_free_memory
@@ -28,6 +29,8 @@ log = structlog.get_logger("hearthd.overload")
 
 TICK_S = 0.25
 """Interval, in seconds, between measurements of the event loop's lag."""
+_LAGS = 5
+"""Number of measurements of which the median is used: a single outlier has no effect."""
 _TICKS_PER_READING = 4
 """Number of these intervals between readings of the other resources."""
 _TRIM_S = 5.0
@@ -67,7 +70,8 @@ class OverloadManager(Collector):
             "descriptors": readings.descriptors,
         }
         self._clock = clock
-        self._lag_filter = MedianFilter()
+        self._lags = deque([0.0] * _LAGS, maxlen=_LAGS)
+        """The last lags. Those before the first count as 0."""
         self._refusals: Counter[str] = Counter()
         self._log_throttle = LogThrottle(_LOG_S)
         self._trimmed_at = float("-inf")
@@ -96,7 +100,8 @@ class OverloadManager(Collector):
         """Records the event loop's lag in seconds. With `all_resources`, also reads the other resources."""
         now = self._clock()
         self._lag.observe(lag)
-        self.triggers["loop_lag"].update(self._lag_filter.add(lag), now)
+        self._lags.append(lag)
+        self.triggers["loop_lag"].update(median(self._lags), now)
         if all_resources:
             for name, read in self.read.items():
                 try:
@@ -111,7 +116,7 @@ class OverloadManager(Collector):
         self._update_level()
 
     def _update_level(self) -> None:
-        level = highest(self.triggers.values()) if self._enabled else OverloadLevel.CALM
+        level = max(trigger.level for trigger in self.triggers.values()) if self._enabled else OverloadLevel.CALM
         if level == self.level:
             return
         previous, self.level = self.level, level
@@ -132,8 +137,6 @@ class OverloadManager(Collector):
 
     def admit(self, method: str) -> Refusal | None:
         """Returns the refusal of a call of this method; None: it is served."""
-        if not self.level:
-            return None
         kind = refused_kind(method, self.level)
         if not kind:
             return None

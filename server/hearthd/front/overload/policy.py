@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from statistics import median
 
 RELEASE = 0.9
 """Fraction of a threshold below which the reading has to fall for its level to end."""
@@ -75,23 +73,6 @@ class Trigger:
         )
 
 
-class MedianFilter:
-    """The median of the last readings.
-
-    A single outlier, for example after a pause of the whole process, has no effect.
-    """
-
-    def __init__(self, size: int = 5) -> None:
-        self._readings = [0.0] * size
-        self._index = 0
-
-    def add(self, reading: float) -> float:
-        """Adds a reading, and returns the median of the last `size` readings. Readings before the first count as 0."""
-        self._readings[self._index] = reading
-        self._index = (self._index + 1) % len(self._readings)
-        return median(self._readings)
-
-
 REFUSED_ELEVATED = {
     "OpenSession": "session",
     "CreateGroup": "session",
@@ -131,16 +112,13 @@ REFUSED_CRITICAL = REFUSED_ELEVATED | dict.fromkeys(
 admitted. Attached streams continue; their windows limit what they send."""
 
 
+_REFUSED: dict[OverloadLevel, dict[str, str]] = {
+    OverloadLevel.CALM: {},
+    OverloadLevel.ELEVATED: REFUSED_ELEVATED,
+    OverloadLevel.CRITICAL: REFUSED_CRITICAL,
+}
+
+
 def refused_kind(method: str, level: OverloadLevel) -> str:
     """Returns the kind of a method that is refused at this level; empty: it is served."""
-    methods: dict[str, str] = {}
-    if level >= OverloadLevel.CRITICAL:
-        methods = REFUSED_CRITICAL
-    elif level >= OverloadLevel.ELEVATED:
-        methods = REFUSED_ELEVATED
-    return methods.get(method, "")
-
-
-def highest(triggers: Iterable[Trigger]) -> OverloadLevel:
-    """Returns the highest level of all resources."""
-    return max((trigger.level for trigger in triggers), default=OverloadLevel.CALM)
+    return _REFUSED[level].get(method, "")

@@ -21,7 +21,6 @@ from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHisto
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
-    MAX_IGNORED_LOGGED,
     MAX_SECONDS,
     MAX_UNIQUE_ID,
     REBUILD,
@@ -82,7 +81,6 @@ class Follower(GroupMembership):
         self._comms: dict[str, dict[ProcessKey, DeviceLink]] = {}
         """Live communicators, by the name that this daemon gives them."""
         self._record = PeerRecord(self.id, len(members), len(self.ranks))
-        self._ignored = 0
 
     def start(self) -> None:
         """Starts to receive the coordinator's messages."""
@@ -229,18 +227,13 @@ class Follower(GroupMembership):
         if operation is None:
             self._ignore(op, process)
             if op == "go":  # given up here: the process reports that it misses the operation, for which the others wait
-                self._send_answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
+                self.answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
             return
         if op == "go":
             self._record.record_launch(fields["comm"], process, fields["rank"], key[2], fields["index"])
         else:
             self._record.record_failure(key[2], message)
-        self._send_answer(op, operation.link, operation.channel, key[2], fields)
-
-    def _send_answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:
-        send_collective(
-            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": sequence, **fields}
-        )
+        self.answer(op, operation.link, operation.channel, key[2], fields)
 
     def _pop_pending(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """Removes a pending operation and cancels its timer."""
@@ -271,13 +264,7 @@ class Follower(GroupMembership):
         self._send_rank_message(operation.link, parse_withdraw(self.id, body))
 
     def _ignore(self, op: str, process: ProcessKey) -> None:
-        """Logs a message that is stale or does not concern this follower.
-
-        The number of logged messages is limited, so that a coordinator cannot fill the log.
-        """
-        self._ignored += 1
-        if self._ignored <= MAX_IGNORED_LOGGED:
-            log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=process[0], process=process[1])
+        self.log_ignored(node=self.node, op=op, device=process[0], process=process[1])
 
     def _remove_communicator(self, name: str, process: ProcessKey, reason: str) -> DeviceLink | None:
         """Removes a communicator of a process, whose operations on the communicator fail.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -26,13 +25,14 @@ from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.follower import ANSWER_MARGIN_S, Follower
 from hearthd.front.peers.frames import Body
-from hearthd.front.peers.leader import Leader, Router
+from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import CLOSE_TIMEOUT, PeerLink
 from hearthd.front.peers.membership import GroupMembership
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
 
 if TYPE_CHECKING:
+    from hearthd.front.collectives.router import CollectiveRouter
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.sessions.session import Session
 
@@ -42,29 +42,15 @@ MAX_GROUPS = 64
 """Maximum number of groups of one session. Groups that have ended count until they are left."""
 
 
-@dataclass(frozen=True)
-class GroupsView:
-    """State of a `PeerGroups`, for tests and diagnostics. Groups are named by their ids in hexadecimal."""
-
-    leaders: frozenset[str]
-    """Groups created here that may still be joined or notified."""
-    followers: frozenset[str]
-    """Groups of other daemons that sessions of this daemon have joined."""
-    sessions: frozenset[str]
-    """Sessions that take part in a group."""
-    joining: frozenset[tuple[str, str]]
-    """Session and group of each join under way."""
-    links: tuple[PeerLink, ...]
-    """Links to other daemons, including ended links until they are garbage-collected."""
-
-
 class PeerGroups:
     """The groups over daemons.
 
     Belongs to the event loop. `port` listens for the daemons that join groups of this daemon.
     """
 
-    def __init__(self, router: Router, connector: PeerConnector, *, answer_margin: float = ANSWER_MARGIN_S) -> None:
+    def __init__(
+        self, router: CollectiveRouter, connector: PeerConnector, *, answer_margin: float = ANSWER_MARGIN_S
+    ) -> None:
         """`answer_margin`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         self._answer_margin = answer_margin
         self.port: PeerPort | None = None
@@ -73,25 +59,17 @@ class PeerGroups:
         self._router, self._connector = router, connector
         self._memberships: dict[str, dict[str, GroupMembership]] = {}
         """Memberships by session, then by group."""
-        self._leaders: dict[str, Leader] = {}
+        self.leaders: dict[str, Leader] = {}
         """Groups of this daemon that may be joined or notified, by id."""
-        self._followers: dict[str, Follower] = {}
+        self.followers: dict[str, Follower] = {}
         """Followers, by the prefix of their communicators' names."""
-        self._joining: set[tuple[str, str]] = set()
-        self._links: WeakSet[PeerLink] = WeakSet()
+        self.joining: set[tuple[str, str]] = set()
+        """Session and group of each join under way."""
+        self.links: WeakSet[PeerLink] = WeakSet()
+        """Links to other daemons, including ended links until they are garbage-collected."""
 
     def __iter__(self) -> Iterator[GroupMembership]:
         return iter([membership for memberships in self._memberships.values() for membership in memberships.values()])
-
-    def inspect(self) -> GroupsView:
-        """Returns the groups, the sessions in them and the links."""
-        return GroupsView(
-            frozenset(self._leaders),
-            frozenset(follower.id for follower in self._followers.values()),
-            frozenset(self._memberships),
-            frozenset(self._joining),
-            tuple(self._links),
-        )
 
     def of(self, session: Session) -> list[GroupMembership]:
         """Returns the groups of a session."""
@@ -111,7 +89,7 @@ class PeerGroups:
         self._check_group_count(session)
         group, secret = tickets.new_group()
         leader = Leader(group, secret, members, session, self._router, self._on_leader_end)
-        self._leaders[leader.id] = leader
+        self.leaders[leader.id] = leader
         self._add(leader)
         leader.limit_joining(time_limit)
         log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
@@ -136,7 +114,7 @@ class PeerGroups:
         """
         addresses = tickets.addresses_of(ticket)
         join_key = (session.id, group.hex())
-        if join_key in self._joining or group.hex() in self._memberships.get(session.id, {}):
+        if join_key in self.joining or group.hex() in self._memberships.get(session.id, {}):
             raise Refusal(
                 Reason.HANDLE_IN_USE,
                 f"This session takes part in the group {group.hex()[:8]} already.",
@@ -144,19 +122,19 @@ class PeerGroups:
                 details={"group": group.hex()},
             )
         self._check_group_count(session)
-        self._joining.add(join_key)
+        self.joining.add(join_key)
         try:
             hello = tickets.hello(group, node, ticket.secret, members)
             on_forbidden = partial(self.on_refused, session)
             peer = await self._connector.connect(addresses, ticket.certificate_sha256, hello, time_limit, on_forbidden)
-            self._links.add(peer)
+            self.links.add(peer)
             follower = Follower(group, members, node, session, peer, answer_margin=self._answer_margin)
             if session.closing:
                 follower.leave("its session has ended")
                 raise errors.session_expired()
         finally:
-            self._joining.discard(join_key)
-        self._followers[follower.prefix] = follower
+            self.joining.discard(join_key)
+        self.followers[follower.prefix] = follower
         self._add(follower)
         follower.start()
         log.info("group_joined", group=follower.id, session=session.id, node=node, coordinator=peer.peer)
@@ -172,7 +150,7 @@ class PeerGroups:
 
     def _check_group_count(self, session: Session) -> None:
         memberships = self._memberships.get(session.id, {})
-        count = len(memberships) + sum(join_key[0] == session.id for join_key in self._joining)
+        count = len(memberships) + sum(join_key[0] == session.id for join_key in self.joining)
         if count >= MAX_GROUPS:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
@@ -186,8 +164,8 @@ class PeerGroups:
     def admit(self, body: Body, link: PeerLink) -> None:
         """Handles the first message of a connection. Raises `ValueError` for an invalid message."""
         hello = tickets.parse_hello(body)
-        self._links.add(link)
-        leader = self._leaders.get(hello.group.hex())
+        self.links.add(link)
+        leader = self.leaders.get(hello.group.hex())
         try:
             if not tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
                 raise tickets.invalid_ticket()
@@ -214,14 +192,14 @@ class PeerGroups:
         prefix, slash, _ = str(body.get("comm", "")).partition("/")
         if not slash:
             return False
-        follower = self._followers.get(prefix + slash)
+        follower = self.followers.get(prefix + slash)
         if follower is not None:  # otherwise the group has been left
             follower.on_communicator_message(link, body)
         return True
 
     def send(self, location: RankLocation, body: Body) -> None:
         """Passes on a message for a rank of another daemon."""
-        leader = self._leaders.get(str(body.get("group", "")))
+        leader = self.leaders.get(str(body.get("group", "")))
         if leader is not None:
             leader.send(location, body)
 
@@ -260,7 +238,7 @@ class PeerGroups:
         if self.port is not None:
             await self.port.close()
         self._connector.close()
-        closing = {link.closed for link in self._links if not link.closed.done()}
+        closing = {link.closed for link in self.links if not link.closed.done()}
         if closing:
             await asyncio.wait(closing, timeout=2 * CLOSE_TIMEOUT)
 
@@ -297,10 +275,10 @@ class PeerGroups:
             del self._memberships[membership.session.id]
         membership.leave(cause)
         if isinstance(membership, Follower):
-            self._followers.pop(membership.prefix, None)
+            self.followers.pop(membership.prefix, None)
 
     def _on_leader_end(self, leader: Leader) -> None:
-        self._leaders.pop(leader.id, None)
+        self.leaders.pop(leader.id, None)
 
 
 async def _answered(link: DeviceLink) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -22,7 +22,6 @@ from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
-    MAX_IGNORED_LOGGED,
     GroupMembership,
     clean_text,
     group_ended,
@@ -33,6 +32,7 @@ from hearthd.front.peers.membership import (
 from hearthd.front.peers.tickets import GroupMember, Members, PeerHello, nodes_of
 
 if TYPE_CHECKING:
+    from hearthd.front.collectives.router import CollectiveRouter
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.sessions.session import Session
 
@@ -41,30 +41,6 @@ log = structlog.get_logger("hearthd.peers")
 MAX_PRESENTED = 8192
 """Maximum number of operations, with those of batches counted singly, that one remote rank may have presented without
 an answer. A device process presents fewer (`hearthd.device.collectives.negotiation`)."""
-
-
-class Router(Protocol):
-    """The part of `CollectiveRouter` that a leader uses: the matcher and the communicators."""
-
-    def present(self, key: MatchKey, rank: int, location: RankLocation, body: Body) -> None:
-        """Handles one operation of a rank; see `CollectiveRouter.present`."""
-        ...
-
-    def withdraw(self, key: MatchKey, rank: int, body: Body) -> None:
-        """Handles a rank that will not take part in an operation; see `CollectiveRouter.withdraw`."""
-        ...
-
-    def on_message(self, location: RankLocation, body: Body, owner: str = "") -> None:
-        """Handles a message about a communicator of the group `owner`; see `CollectiveRouter.message`."""
-        ...
-
-    def on_loss(self, lost: RankLocation | int, cause: str, owners: Collection[str] = ()) -> None:
-        """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.on_loss`."""
-        ...
-
-    def end_owner(self, owner: str, message: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
-        """Handles the end of the group `owner`: its operations fail and its communicators are aborted."""
-        ...
 
 
 class _Unanswered:
@@ -99,7 +75,7 @@ class Leader(GroupMembership):
         secret: bytes,
         members: Members,
         session: Session,
-        router: Router,
+        router: CollectiveRouter,
         on_end: Callable[[Leader], None],
     ) -> None:
         """Creates the group. `on_end` is called once, when no node may join any more."""
@@ -114,7 +90,6 @@ class Leader(GroupMembership):
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
         """Unanswered operations, by remote rank."""
         self._timer: asyncio.TimerHandle | None = None
-        self._ignored = 0
 
     @property
     def missing(self) -> list[int]:
@@ -169,10 +144,7 @@ class Leader(GroupMembership):
         device, process = tickets.parse_unsigned(body["device"]), tickets.parse_unsigned(body["process"])
         rank = self._rank_of.get(GroupMember(node, device))
         if rank is None or self.end_reason is not None:
-            self._ignored += 1
-            if self._ignored <= MAX_IGNORED_LOGGED:
-                over = self.end_reason is not None
-                log.warning("peer_ignored", group=self.id, node=node, device=device, what=kind, over=over)
+            self.log_ignored(node=node, device=device, what=kind, over=self.end_reason is not None)
             return
         location = RankLocation(node, device, process)
         if kind == "lost":
@@ -227,9 +199,7 @@ class Leader(GroupMembership):
         if self.end_reason is not None:
             self.fail(link, channel, int(body["sequence"]), self.end_reason)
             return
-        self._present(
-            self.ranks[link.ordinal], RankLocation(0, link.ordinal, link.generation), {**body, "channel": channel}
-        )
+        self._present(self.ranks[link.ordinal], RankLocation.of(link), {**body, "channel": channel})
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Passes the message to the router. Does nothing if the group has ended."""
@@ -244,7 +214,7 @@ class Leader(GroupMembership):
         """
         channel = self.session.channels.get(link.ordinal)
         if self.end_reason is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
-            self._router.on_loss(RankLocation(0, link.ordinal, link.generation), cause, (self._owner,))
+            self._router.on_loss(RankLocation.of(link), cause, (self._owner,))
 
     def _present(self, rank: int, location: RankLocation, body: Body) -> None:
         self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, location, body)

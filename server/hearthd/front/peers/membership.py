@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearth_proto.v1 import node_pb2
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.sessions.session import Session
 
+log = structlog.get_logger("hearthd.peers")
+
 REBUILD = "Leave the group and rebuild it from the devices that are available: create it again and have all nodes join."
 MAX_SECONDS = 366 * 86400.0
 """Maximum timeout in seconds. Longer timeouts are reduced to this value."""
@@ -33,7 +37,7 @@ MAX_DETAILS = 16
 """Maximum number of details of a refusal."""
 MAX_UNIQUE_ID = 4096
 """Maximum length in base64 characters. NCCL's unique id has 128 bytes."""
-MAX_IGNORED_LOGGED = 20
+_MAX_IGNORED_LOGGED = 20
 """Maximum number of log lines about ignored messages, for each group."""
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
@@ -51,6 +55,7 @@ class GroupMembership(ABC):
         self.end_reason: Refusal | None = None
         """The reason why no more operations run in the group. A group that has ended is kept until it is left, so that
         it can report the reason."""
+        self._ignored = 0
 
     # ---- to the session's device processes ----
 
@@ -71,8 +76,22 @@ class GroupMembership(ABC):
 
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
         """Tells a device process that an operation of the session fails."""
-        body = {"op": "fail", "channel": channel, "group": self.id, "devices": [], "sequence": sequence}
-        send_collective(link, {**body, "status": to_text(refusal)})
+        self.answer("fail", link, channel, sequence, {"status": to_text(refusal)})
+
+    def answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:
+        """Sends the answer to an operation of the session, `go` or `fail`, to its device process."""
+        send_collective(
+            link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": sequence, **fields}
+        )
+
+    def log_ignored(self, **fields: Any) -> None:
+        """Logs a message of a peer that is stale or does not concern this daemon.
+
+        The number of logged messages is limited, so that a peer cannot fill the log.
+        """
+        self._ignored += 1
+        if self._ignored <= _MAX_IGNORED_LOGGED:
+            log.warning("peer_ignored", group=self.id, **fields)
 
     # ---- state and events ----
 

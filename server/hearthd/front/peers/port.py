@@ -7,8 +7,7 @@ import hashlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -34,14 +33,6 @@ Admit = Callable[[Body, PeerLink], None]
 """Handles and answers the first message of a connection. Raises `ValueError` if the message is invalid."""
 
 
-@dataclass(frozen=True)
-class PeerPortView:
-    """State of a `PeerPort`, for tests and diagnostics."""
-
-    unauthenticated: Mapping[str, int]
-    """Number of unauthenticated connections, by address."""
-
-
 class PeerPort:
     """The listener, and the handshakes of its connections."""
 
@@ -62,16 +53,14 @@ class PeerPort:
         """
         self.addresses: tuple[str, ...] = ()
         """The addresses for tickets, once the port is open."""
-        self.unauthenticated = 0
-        """Number of unauthenticated connections."""
+        self.unauthenticated: Counter[str] = Counter()
+        """Number of unauthenticated connections, by address."""
         self._address, self._advertised, self._host = address, advertised, host
         self._admit, self._context = admit, context
         self._link_factory, self._handshake_timeout = link_factory, handshake_timeout
         self._open = False
         self._opening = asyncio.Lock()
         self._closed = False
-        self._unauthenticated_by_host: Counter[str] = Counter()
-        """Number of unauthenticated connections, by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Called with the address and the reason of each connection that is not accepted or sends nothing in time."""
         self._log_throttle = LogThrottle(_LOG_S)
@@ -110,10 +99,6 @@ class PeerPort:
             self.addresses = self._advertised or (str(default),)
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
 
-    def inspect(self) -> PeerPortView:
-        """Returns the numbers of unauthenticated connections."""
-        return PeerPortView(dict(self._unauthenticated_by_host))
-
     async def close(self) -> None:
         """Admits no more peers. Peers that were admitted keep their links."""
         self._closed = True
@@ -124,17 +109,14 @@ class PeerPort:
     def _on_accepted(self, connection: socket.socket, peer_address: Any) -> None:
         """Counts an unauthenticated connection and starts its handshake, or closes it if there are too many."""
         host = str(peer_address[0])
-        if (
-            self.unauthenticated >= MAX_UNAUTHENTICATED
-            or self._unauthenticated_by_host[host] >= MAX_UNAUTHENTICATED_OF_HOST
-        ):
+        total, of_host = self.unauthenticated.total(), self.unauthenticated[host]
+        if total >= MAX_UNAUTHENTICATED or of_host >= MAX_UNAUTHENTICATED_OF_HOST:
             connection.close()
-            self.on_refused(host, "strangers" if self.unauthenticated >= MAX_UNAUTHENTICATED else "address")
-            counts = f"{self.unauthenticated} others, {self._unauthenticated_by_host[host]} of them from {host},"
+            self.on_refused(host, "strangers" if total >= MAX_UNAUTHENTICATED else "address")
+            counts = f"{total} others, {of_host} of them from {host},"
             self._log_not_accepted("strangers", f"{counts} have not identified themselves yet")
             return
-        self.unauthenticated += 1
-        self._unauthenticated_by_host[host] += 1
+        self.unauthenticated[host] += 1
         self._accept_loop.start_task(self._run_handshake(connection, host))
 
     def _on_shortage(self, error: OSError) -> None:
@@ -169,9 +151,8 @@ class PeerPort:
             link.abort("the daemon is stopping")
             raise
         finally:
-            self.unauthenticated -= 1
-            self._unauthenticated_by_host[host] -= 1
-            self._unauthenticated_by_host += Counter()  # removes the addresses whose count is 0
+            self.unauthenticated[host] -= 1
+            self.unauthenticated += Counter()  # removes the addresses whose count is 0
             if not link.peer:
                 connection.close()
 

@@ -28,35 +28,21 @@ class InFlightOperations:
     operations: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OPERATIONS))
 
 
-@dataclass(frozen=True)
-class PeerRecordView:
-    """State of a `PeerRecord`, for tests and diagnostics."""
-
-    in_flight: Mapping[tuple[str, ProcessKey], int]
-    """Number of unfinished operations, by communicator and process."""
-    unfinished: int
-    """Number of operations that only some of the local ranks have finished."""
-
-
 class PeerRecord:
     """The record of one group. `local_ranks`: the number of the group's ranks on this node."""
 
-    def __init__(self, group: str, ranks: int, local_ranks: int, recorder: FlightRecorder | None = None) -> None:
-        self._recorder = FlightRecorder() if recorder is None else recorder
+    def __init__(self, group: str, ranks: int, local_ranks: int) -> None:
+        self._recorder = FlightRecorder()
         self._owner, self._members, self._local_ranks = GROUP + group, tuple(range(ranks)), local_ranks
-        self._in_flight: dict[tuple[str, ProcessKey], InFlightOperations] = {}
-        self._finished: dict[int, set[int]] = {}
+        self.in_flight: dict[tuple[str, ProcessKey], InFlightOperations] = {}
+        """Unfinished operations, by communicator and process."""
+        self.finished: dict[int, set[int]] = {}
         """Local ranks that have finished an operation which other local ranks have not, by sequence number."""
 
     @property
     def history(self) -> GroupHistory | None:
         """The history of the group. None: nothing was presented yet."""
         return self._recorder.history(self._owner, self._members)
-
-    def inspect(self) -> PeerRecordView:
-        """Returns how many operations are remembered that have not finished on all local ranks."""
-        in_flight = {key: len(in_flight.operations) for key, in_flight in self._in_flight.items()}
-        return PeerRecordView(in_flight, len(self._finished))
 
     def record_presentation(self, rank: int, body: Mapping[str, Any]) -> None:
         """Notes that a local rank has presented the operation of a `present` message."""
@@ -69,30 +55,30 @@ class PeerRecord:
         if history is not None and sequence in history.operations and not history.operations[sequence].launched:
             self._recorder.record_launch(key)
         self._recorder.record_ready(self._owner, self._members)
-        self._in_flight.setdefault((comm, process), InFlightOperations(rank)).operations.append((index, sequence))
+        self.in_flight.setdefault((comm, process), InFlightOperations(rank)).operations.append((index, sequence))
 
     def record_progress(self, comm: str, process: ProcessKey, done: int) -> None:
         """Notes that a process has finished `done` operations of the communicator."""
-        in_flight = self._in_flight.get((comm, process))
+        in_flight = self.in_flight.get((comm, process))
         while in_flight is not None and in_flight.operations and in_flight.operations[0][0] <= done:
             _, sequence = in_flight.operations.popleft()
-            finished = self._finished.setdefault(sequence, set())
+            finished = self.finished.setdefault(sequence, set())
             finished.add(in_flight.rank)
             if len(finished) == self._local_ranks:
-                del self._finished[sequence]
+                del self.finished[sequence]
                 self._recorder.record_completion(self._key(sequence))
-        while len(self._finished) > OPERATIONS:
-            del self._finished[next(iter(self._finished))]
+        while len(self.finished) > OPERATIONS:
+            del self.finished[next(iter(self.finished))]
 
     def record_failure(self, sequence: int, cause: str) -> None:
         """Notes that an operation of a rank failed, or was not answered."""
-        self._finished.pop(sequence, None)
+        self.finished.pop(sequence, None)
         self._recorder.record_failure(self._key(sequence), cause)
 
     def record_abort(self, comm: str, process: ProcessKey, cause: str) -> None:
         """Notes that a process no longer has the communicator. The process's unfinished operations on it fail."""
-        is_shared = any(name == comm and other != process for name, other in self._in_flight)
-        in_flight = self._in_flight.pop((comm, process), None)
+        is_shared = any(name == comm and other != process for name, other in self.in_flight)
+        in_flight = self.in_flight.pop((comm, process), None)
         for _, sequence in in_flight.operations if in_flight is not None else ():
             self.record_failure(sequence, cause)
         if in_flight is not None and not is_shared:

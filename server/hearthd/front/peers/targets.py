@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv6Address, ip_address
 
-from hearthd.front.addresses import Address, parse_address
+from hearthd.front.addresses import Address, to_ip
 from hearthd.front.config.peer_targets import (
     AUTO,
     LOOPBACK,
@@ -71,10 +71,9 @@ class PeerTargets:
         return any(ip in net for net in self._auto) and not any(ip in net for net in METADATA)
 
     async def _lookup(self, host: str) -> list[IpAddress]:
-        try:
-            return [_unmapped(ip_address(host))]
-        except ValueError:
-            pass
+        ip = to_ip(host)
+        if ip is not None:
+            return [_unmapped(ip)]
         if not NAME.fullmatch(host.rstrip(".")):
             return []
         loop = asyncio.get_running_loop()
@@ -94,8 +93,7 @@ def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
 
     The header of `hearthd.front.config.peer_targets` gives the reasons.
     """
-    exposed = [text for text in (config.listen.grpc, config.listen.lanes) if text and not parse_address(text).loopback]
-    if not exposed:
+    if not {"grpc", "lanes"}.intersection(name for name, _ in config.exposed_listeners()):
         return LOOPBACK + PRIVATE
     return () if config.tenants else PRIVATE
 

@@ -129,28 +129,18 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
 
     Raises `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup.
     """
-    fix = "Pass on the ticket that CreateGroup returned, unchanged."
-    if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
-        raise Refusal(
-            Reason.INVALID_ARGUMENT, f"The ticket's secret has {len(ticket.secret)} bytes; it must have "
-            f"{SECRET_BYTES}.",
-            fix=fix, details={"requested": len(ticket.secret), "allowed": SECRET_BYTES},
-            fields=["ticket.secret"],
-        )  # fmt: skip
-    if len(ticket.certificate_sha256) not in (0, 32):
-        raise Refusal(
-            Reason.INVALID_ARGUMENT,
-            f"The ticket's certificate_sha256 has {len(ticket.certificate_sha256)} bytes; it must have 32, or none.",
-            fix=fix, details={"requested": len(ticket.certificate_sha256), "allowed": 32},
-            fields=["ticket.certificate_sha256"],
-        )  # fmt: skip
-    if not 1 <= len(ticket.addresses) <= MAX_ADDRESSES:
-        raise Refusal(
-            Reason.INVALID_ARGUMENT,
-            f"The ticket has {len(ticket.addresses)} addresses; it must have 1 to {MAX_ADDRESSES}.",
-            fix=fix, details={"requested": len(ticket.addresses), "allowed": MAX_ADDRESSES},
-            fields=["ticket.addresses"],
-        )  # fmt: skip
+    size = len(ticket.secret)
+    if not SECRET_BYTES <= size <= MAX_SECRET:
+        text = f"The ticket's secret has {size} bytes; it must have {SECRET_BYTES}."
+        raise _altered_ticket("secret", text, requested=size, allowed=SECRET_BYTES)
+    size = len(ticket.certificate_sha256)
+    if size not in (0, 32):
+        text = f"The ticket's certificate_sha256 has {size} bytes; it must have 32, or none."
+        raise _altered_ticket("certificate_sha256", text, requested=size, allowed=32)
+    count = len(ticket.addresses)
+    if not 1 <= count <= MAX_ADDRESSES:
+        text = f"The ticket has {count} addresses; it must have 1 to {MAX_ADDRESSES}."
+        raise _altered_ticket("addresses", text, requested=count, allowed=MAX_ADDRESSES)
     addresses = []
     for text in ticket.addresses:
         try:
@@ -158,14 +148,21 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
             if not address.port or address.wildcard or len(text) > 300 or not text.isprintable():
                 raise ValueError
         except ValueError:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT, f"The ticket's address {text[:300]!r} is not a host and a port to "
-                "connect to.",
-                fix=fix, details={"requested": text[:300]},
-                fields=["ticket.addresses"],
-            ) from None  # fmt: skip
+            problem = f"The ticket's address {text[:300]!r} is not a host and a port to connect to."
+            raise _altered_ticket("addresses", problem, requested=text[:300]) from None
         addresses.append(address)
     return list(dict.fromkeys(addresses))
+
+
+def _altered_ticket(field: str, message: str, **details: object) -> Refusal:
+    """Returns the refusal of a ticket that CreateGroup cannot have made."""
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        message,
+        fix="Pass on the ticket that CreateGroup returned, unchanged.",
+        details=details,
+        fields=[f"ticket.{field}"],
+    )
 
 
 # ---- first message of a peer ----

@@ -225,9 +225,7 @@ class MemoryLedger:
         if not self.total and admitted:
             return False  # the first process has to report the size of the memory
         if self.total and holder.overhead > self.free:
-            if now >= demand.retry_at and not self._reclaim(
-                holder, holder.overhead - self.free, demand.reclaimed_from, now, limits
-            ):
+            if now >= demand.retry_at and not self._reclaim(demand, holder.overhead - self.free, now, limits):
                 demand.reclaimed_from.clear()
                 demand.retry_at = now + RETRY_INTERVAL
             return False
@@ -248,15 +246,7 @@ class MemoryLedger:
             slabs = -(-demand.bytes // self.slab) * self.slab
             increase = slabs if slabs <= room else demand.bytes
             self._send_limit(holder, holder.reserved + increase, now, limits, granted=True)
-        elif self._reclaim(
-            holder,
-            demand.bytes - room,
-            demand.reclaimed_from,
-            now,
-            limits,
-            of_tenant=quota_left < demand.bytes,
-            extra=True,
-        ):
+        elif self._reclaim(demand, demand.bytes - room, now, limits, of_tenant=quota_left < demand.bytes, extra=True):
             return False
         else:
             holder.unconfirmed, holder.answer_deadline = holder.reserved, now + ANSWER_TIMEOUT
@@ -267,20 +257,20 @@ class MemoryLedger:
 
     def _reclaim(
         self,
-        holder: MemoryHolder,
+        demand: LedgerRequest,
         missing: int,
-        reclaimed_from: set[int],
         now: float,
         limits: list[ProcessLimit],
         *,
         of_tenant: bool = False,
         extra: bool = False,
     ) -> bool:
-        """Asks other processes to give back memory that they do not use.
+        """Asks other processes to give back `missing` bytes of memory that they do not use.
 
         Returns True if there is an answer to wait for. With `extra`, asks for half of what they seem not to use if
         that is more than `missing`, because further requests are likely.
         """
+        holder, reclaimed_from = self._holders[demand.process], demand.reclaimed_from
         answer_pending = False
         for other in self._holders.values():
             if other is holder or not other.admitted or (of_tenant and other.tenant != holder.tenant):

@@ -151,7 +151,7 @@ class TenantAccounts:
             return
         shares = Shares(limit, self.weights, reserve(limit))
         used = {other.tenant.name: len(other.sessions) for other in self._accounts.values()}
-        if shares.admits(tenant.name, used, operator=tenant.operator):
+        if shares.admits(tenant.name, used, operator=tenant.observes):
             return
         account.refused[SESSIONS_SHARE] += 1
         count = len(account.sessions)

@@ -15,17 +15,11 @@ GUARANTEED = 0.5
 """The fraction of a limit that is divided by weight."""
 RESERVE = 16
 """The divisor of a limit that gives the operators' reserve."""
-_OPERATORS = frozenset({"admin", "observe"})
 
 
 def reserve(limit: int) -> int:
     """Returns the part of a limit that is reserved for operators. A very small limit has no reserve."""
     return limit // RESERVE or int(limit >= RESERVE // 2)
-
-
-def operates(rights: frozenset[str]) -> bool:
-    """Returns True if a tenant with these rights is an operator."""
-    return not _OPERATORS.isdisjoint(map(str, rights))
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,3 @@ class Shares:
             return committed < self.limit
         free = self.pool - committed
         return free > 0 and (own_count - guarantee) < max(1, free)
-
-    def maximum(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> int:
-        """Returns the maximum number that a tenant may have while the other tenants keep theirs."""
-        counts = dict(used)
-        while self.admits(tenant, counts, operator=operator):
-            counts[tenant] = counts.get(tenant, 0) + 1
-        return counts.get(tenant, 0)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, Right
-from hearthd.front.tenancy import shares, tokens
+from hearthd.front.tenancy import tokens
 from hearthd.front.tenancy.revocations import CertificateIdentity
 
 __all__ = [
-    "ALL", "ANONYMOUS", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
-    "User", "sees_tenant", "token_key",
+    "ALL", "ANONYMOUS", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "SessionRef",
+    "Tenant", "User", "sees_tenant", "token_key",
 ]  # fmt: skip
 
 ALL: frozenset[int] | None = None
@@ -58,20 +59,15 @@ class Tenant:
     rights: frozenset[Right] = EVERYTHING
     quotas: Quotas = field(default_factory=Quotas)
 
-    @property
-    def operator(self) -> bool:
-        """True for an operator's tenant, which may use the operators' reserve."""
-        return shares.operates(self.rights)
-
     def may(self, right: Right) -> bool:
         """Returns True if the tenant has the right."""
         return right in self.rights
 
     @property
     def observes(self) -> bool:
-        """True if the tenant may see other tenants' sessions and totals of all tenants.
+        """True for an operator's tenant, which has the right `observe` or `admin`.
 
-        That is the case with the right `observe` or `admin`.
+        It may see other tenants' sessions and totals of all tenants, and use the operators' reserve.
         """
         return not self.rights.isdisjoint(rights.OPERATING)
 
@@ -146,6 +142,25 @@ class Caller:
 
 ANONYMOUS = Caller(EVERYONE)
 """The caller of a daemon without authentication."""
+
+
+class SessionRef(Protocol):
+    """A session, as the audit log and spans name it."""
+
+    @property
+    def id(self) -> str:
+        """The public id of the session."""
+        ...
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant to which the session belongs."""
+        ...
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that opened the session."""
+        ...
 
 
 class Directory:

@@ -16,6 +16,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.audit.recorder import Audit
 from hearthd.front.auth.authenticator import Authenticator, AuthFailures, certificate_names, host_of
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
+from hearthd.front.config.front_limits import ConnectionSettings
+from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.revocations import CertificateIdentity, Revocations
@@ -134,7 +136,8 @@ def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "h-identity.sock"
         tickets = IdentityTickets(10)
-        first = IdentitySocket(str(path), tickets)
+        limiter = ConnectionLimits(ConnectionSettings()).limiter("identity")
+        first = IdentitySocket(str(path), tickets, limiter)
         await first.start()
         assert path.stat().st_mode & 0o777 == 0o666
         reader, writer = await asyncio.open_unix_connection(path)
@@ -143,17 +146,17 @@ def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
         user = tickets.redeem(ticket.strip())
         assert user is not None and user.uid == os.getuid()
         with pytest.raises(ListenError, match="already serves"):
-            await IdentitySocket(str(path), tickets).start()
+            await IdentitySocket(str(path), tickets, limiter).start()
         await first.stop()
         assert not left(tmp_path)
         # The files of a daemon that was killed are taken over.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-        second = IdentitySocket(str(path), tickets)
+        second = IdentitySocket(str(path), tickets, limiter)
         await second.start()
         await second.stop()
         assert not left(tmp_path)
         with pytest.raises(ListenError, match="107"):
-            await IdentitySocket(f"/tmp/{'x' * 110}", tickets).start()
+            await IdentitySocket(f"/tmp/{'x' * 110}", tickets, limiter).start()
 
     run(scenario())

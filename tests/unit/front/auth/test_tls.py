@@ -16,12 +16,11 @@ import aiohttp
 import pytest
 import trustme
 
-from hearthd.front.addresses import Address
+from hearthd.front.addresses import Address, parse_address
 from hearthd.front.auth import tls
 from hearthd.front.auth.tls import ServerCertificates, TlsError
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.settings import Config
-from hearthd.front.daemon.access import Access
 from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
 from hearthd.front.tenancy.tenants import Credential, Directory, Right, Tenant, token_key
@@ -158,7 +157,7 @@ async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientS
     )
     server = HttpServer(
         f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status,
-        f.daemon.parts.connections.http(HttpSettings()), guarded=True,
+        f.daemon.parts.connections.http(HttpSettings()), HttpSettings(), Refusals(),
         certificates=ServerCertificates(str(certificate), str(key)),
     )  # fmt: skip
     address = await server.start(Address("localhost", 0))
@@ -210,8 +209,7 @@ async def limited(f: Front, folder: Path, header_timeout: float) -> AsyncIterato
     limiter = f.daemon.parts.connections.http(settings)
     server = HttpServer(
         f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-        limiter, certificates=ServerCertificates(str(certificate), str(key)),
-        refusals=refusals, settings=settings,
+        limiter, settings, refusals, certificates=ServerCertificates(str(certificate), str(key)),
     )  # fmt: skip
     address = await server.start(Address("127.0.0.1", 0))
     try:
@@ -252,21 +250,30 @@ def test_unfinished_handshakes_are_closed(tmp_path: Path) -> None:
 def test_token_is_required_on_loopback_with_tenants(tmp_path: Path) -> None:
     """Without tenants every path is open. Loopback has no TLS, and its metrics may be open."""
 
+    async def statuses(port: int) -> list[int]:
+        async with aiohttp.ClientSession() as client:
+            answers = [await client.get(f"http://127.0.0.1:{port}{path}") for path in ("/status", "/metrics")]
+            return [answer.status for answer in answers]
+
     async def scenario() -> None:
-        async with front(tmp_path) as f:
-            access: Access = f.daemon.access
-            limiter = f.daemon.parts.connections.http(HttpSettings())
-            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status, limiter)
-            near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
-            assert not access.http(near, *parts).guarded and not access.http(far, *parts).guarded
-            access.auth.directory = Directory([ALICE])
-            certificate, key = issue(tmp_path, "x")
-            access.certificates = ServerCertificates(str(certificate), str(key))
-            for address in (near, far):
-                server = access.http(address, *parts)
-                assert server.guarded and not server.open_metrics
-                assert server.certificates is (access.certificates if address is far else None)
-            access.change(Config(http=HttpSettings(metrics_on_loopback=True)))
-            assert access.http(near, *parts).open_metrics and not access.http(far, *parts).open_metrics
+        certificate, key = issue(tmp_path, "x")
+        tls = {"tls__certificate": str(certificate), "tls__key": str(key)}
+        async with front(tmp_path, listen__http="127.0.0.1:0", **tls) as f:
+            port = parse_address(f.daemon.addresses.http).port
+            assert await statuses(port) == [200, 200]
+            f.daemon.access.auth.directory = Directory([ALICE])
+            assert await statuses(port) == [401, 401]
+            open_metrics = HttpSettings(metrics_on_loopback=True)
+            f.daemon.parts.listeners.change(Config(http=open_metrics))
+            assert await statuses(port) == [401, 200]
+            beyond = HttpServer(
+                f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
+                f.daemon.parts.connections.http(open_metrics), open_metrics, Refusals(),
+            )  # fmt: skip
+            address = await beyond.start(Address("0.0.0.0", 0))
+            try:
+                assert address is not None and await statuses(address.port) == [401, 401]
+            finally:
+                await beyond.stop()
 
     run(scenario())

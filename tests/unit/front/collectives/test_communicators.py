@@ -13,6 +13,7 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
+from hearthd.front.collectives.order import CollectiveOrder
 from tests.support.front.collective_parts import complete, key, location, ops, refusal_in, status_of
 
 FIRST = "nonce-1"
@@ -38,8 +39,12 @@ def create_communicator(communicators: Communicators, match: Match, comm: str = 
     return sends
 
 
+def new_communicators(recorder: FlightRecorder | None = None) -> Communicators:
+    return Communicators(FlightRecorder() if recorder is None else recorder, CollectiveOrder(), "nonce")
+
+
 def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicators:
-    communicators = Communicators(recorder, "nonce")
+    communicators = new_communicators(recorder)
     match = complete(*members)
     if recorder is not None:
         for rank, presentation in match.presentations.items():
@@ -49,7 +54,7 @@ def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicator
 
 
 def test_release_message_has_rank_and_index() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     sends = create_communicator(communicators, complete(2, 0, 1))
     assert [send.location for send in sends] == [location(2), location(0), location(1)]
     assert [send.body for send in sends] == [
@@ -104,7 +109,7 @@ def over_daemons(group: str, sequence: int = 1) -> Match:
 
 
 def test_groups_over_daemons_have_communicators_of_their_own() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     sends = create_communicator(communicators, over_daemons("aa"))
     assert [(send.location.node, send.body["group"], send.body["devices"]) for send in sends] == [
         (0, "aa", []),
@@ -127,7 +132,7 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
 
 
 def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete())
     communicators.submit(complete(sequence=2))
     communicators.on_message(location(0), message("id", unique_id="u"))
@@ -146,14 +151,14 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
 
 @pytest.mark.parametrize("status", ["", "!", "AAAA"])
 def test_a_failed_join_without_a_reason(status: str) -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete())
     sends = communicators.on_message(location(0), message("join_failed", status=status))
     assert refusal_in(sends[1]).reason == Reason.COMMUNICATOR_FAILED
 
 
 def test_communicator_creation_times_out() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete(deadline=5.0))
     communicators.on_message(location(0), message("id", unique_id="u"))
     communicators.on_message(location(0), message("joined"))
@@ -168,7 +173,7 @@ def test_communicator_creation_times_out() -> None:
 def test_timeout_of_one_operation_does_not_end_longer_waits() -> None:
     """The timeout of one operation does not abort the communicator for which an operation with a longer timeout
     waits."""
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete(deadline=2.0))
     communicators.submit(complete(sequence=2, deadline=9.0))
     communicators.submit(complete(sequence=3, deadline=1.0))
@@ -205,7 +210,7 @@ def test_intended_end_of_a_device_process_aborts_an_idle_communicator_without_a_
 
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
     """Two sessions use the same devices, one of them in separate processes."""
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete(process=1))
     communicators.submit(complete(process=2, owner="t"))
     assert communicators.on_message(location(0, 1), message("id", "nonce-2", unique_id="u")) == [], "another process's"
@@ -275,7 +280,7 @@ def test_progress_is_recorded_when_all_ranks_are_through() -> None:
 
 
 def test_idle_communicators_are_bounded() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     evicted: list[str] = []
     for number in range(1, MAX_IDLE + 4):
         match = complete(0, number)
@@ -297,7 +302,7 @@ def test_idle_communicators_are_bounded() -> None:
 
 
 def test_a_closed_session_leaves_the_communicator() -> None:
-    communicators = Communicators(nonce="nonce")
+    communicators = new_communicators()
     communicators.submit(complete(owner="s"))
     communicators.submit(complete(owner="t"))
     sends = communicators.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
@@ -317,12 +322,12 @@ def test_a_closed_session_leaves_the_communicator() -> None:
 )
 def test_stray_messages_do_no_harm(device: int, op: str, comm: object) -> None:
     body = {"op": op, "comm": comm, "unique_id": "x", "done": 3}
-    assert Communicators(nonce="nonce").on_message(location(device), body) == []
+    assert new_communicators().on_message(location(device), body) == []
     communicators = ready(4, 5)
     assert communicators.on_message(location(device), body) == []
     assert ops(communicators.submit(complete(4, 5, sequence=2))) == [(4, "go"), (5, "go")]
 
 
 def test_names_of_communicators_differ_between_daemons() -> None:
-    names = {Communicators().submit(complete())[0].body["comm"] for _ in range(20)}
+    names = {Communicators(FlightRecorder(), CollectiveOrder()).submit(complete())[0].body["comm"] for _ in range(20)}
     assert len(names) == 20 and key(0).group == ""

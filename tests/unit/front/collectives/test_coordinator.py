@@ -27,7 +27,7 @@ class Ranks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.coordinator = Coordinator(nonce="nonce")
+        self.coordinator = Coordinator(30.0, nonce="nonce")
         self.now = 0.0
         self.generations: dict[tuple[str, int, int], int] = defaultdict(int)
         """Generations of the device processes, by group (empty: this node's), node and device."""
@@ -246,7 +246,7 @@ class Ranks(RuleBasedStateMachine):
 
     def nothing_left(self, owner: str) -> None:
         coordinator = self.coordinator
-        matcher = coordinator.matcher.inspect()
+        matcher = coordinator.matcher
         assert not [key for key in matcher.pending if key.owner == owner]
         assert owner not in matcher.failures and not list(coordinator.recorder.histories(owner))
         for comm in coordinator.communicators:

@@ -11,7 +11,12 @@ from hearthd.front.collectives.errors import invalid_group
 from hearthd.front.collectives.flight_recorder import FlightRecorder
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
+from hearthd.front.collectives.order import CollectiveOrder
 from tests.support.front.collective_parts import SIGNATURE, key, location, ops, present_body, refusal_in
+
+
+def new_matcher() -> Matcher:
+    return Matcher(30.0, FlightRecorder(), CollectiveOrder())
 
 
 def present(
@@ -22,7 +27,7 @@ def present(
 
 
 def test_complete_when_all_have_presented() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     assert present(matcher, key(0, 2), 2, present_body(22)) == ([], None)
     assert present(matcher, key(0, 2, sequence=2), 0, present_body(9)) == ([], None)
     assert present(matcher, key(0, 2, owner="t"), 0, present_body(9)) == ([], None)
@@ -35,12 +40,12 @@ def test_complete_when_all_have_presented() -> None:
 
 
 def test_a_group_of_one() -> None:
-    sends, match = present(Matcher(), key(0), 0, present_body())
+    sends, match = present(new_matcher(), key(0), 0, present_body())
     assert sends == [] and match is not None
 
 
 def test_rank_without_a_part_still_presents() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     send = {**SIGNATURE, "kind": "send", "peer": 1}
     recv = {**SIGNATURE, "kind": "recv", "peer": 0}
     nothing: list[Any] = []
@@ -54,7 +59,7 @@ def test_rank_without_a_part_still_presents() -> None:
     ("field", "value"), [("count", 9), ("dtype", "int32"), ("reduce", "max"), ("kind", "broadcast"), ("reduce", None)]
 )
 def test_a_mismatch_names_the_odd_rank_and_both_values(field: str, value: object) -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     group = key(3, 1, 0)
     present(matcher, group, 0, present_body(10))
     present(matcher, group, 1, present_body(11, **{field: value}))
@@ -73,7 +78,7 @@ def test_a_mismatch_names_the_odd_rank_and_both_values(field: str, value: object
 
 
 def test_a_mismatch_in_a_batch_names_the_position() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     first = dict(SIGNATURE)
     for device, count in ((0, 8), (1, 8), (2, 7)):
         second = {**SIGNATURE, "kind": "broadcast", "count": count}
@@ -84,7 +89,7 @@ def test_a_mismatch_in_a_batch_names_the_position() -> None:
 
 
 def test_mismatched_send_and_receive_are_both_named() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     group = key(0, 3)
     present(matcher, group, 0, {**present_body(), "signature": [{**SIGNATURE, "kind": "send", "peer": 1}]})
     recv = {**SIGNATURE, "kind": "recv", "peer": 0, "count": 9}
@@ -96,7 +101,7 @@ def test_mismatched_send_and_receive_are_both_named() -> None:
 
 
 def test_missing_ranks_at_the_timeout() -> None:
-    matcher = Matcher(timeout=30)
+    matcher = new_matcher()
     group = key(0, 1, 2)
     present(matcher, group, 0, present_body(timeout=5), 100.0)
     present(matcher, group, 2, present_body(timeout=2), 101.0)
@@ -114,7 +119,7 @@ def test_missing_ranks_at_the_timeout() -> None:
 
 
 def test_expiry_in_time_order() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     for sequence, timeout in ((1, 3), (2, 1), (3, 2), (4, 9)):
         present(matcher, key(0, 1, sequence=sequence), 0, present_body(timeout=timeout))
     assert [send.body["sequence"] for send in matcher.expire(5.0)] == [2, 3, 1]
@@ -122,7 +127,7 @@ def test_expiry_in_time_order() -> None:
 
 
 def test_the_default_timeout() -> None:
-    matcher = Matcher(timeout=30)
+    matcher = new_matcher()
     present(matcher, key(0, 1), 0, present_body(timeout=0), 100.0)
     assert matcher.deadline == 130.0
 
@@ -155,7 +160,7 @@ def test_a_long_list_of_devices_is_not_repeated() -> None:
     ids=str,
 )
 def test_malformed_messages_leave_no_state(body: dict[str, Any]) -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     with pytest.raises((KeyError, TypeError, ValueError)):
         present(matcher, key(0, 1), 0, body)
     with pytest.raises(ValueError, match="rank 2"):
@@ -164,14 +169,14 @@ def test_malformed_messages_leave_no_state(body: dict[str, Any]) -> None:
 
 
 def test_twice_the_same_rank() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     present(matcher, key(0, 1), 0, present_body())
     sends, _ = present(matcher, key(0, 1), 0, present_body())
     assert refusal_in(sends[0]).reason == Reason.COLLECTIVE_MISMATCH and "twice" in refusal_in(sends[0]).message
 
 
 def test_lost_device_fails_operations_that_wait_for_it() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     present(matcher, key(0, 1), 0, present_body())
     present(matcher, key(0, 2), 0, present_body())
     present(matcher, key(1, 2), 1, present_body())
@@ -185,7 +190,7 @@ def test_lost_device_fails_operations_that_wait_for_it() -> None:
 
 
 def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     present(matcher, key(0, 1), 0, present_body(10), process=1)
     present(matcher, key(0, 1, owner="t"), 0, present_body(20), process=2)
     sends = matcher.on_loss(location(1, 7), "it was killed by SIGSEGV", {"s"})
@@ -199,7 +204,7 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
 
 def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     """Each group numbers its nodes independently."""
-    matcher = Matcher()
+    matcher = new_matcher()
     lost, kept = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
     for group in (lost, kept):
         next(matcher.present_run(group, 1, RankLocation(1, 0, 3), present_body(), 0.0))
@@ -215,7 +220,7 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
 
 
 def test_operations_of_a_cancelled_owner_fail_and_are_forgotten() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     present(matcher, key(0, 1), 0, present_body(timeout=1))
     matcher.expire(1.0)
     present(matcher, key(0, 1, sequence=2), 0, present_body())
@@ -223,15 +228,15 @@ def test_operations_of_a_cancelled_owner_fail_and_are_forgotten() -> None:
     sends = matcher.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
     assert [(send.location.device, send.body["sequence"]) for send in sends] == [(0, 2)]
     assert refusal_in(sends[0]).reason == Reason.SESSION_EXPIRED
-    assert len(matcher) == 1 and not matcher.inspect().failures
+    assert len(matcher) == 1 and not matcher.failures
 
 
 def test_failures_are_bounded() -> None:
-    matcher = Matcher()
+    matcher = new_matcher()
     for sequence in range(MAX_FAILURES + 50):
         present(matcher, key(0, 1, sequence=sequence), 0, present_body(timeout=1))
         matcher.expire(2.0)
-    assert matcher.inspect().failures == {"s": MAX_FAILURES}
+    assert {owner: len(failed) for owner, failed in matcher.failures.items()} == {"s": MAX_FAILURES}
 
 
 def test_old_devices_present_a_single_signature() -> None:
@@ -240,7 +245,7 @@ def test_old_devices_present_a_single_signature() -> None:
 
 def test_timeout_includes_the_last_recorded_operations() -> None:
     recorder = FlightRecorder()
-    matcher = Matcher(recorder=recorder)
+    matcher = Matcher(30.0, recorder, CollectiveOrder())
     for sequence in range(1, 12):
         present(matcher, key(0, 1, sequence=sequence), 0, present_body(timeout=sequence))
     lines = refusal_in(matcher.expire(1.0)[0]).details["recorder"].splitlines()

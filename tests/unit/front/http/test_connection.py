@@ -18,7 +18,8 @@ from prometheus_client.core import Metric
 
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2
-from hearthd.front.http.connection import HttpTimeouts
+from hearthd.front.config.http import HttpSettings
+from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import EVERYONE
 from tests.support.front.fixture import Front, front, run, until
 
@@ -198,7 +199,7 @@ def test_probes_are_answered_at_the_connection_limit(tmp_path: Path, monkeypatch
                 go_on.wait(20)
                 return render(families, accept)
 
-            monkeypatch.setattr(f.daemon.metrics, "render", slowly)
+            monkeypatch.setattr(Metrics, "render", slowly)
             try:
                 for _ in range(4):
                     held.append(await stack.enter_async_context(opened(f)))
@@ -266,7 +267,7 @@ def test_a_page_of_metrics_is_collected_once_a_second(tmp_path: Path, monkeypatc
                 return render(found, accept)
 
             monkeypatch.setattr(f.daemon.metrics, "families", counted)
-            monkeypatch.setattr(f.daemon.metrics, "render", counted_render)
+            monkeypatch.setattr(Metrics, "render", counted_render)
 
             async def scrape(accept: str) -> bytes:
                 async with client.get("/metrics", headers={"Accept": accept}) as page:
@@ -313,7 +314,7 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
             await until(lambda: len(f.daemon.status.traces) == 1)
             [trace] = f.daemon.status.traces.visible_to(EVERYONE)
             ident = trace["id"].encode()
-            server = f.daemon.access.http_server
+            server = f.daemon.parts.listeners.http
             assert server is not None and server.acceptor is not None
             under_way = server.downloads.under_way
             with contextlib.ExitStack() as stack:
@@ -328,7 +329,7 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
                     assert (status, fields["retry-after"]) == (429, "5") or refusals(f, "write_timeout")
                 await until(lambda: refusals(f, "write_timeout") == 2, 60)
             await until(lambda: not under_way and connections(f) == 0)
-            server.acceptor.timeouts = HttpTimeouts(write=60.0)
+            server.acceptor.settings = HttpSettings(write_timeout=60.0)
             async with (
                 aiohttp.ClientSession() as client,
                 client.get(f"http://{f.daemon.addresses.http}/traces/{ident.decode()}.json") as whole,

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.addresses import Address
+from hearthd.front.metrics.collector import Metrics
 from hearthd.front.sockets import ListenError, UnixSocket, check_free
 from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import Front, front, run, until
@@ -68,7 +69,7 @@ def test_probes_follow_the_devices(tmp_path: Path) -> None:
 def test_draining_is_not_ready(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f:
-            f.daemon.begin_drain()
+            f.daemon.parts.drain.begin()
             assert (await get(f, "/readyz"))[0] == 503
             assert (await get(f, "/healthz"))[0] == 200
 
@@ -148,7 +149,7 @@ def test_a_large_page_delays_no_other_request(tmp_path: Path, monkeypatch: pytes
                 go_on.wait(20)
                 return render(families, accept)
 
-            monkeypatch.setattr(f.daemon.metrics, "render", slowly)
+            monkeypatch.setattr(Metrics, "render", slowly)
             page = asyncio.create_task(get(f, "/metrics"))
             try:
                 await until(begun.is_set)
@@ -197,7 +198,7 @@ def test_grpc_health_and_reflection(tmp_path: Path) -> None:
             f.device(1).die()
             assert (await watch.read()).status == NOT_SERVING
             assert await check("device/0") == await check("") == SERVING
-            f.daemon.begin_drain()
+            f.daemon.parts.drain.begin()
             for name in names:
                 await until_status(check, name)
             watch.cancel()

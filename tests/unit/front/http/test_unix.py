@@ -16,6 +16,7 @@ from hearthd.front.addresses import Address
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.loader import tenants
 from hearthd.front.config.settings import Config
+from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
 from hearthd.front.sockets import ListenError, UnixSocket
 from hearthd.front.tenancy.tenants import Directory
@@ -52,9 +53,8 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
             path = f.daemon.addresses.http_unix
             assert path == str(tmp_path / "h-http.sock") and not f.daemon.addresses.http
             assert await seen(f) == [], "without tenants no credential is asked for"
-            auth, server = f.daemon.access.auth, f.daemon.access.http_server
-            assert server is not None
-            auth.directory, server.guarded = directory(MINE, BY_TOKEN), True
+            auth = f.daemon.access.auth
+            auth.directory = directory(MINE, BY_TOKEN)
             for tenant in auth.directory.tenants.values():
                 f.daemon.sessions.accounts.of(tenant)
             assert await seen(f) == ["mine"]
@@ -74,9 +74,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
 def test_user_of_no_tenant_has_no_further_access(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http_unix=str(tmp_path / "x.sock")) as f:
-            auth, server = f.daemon.access.auth, f.daemon.access.http_server
-            assert server is not None
-            auth.directory, server.guarded = directory({"name": "other", "users": [ME + 1]}), True
+            f.daemon.access.auth.directory = directory({"name": "other", "users": [ME + 1]})
             for page in ("/status", "/metrics", "/traces/x.json"):
                 status, body = await get(tmp_path / "x.sock", page)
                 assert status == 401 and f"User {ME}" in body, page
@@ -114,7 +112,7 @@ def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
             f.daemon.access.auth.directory = directory(MINE)
             server = HttpServer(
                 f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-                limiter, guarded=True, settings=settings,
+                limiter, settings, Refusals(),
             )  # fmt: skip
             path = tmp_path / "x.sock"
             address = await server.start(Address("127.0.0.1", 0), UnixSocket(str(path)))

@@ -59,7 +59,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
                 stream.cancel()
                 await gone(f)
             session.queue = CommandQueue()
-            f.daemon.begin_drain()
+            f.daemon.parts.drain.begin()
             _, attached = await attach(f)
             assert not attached.HasField("lane")
 
