@@ -26,8 +26,8 @@ from hearthd.device.backend.graph_nodes import (
     KernelNode,
     LaunchAttributes,
     NodeOrder,
-    replay,
 )
+from hearthd.device.backend.replay import replay
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
 from tests.support.gpu.settling import finish
 
