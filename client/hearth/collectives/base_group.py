@@ -43,19 +43,7 @@ A = TypeVar("A", bound=BaseArray)
 class BaseGroup(Generic[D, A]):
     """Abstract group of devices, in which every rank takes part in collective operations.
 
-    Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
-    stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
-    operation (`CommunicatorError`, `BufferLostError`) are raised by the next sync, and by reading an array that the
-    operation was to write.
-
-    `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
-    applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
-    arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
-    None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
-    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), and sums also
-    complex numbers; other operations support every dtype. All operations raise `ArgumentError` or `DtypeError` if
-    shapes, dtypes, ranks or devices do not match, `LaunchError` if a stream is being recorded in a graph, and
-    `ClosedError` after the group is closed; in these cases no command is sent.
+    What holds for all operations stands in `hearth.Group`: order, errors, and `arrays`, `outs` and `timeout`.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:

@@ -36,8 +36,10 @@ from hearth.kernels import record_packer
 from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
 
-_INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
-             ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
+_CODES = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
+          ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q",
+          ("f", 4): "f", ("f", 8): "d", ("b", 1): "?"}  # fmt: skip
+"""Code of `struct` for the dtypes that have one, by kind and size in bytes."""
 _ADDRESS_BYTES = 8
 _NULL_BYTES = bytes(_ADDRESS_BYTES)
 _DIM_MAX = 2**32 - 1
@@ -305,15 +307,10 @@ def dimensions(name: str, value: object) -> tuple[int, int, int]:
 
 
 def _scalar(dtype: np.dtype[Any]) -> Parameter:
-    code = _INTEGERS.get((dtype.kind, dtype.itemsize), "")
-    if dtype.kind == "b":
-        code = "?"
-    elif dtype.kind == "f" and dtype.itemsize in (4, 8):
-        code = "f" if dtype.itemsize == 4 else "d"
     alignment = dtype.alignment
     if dtype.kind in "cW" and dtype.itemsize <= 16:  # W: ml_dtypes' complex of two halves
         alignment = dtype.itemsize  # half2, float2, double2 and every complex class of CUDA are aligned to their size
-    return Parameter(code, dtype.itemsize, alignment)
+    return Parameter(_CODES.get((dtype.kind, dtype.itemsize), ""), dtype.itemsize, alignment)
 
 
 def _refused(index: int, arg: Any) -> LaunchTypeError:
