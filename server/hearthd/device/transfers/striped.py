@@ -6,7 +6,6 @@ has all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
@@ -52,7 +51,7 @@ class StripedTransfers:
         flow = announced(session, transfer, kind)
         if flow.striped is None and flow.streamed:
             raise second_path_refusal(transfer)
-        striped = flow.use_stripes(transfer, chunk, self._context.stripe_staging)
+        striped = flow.use_stripes(chunk, self._context.stripe_staging)
         if chunk != striped.chunk:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -143,15 +142,7 @@ class StripedTransfers:
             download.striped.sent(stripe, seconds)
             self._device.kick(session)
 
-    def send(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        striped: StripedDownload,
-        copy: BufferCopy,
-        sent: Callable[[], None],
-        checked: bool,
-    ) -> bool:
+    def send(self, download: DownloadFlow, striped: StripedDownload, copy: BufferCopy) -> bool:
         """Submits the chunks of a download (see `Downloads.send`).
 
         Returns True once the client has all bytes; chunks of a broken stripe are copied again.
@@ -179,14 +170,15 @@ class StripedTransfers:
             striped.issue(stripe, host)
             arrived = partial(striped.fetched, stripe, index, host)
             release = self._context.stripe_staging.release
-            self._context.when_arrived(transfer, download, copy, checked, host, release, arrived)
+            self._context.when_arrived(download, copy, host, release, arrived)
             download.submitted = max(download.submitted, at + chunk_size)
         if download.aborted:
             raise closed_early(copy.origin)
         if not striped.done:
             return False
         session = copy.origin.session
-        end_flow(session, transfer, session.downloads)  # a stripe may still announce the transfer
+        end_flow(session, download.number, session.downloads)  # a stripe may still announce the transfer
         self._device.telemetry.download_stripes_bytes += size
-        sent()
+        if download.sent is not None:
+            download.sent()
         return True

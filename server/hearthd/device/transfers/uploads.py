@@ -69,17 +69,17 @@ class Uploads:
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
         copy = BufferCopy(self._device, origin, buffer, rows)
-        write = partial(self._write, command.transfer, upload, copy)
+        write = partial(self._write, upload, copy)
         operation = Operation(origin, write, writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._context.abort, session, command.transfer)
         return operation
 
-    def _write(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+    def _write(self, upload: UploadFlow, copy: BufferCopy) -> bool:
         origin, buffer = copy.origin, copy.buffer
         buffer.check_writable("write")
         copy.locate("write")
         is_shared = upload.location is not None
-        if not self.receive(transfer, upload, copy):
+        if not self.receive(upload, copy):
             return False
         if copy.rows.size == buffer.size:
             buffer.failure = None
@@ -89,7 +89,7 @@ class Uploads:
             origin.reply()
         return True
 
-    def receive(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+    def receive(self, upload: UploadFlow, copy: BufferCopy) -> bool:
         """Submits the copies of the bytes that have arrived, in the order of the stream.
 
         Returns True once all bytes have been submitted. Raises the error that ended the upload, or Refusal for a wrong
@@ -118,9 +118,9 @@ class Uploads:
                 return False
             upload.chunks.popleft()
             upload.submitted = received
-            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
-        session.uploads.pop(transfer, None)
-        session.over.add(transfer, size)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=upload.number, flags=1)
+        session.uploads.pop(upload.number, None)
+        session.over.add(upload.number, size)
         if upload.location is None:
             self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:
