@@ -7,13 +7,11 @@ from functools import partial
 
 from hearth_proto.chunks import download_head
 from hearth_proto.frames import Flag, Frame
-from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
@@ -62,22 +60,18 @@ class Downloads:
             download.credits += frame.flags
             self._device.kick(session)
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
+    def read(self, copy: BufferCopy, command: commands_pb2.Read) -> Operation:
         """Returns the operation of a Read with a transfer number.
 
         Claims the download for it, and raises Refusal as `claim` does.
         """
-        session = origin.session
-        download = claim(session, command.transfer, DownloadFlow, "read")
-        download.sent = lambda: origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=rows.size)))
-        copy = BufferCopy(self._device, origin, buffer, rows)
+        origin, size = copy.origin, copy.rows.size
+        download = claim(origin.session, command.transfer, DownloadFlow, "read")
+        download.sent = lambda: origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=size)))
         operation = Operation(
-            origin,
-            partial(self._read, download, copy),
-            writes=(origin.stream,),
-            reads=(buffer,),
+            origin, partial(self._read, download, copy), writes=(origin.stream,), reads=(copy.buffer,)
         )
-        operation.on_failure = partial(self._context.abort, session, command.transfer)
+        operation.on_failure = partial(self._context.abort, origin.session, command.transfer)
         return operation
 
     def _read(self, download: DownloadFlow, copy: BufferCopy) -> bool:
