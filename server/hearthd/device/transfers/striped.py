@@ -11,7 +11,7 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload, StripeLike
+from hearthd.device.flows.stripe_state import StripeChunk, StripedDownload, StripedUpload, StripeLike
 from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.session.session import DeviceSession
@@ -65,25 +65,16 @@ class StripedTransfers:
 
     # ---- uploads ----
 
-    def chunk_arrived(
-        self,
-        session: DeviceSession,
-        transfer: int,
-        stripe: StripeLike,
-        offset: int,
-        size: int,
-        host: HostBuffer,
-        seconds: float,
-    ) -> bool:
+    def chunk_arrived(self, session: DeviceSession, stripe: StripeLike, chunk: StripeChunk, seconds: float) -> bool:
         """Records the arrival of a chunk.
 
         Returns True if the chunk's memory was taken over and the chunk need not be sent again.
         """
-        upload = session.uploads.get(transfer)
+        upload = session.uploads.get(chunk.transfer)
         if upload is None or upload.striped is None:
             return False
         try:
-            upload.striped.arrived(stripe, offset, size, host, seconds)
+            upload.striped.arrived(stripe, chunk, seconds)
         except ValueError as error:
             upload.error = Refusal(
                 Reason.OUT_OF_BOUNDS,
