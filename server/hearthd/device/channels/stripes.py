@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from hearth_proto.frames import STRIPE_OFFSET, FrameError, Kind, encode
 from hearth_proto.pipes import STALL_S, Part, Pipe, PipeEnded, take_frames, tune
@@ -25,6 +25,7 @@ from hearth_proto.stripes import CHUNK_BYTES, HEAD, OFFSET, StripeHead, chunk_he
 from hearth_proto.tls_pipe import TlsPipe
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe_tls import Guard, Guards
+from hearthd.device.flows.stripe_state import StripeChunk
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
@@ -56,16 +57,6 @@ REMEMBERED = 256
 _KINDS = frozenset({Kind.UPLOAD, Kind.DOWNLOAD, Kind.STRIPE, Kind.TAKEN})
 
 
-class OutgoingChunk(NamedTuple):
-    """A chunk to be sent. `queued` is the monotonic time at which it was queued."""
-
-    transfer: int
-    offset: int
-    host: HostBuffer
-    size: int
-    queued: float
-
-
 class Stripe:
     """A stripe. `grant`, `revoke`, `put`, `put_chunk` and `begin` are called on the device-handle thread."""
 
@@ -91,7 +82,7 @@ class Stripe:
         self._guard = guard
         self._owner = owner
         self._post = post
-        self._out: SimpleQueue[bytes | OutgoingChunk | None] = SimpleQueue()
+        self._out: SimpleQueue[bytes | StripeChunk | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._granted: dict[int, deque[tuple[HostBuffer, float]]] = {}
         self._revoked: OrderedDict[int, int] = OrderedDict()
@@ -141,7 +132,7 @@ class Stripe:
 
     def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
         """Queues `size` bytes of lent memory for sending; `sent` or `stripe_ended` returns the memory."""
-        self._out.put(OutgoingChunk(transfer, offset, host, size, time.monotonic()))
+        self._out.put(StripeChunk(transfer, offset, host, size, time.monotonic()))
 
     def close(self) -> None:
         """Ends the stripe; `stripe_ended` is called afterwards. Further calls have no effect."""
@@ -177,7 +168,7 @@ class Stripe:
         self._granted.clear()
         while not self._out.empty():
             item = self._out.get()
-            if isinstance(item, OutgoingChunk):
+            if isinstance(item, StripeChunk):
                 buffers.append(item.host)
         self._owner.stripe_ended(self, reason, buffers)
 
@@ -229,18 +220,21 @@ class Stripe:
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int) -> None:
         size = frame.length - OFFSET
         claimed = self._claim(frame.id)
-        if claimed is None or size > claimed[0].size:
-            if claimed is not None:
-                self._post_event(partial(self._owner.arrived, self, frame.id, offset, size, claimed[0], 0.0))
+        if claimed is None:
             pipe.skip(size)
             return
         host, granted = claimed
+        chunk = StripeChunk(frame.id, offset, host, size, granted)
+        if size > host.size:
+            self._post_event(partial(self._owner.arrived, self, chunk, 0.0))
+            pipe.skip(size)
+            return
         try:
             pipe.receive(host.view[:size])
         except BaseException:
             self._interrupted.append(host)
             raise
-        self._post_event(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
+        self._post_event(partial(self._owner.arrived, self, chunk, time.monotonic() - granted))
 
     def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
         """Returns the memory for a chunk and the time at which it was lent; None if the chunk is no longer wanted.
@@ -282,7 +276,7 @@ class Stripe:
             self._send_chunk(pipe, parts, chunk)
         return True
 
-    def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: OutgoingChunk) -> None:
+    def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: StripeChunk) -> None:
         parts.append(chunk_head(chunk.transfer, chunk.offset, chunk.size))
         parts.append(chunk.host.view[: chunk.size])
         try:
@@ -290,7 +284,7 @@ class Stripe:
         except BaseException:
             self._interrupted.append(chunk.host)
             raise
-        self._post(partial(self._owner.sent, self, chunk, time.monotonic() - chunk.queued))
+        self._post(partial(self._owner.sent, self, chunk, time.monotonic() - chunk.since))
 
 
 class Stripes:
@@ -415,20 +409,17 @@ class Stripes:
         except Refusal as refusal:
             stripe.put(encode(Kind.ABORT, refusal.to_status().SerializeToString(), id=transfer))
 
-    def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
+    def arrived(self, stripe: Stripe, chunk: StripeChunk, seconds: float) -> None:
         """Passes the chunk to its upload and confirms it to the client, or drops it if the upload does not want it.
 
-        The chunk of `size` bytes, in the memory `host`, belongs at byte `offset` of the transfer, and came `seconds`
-        after the grant of the memory. If `size` exceeds that of `host`, the client has violated the protocol: the bytes
-        were dropped, and `seconds` is 0.
+        It came `seconds` after the grant of the memory. If it is larger than its memory, the client has violated the
+        protocol: the bytes were dropped, and `seconds` is 0.
         """
         session = self._sessions(stripe.channel)
-        if session is not None and self._transfers.striped.chunk_arrived(
-            session, transfer, stripe, offset, size, host, seconds
-        ):
-            stripe.put(taken(transfer, offset))
+        if session is not None and self._transfers.striped.chunk_arrived(session, stripe, chunk, seconds):
+            stripe.put(taken(chunk.transfer, chunk.offset))
         else:
-            self._transfers.stripe_staging.release(host)
+            self._transfers.stripe_staging.release(chunk.host)
 
     def chunk_received(self, stripe: Stripe, transfer: int, offset: int) -> None:
         """Notifies the download that the client has the chunk at byte `offset`.
@@ -443,7 +434,7 @@ class Stripes:
                 self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
                 stripe.close()
 
-    def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
+    def sent(self, stripe: Stripe, chunk: StripeChunk, seconds: float) -> None:
         """Returns the memory of a chunk that was written to the socket `seconds` after it was queued.
 
         Notifies the download.

@@ -221,7 +221,7 @@ class DispatchRun:
         """Fills the buffer. Returns True once it is filled completely."""
         transient = slot.transient
         if slot.upload is not None:
-            return self._resources.transfers.uploads.receive(transient.upload, slot.upload, slot.input_copy)
+            return self._resources.transfers.uploads.receive(slot.upload, slot.input_copy)
         if not transient.size:
             return True
         if self._track.full:
@@ -325,7 +325,7 @@ class DispatchRun:
         """Submits the copy of an output to the host. Returns True once all of it is submitted."""
         transient = slot.transient
         if slot.download is not None:
-            if not self._resources.transfers.downloads.send(transient.download, slot.download, slot.output_copy):
+            if not self._resources.transfers.downloads.send(slot.download, slot.output_copy):
                 return False
         elif transient.length:
             if self._track.full:

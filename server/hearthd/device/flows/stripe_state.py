@@ -6,12 +6,23 @@ Device-handle thread only.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hearth_proto.frames import Kind, encode
 from hearth_proto.stripes import StripeCut, taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
+
+
+class StripeChunk(NamedTuple):
+    """A chunk that has arrived over a stripe, or is to be sent: `size` bytes of `host`, at byte `offset`."""
+
+    transfer: int
+    offset: int
+    host: HostBuffer
+    size: int
+    since: float
+    """Monotonic time at which the memory was granted to the client, or the chunk was queued for sending."""
 
 
 class StripeLike(Protocol):
@@ -100,16 +111,17 @@ class StripedUpload(Striped):
         self.stripe_staging.mark_lent(host)
         stripe.grant(self.transfer, host)
 
-    def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
-        """Accepts a chunk that has arrived in its memory; drops a chunk that had arrived before.
+    def arrived(self, stripe: StripeLike, chunk: StripeChunk, seconds: float) -> None:
+        """Accepts a chunk that has arrived `seconds` after its grant; drops a chunk that had arrived before.
 
         Raises ValueError for an invalid chunk.
         """
+        host = chunk.host
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
         try:
-            index = self.cut.index(offset, size)
+            index = self.cut.index(chunk.offset, chunk.size)
         except ValueError:
             self.stripe_staging.release(host)
             raise
@@ -118,7 +130,7 @@ class StripedUpload(Striped):
             return
         self._received.add(index)
         self.stripe_staging.take_back(host)
-        self.arrived_chunks.append((offset, host, size))
+        self.arrived_chunks.append((chunk.offset, host, chunk.size))
 
     def complete(self) -> None:
         """Reports on every stripe that all chunks have arrived.

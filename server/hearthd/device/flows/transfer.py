@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from hearth_proto.reasons import Refusal
@@ -42,7 +43,8 @@ class FinishedTransfers:
 class TransferFlow(Generic[S]):
     """A transfer under way, in either direction."""
 
-    def __init__(self, striped_type: type[S]) -> None:
+    def __init__(self, number: int, striped_type: type[S]) -> None:
+        self.number = number
         self._striped_type: type[S] = striped_type
         self.claimed = False
         """True once a command has named the transfer."""
@@ -53,10 +55,10 @@ class TransferFlow(Generic[S]):
         self.location: SegmentRange | None = None
         """Location of the bytes in memory that the client shares; None if they are not there."""
 
-    def use_stripes(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> S:
+    def use_stripes(self, chunk: int, stripe_staging: StripeStaging) -> S:
         """Returns the state of this transfer over stripes, which is created at the first call."""
         if self.striped is None:
-            self.striped = self._striped_type(transfer, chunk, stripe_staging)
+            self.striped = self._striped_type(self.number, chunk, stripe_staging)
         return self.striped
 
     def end_bulk(self) -> None:
@@ -77,8 +79,8 @@ class TransferFlow(Generic[S]):
 class UploadFlow(TransferFlow[StripedUpload]):
     """An upload: bytes that have arrived or are expected for a Write."""
 
-    def __init__(self) -> None:
-        super().__init__(StripedUpload)
+    def __init__(self, number: int) -> None:
+        super().__init__(number, StripedUpload)
         self.chunks: deque[memoryview] = deque()
         self.ended = False
         self.error: Refusal | None = None
@@ -92,8 +94,10 @@ class UploadFlow(TransferFlow[StripedUpload]):
 class DownloadFlow(TransferFlow[StripedDownload]):
     """A download: chunks of a Read that are being sent."""
 
-    def __init__(self) -> None:
-        super().__init__(StripedDownload)
+    def __init__(self, number: int) -> None:
+        super().__init__(number, StripedDownload)
+        self.sent: Callable[[], None] | None = None
+        """Answers the Read, after the last chunk; None for a dispatch, which checks the contents by itself."""
         self.credits = 0
         self.streamed = False
         """True once the client receives bytes over Download."""

@@ -38,7 +38,7 @@ class Exporting:
         """
         if shared is None or shared.publisher is None:
             raise _ended_refusal()
-        if not shared.size:
+        if not shared.allocation.size:
             raise Refusal(Reason.INVALID_ARGUMENT, "it has no bytes, and so no memory")
         if shared.allocation.shared is not None:
             self._hand_over(shared, call, file)
@@ -54,7 +54,7 @@ class Exporting:
             self._refuse_waiting(shared, _ended_refusal())
             return
         try:
-            self._device.grants.make_room(shared.size)
+            self._device.grants.make_room(shared.allocation.size)
             self._copy(shared, shared.publisher)
         except Refusal as refusal:
             if not memory_request.waits(refusal):
@@ -72,8 +72,8 @@ class Exporting:
     def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
         """Copies the buffer into memory that other processes can map."""
         tracks, old = self._device.tracks, shared.allocation
-        memory = self._device.server.create_shared(shared.size)
-        allocation = self._link.map(memory, shared.size, session)
+        memory = self._device.server.create_shared(old.size)
+        allocation = self._link.map(memory, old.size, session)
         allocation.number, allocation.on_leave = old.number, old.on_leave
         copy = _Copy()
         allocation.join(copy, session)
@@ -122,7 +122,7 @@ class Exporting:
         memory = shared.allocation.shared
         assert memory is not None, "it is exported once other processes can map it"
         self._link.hand_over(FILE, file, memory)
-        self._link.answer(call, {"size": shared.size})
+        self._link.answer(call, {"size": shared.allocation.size})
 
 
 def _ended_refusal() -> Refusal:

@@ -78,7 +78,7 @@ class Publishing:
             shared.publisher = None
             shared.allocation.leave(shared)
         if ended:
-            self._link.report(ended=[shared.number for shared in ended])
+            self._link.report(ended=[shared.allocation.number for shared in ended])
 
     def _session(self, frame: Frame) -> DeviceSession:
         """Returns the session that the front's request is for. Raises Refusal(SESSION_EXPIRED) if it is closed."""
@@ -132,9 +132,7 @@ class Publishing:
             return False  # the buffer's contents depend on the outcome of a collective
         check_publishable(buffer)
         allocation = shared_place(self._link.reservations, session, buffer)
-        shared = PublishedBuffer(number, buffer.size)
-        shared.publisher, shared.buffer, shared.allocation = session, buffer, allocation
-        self._publications[number] = shared
+        shared = self._publications[number] = PublishedBuffer(allocation, session, buffer)
         self._register_allocation(allocation, number)
         allocation.join(shared, session)
         buffer.read_only = ReadOnly(
@@ -207,11 +205,10 @@ class Publishing:
             if "file" not in body:
                 return {"missing": True}
             memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
-            shared = self._publications[number] = PublishedBuffer(number, size)
-            shared.allocation = self._link.map(memory, size, None)
+            shared = self._publications[number] = PublishedBuffer(self._link.map(memory, size, None))
             self._register_allocation(shared.allocation, number)
         allocation = shared.allocation
-        buffer = Buffer(handle, shared.size)
+        buffer = Buffer(handle, allocation.size)
         buffer.read_only = ATTACHED
         allocation.assign(buffer)
         allocation.join(buffer, session)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.memory.shared_ownership import SharedAllocation, is_lent
 from hearthd.device.session.buffer import POINTERS, Buffer, ReadOnly
@@ -10,23 +12,18 @@ from hearthd.device.session.session import DeviceSession
 ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only", "write to a copy of it")
 
 
+@dataclass(eq=False, slots=True)
 class PublishedBuffer:
     """A published buffer, as seen by this process."""
 
-    __slots__ = ("allocation", "buffer", "number", "publisher", "size", "waiting")
-
     allocation: SharedAllocation
     """Allocation that the next attachment uses."""
-
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
-        self.size = size
-        self.publisher: DeviceSession | None = None
-        """Session of the publisher; None if the publisher is in another process, or the publication has ended."""
-        self.buffer: Buffer | None = None
-        """The publisher's buffer; None if the publisher is in another process."""
-        self.waiting: list[tuple[int, int]] = []
-        """(call, file number) of the exports that wait until the memory can be mapped."""
+    publisher: DeviceSession | None = None
+    """Session of the publisher; None if the publisher is in another process, or the publication has ended."""
+    buffer: Buffer | None = None
+    """The publisher's buffer; None if the publisher is in another process."""
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    """(call, file number) of the exports that wait until the memory can be mapped."""
 
 
 def check_publishable(buffer: Buffer) -> None:

@@ -40,12 +40,12 @@ class CopyCommands:
         buffer = origin.session.buffers.find(command.buffer)
         shared = command.HasField("shared")
         rows = rows_of("write", command, command.size if command.transfer or shared else len(command.data))
+        copy = BufferCopy(self._device, origin, buffer, rows)
         if shared:
-            operation = self._shared.write(origin, command, buffer, rows)
+            operation = self._shared.write(copy, command)
         elif command.transfer:
-            operation = self._transfers.uploads.write(origin, command, buffer, rows)
+            operation = self._transfers.uploads.write(copy, command)
         else:
-            copy = BufferCopy(self._device, origin, buffer, rows)
             operation = Operation(
                 origin, partial(self._write, copy, command.data), writes=(origin.stream, buffer), spoils=(buffer,)
             )
@@ -74,10 +74,11 @@ class CopyCommands:
         if not origin.answered and origin.capture is None:
             raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
         rows = rows_of("read", command, command.size)
+        copy = BufferCopy(self._device, origin, buffer, rows)
         if command.HasField("shared"):
-            return _piece(self._shared.read(origin, command, buffer, rows), command, rows.size)
+            return _piece(self._shared.read(copy, command), command, rows.size)
         if command.transfer:
-            return _piece(self._transfers.downloads.read(origin, command, buffer, rows), command, rows.size)
+            return _piece(self._transfers.downloads.read(copy, command), command, rows.size)
         limit = self._device.spec.max_inline_bytes
         if command.size > limit:
             raise Refusal(
@@ -86,7 +87,6 @@ class CopyCommands:
                 fix="name a transfer and open a Download stream for it",
                 details={"size": command.size, "max_inline_bytes": limit},
             )
-        copy = BufferCopy(self._device, origin, buffer, rows)
         operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer,))
         return _piece(operation, command, rows.size)
 

@@ -7,13 +7,11 @@ from functools import partial
 
 from hearth_proto.chunks import download_head
 from hearth_proto.frames import Flag, Frame
-from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
@@ -48,7 +46,7 @@ class Downloads:
         if frame.id in session.over:
             self._context.abort(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
             return
-        download = session.downloads.setdefault(frame.id, DownloadFlow())
+        download = session.downloads.setdefault(frame.id, DownloadFlow(frame.id))
         download.end_bulk()  # the client now receives the bytes over Download
         download.streamed = True
         download.credits += frame.flags
@@ -62,57 +60,42 @@ class Downloads:
             download.credits += frame.flags
             self._device.kick(session)
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
+    def read(self, copy: BufferCopy, command: commands_pb2.Read) -> Operation:
         """Returns the operation of a Read with a transfer number.
 
         Claims the download for it, and raises Refusal as `claim` does.
         """
-        session = origin.session
-        download = claim(session, command.transfer, DownloadFlow, "read")
-        copy = BufferCopy(self._device, origin, buffer, rows)
+        origin, size = copy.origin, copy.rows.size
+        download = claim(origin.session, command.transfer, DownloadFlow, "read")
+        download.sent = lambda: origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=size)))
         operation = Operation(
-            origin,
-            partial(self._read, command.transfer, download, copy),
-            writes=(origin.stream,),
-            reads=(buffer,),
+            origin, partial(self._read, download, copy), writes=(origin.stream,), reads=(copy.buffer,)
         )
-        operation.on_failure = partial(self._context.abort, session, command.transfer)
+        operation.on_failure = partial(self._context.abort, origin.session, command.transfer)
         return operation
 
-    def _read(self, transfer: int, download: DownloadFlow, copy: BufferCopy) -> bool:
-        origin, size = copy.origin, copy.rows.size
+    def _read(self, download: DownloadFlow, copy: BufferCopy) -> bool:
         if download.refused:
             return True
         if download.submitted == 0 and copy.refused():
-            self._context.abort(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            refusal = Refusal(Reason.DEPENDENCY_FAILED, "the read failed")
+            self._context.abort(copy.origin.session, download.number, refusal)
             return True
         copy.locate("read")
+        return self.send(download, copy)
 
-        def sent() -> None:
-            origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=size)))
-
-        return self.send(transfer, download, copy, sent, checked=True)
-
-    def send(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        copy: BufferCopy,
-        sent: Callable[[], None] = lambda: None,
-        checked: bool = False,
-    ) -> bool:
+    def send(self, download: DownloadFlow, copy: BufferCopy) -> bool:
         """Submits the copies of as many chunks as the client has credit for, in the order of the stream.
 
         Returns True once all chunks are submitted.
 
-        A chunk is sent when its copy is done; `sent` is called after the last chunk. If it is `checked`, a failure of
-        the buffer that becomes known meanwhile ends the read. Raises Refusal(TRANSFER_ABORTED) if the client has closed
-        the download.
+        A chunk is sent when its copy is done; a Read is answered after the last chunk. A failure of the buffer that
+        becomes known meanwhile ends a Read. Raises Refusal(TRANSFER_ABORTED) if the client has closed the download.
         """
         if download.location is not None:
-            return self._shared.send(transfer, download, download.location, copy, sent, checked)
+            return self._shared.send(download, download.location, copy)
         if download.striped is not None:
-            return self._striped.send(transfer, download, download.striped, copy, sent, checked)
+            return self._striped.send(download, download.striped, copy)
         origin, size = copy.origin, copy.rows.size
         session, track = origin.session, origin.stream.track
         while download.submitted < size or not size:
@@ -122,13 +105,13 @@ class Downloads:
                 return False
             at, chunk_size = download.submitted, min(self._device.spec.chunk_bytes, size - download.submitted)
             last = at + chunk_size == size
-            chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
+            chunk = partial(self._chunk, origin, download, at, last)
             host = (None if copy.waits else self._chunks.reserve(chunk_size)) or copy.find(max(chunk_size, 1))
             if host is not None:
                 if chunk_size:
                     self._copy_to_host(copy, host, at, chunk_size)
                 arrived = partial(self._arrived, host, chunk_size, chunk)
-                self._context.when_arrived(transfer, download, copy, checked, host, self._release, arrived)
+                self._context.when_arrived(download, copy, host, self._release, arrived)
             else:
                 data = copy.get_now(at, chunk_size) if copy.without(max(chunk_size, 1)) else None
                 if data is None:
@@ -138,7 +121,7 @@ class Downloads:
             download.submitted += chunk_size
             if last:
                 break
-        session.downloads.pop(transfer, None)
+        session.downloads.pop(download.number, None)
         self._device.telemetry.download_chunks_bytes += size
         return True
 
@@ -174,17 +157,17 @@ class Downloads:
     def _chunk(
         self,
         origin: Origin,
-        transfer: int,
+        download: DownloadFlow,
         offset: int,
-        sent: Callable[[], None] | None,
+        last: bool,
         data: ChunkSlot | bytes,
         size: int,
     ) -> None:
         outbox, channel, head = self._device.outbox, origin.session.channel, download_head(offset, size)
-        flags = LAST if sent is not None else 0
+        flags = LAST if last else 0
         if isinstance(data, ChunkSlot):
-            outbox.put_slot(data.number, size, head, channel=channel, id=transfer, flags=flags)
+            outbox.put_slot(data.number, size, head, channel=channel, id=download.number, flags=flags)
         else:
-            outbox.put_chunk(head, data, channel=channel, id=transfer, flags=flags)
-        if sent is not None:
-            sent()
+            outbox.put_chunk(head, data, channel=channel, id=download.number, flags=flags)
+        if last and download.sent is not None:
+            download.sent()

@@ -12,18 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import HostCopyNode
 from hearthd.device.context import DeviceContext
 from hearthd.device.flows.segment import Segment, SegmentRange
 from hearthd.device.flows.segment_policy import check_range, step
-from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.buffer import Buffer
+from hearthd.device.operation import Operation
 from hearthd.device.streams.completion_forecast import CopyForecast
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
-from hearthd.device.transfers.buffer_copy import BufferCopy, locate
+from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.completion_signal import signal
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.segments import Segments
@@ -80,49 +78,47 @@ class SegmentCopies:
         self._device = device
         self._segments = segments
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
+    def write(self, buffer_copy: BufferCopy, command: commands_pb2.Write) -> Operation:
         """Returns the operation of a write, which is answered when the bytes have been read from the segment."""
         _check_alone("write", bool(command.data), command.transfer)
+        origin, buffer = buffer_copy.origin, buffer_copy.buffer
         if origin.capture is not None:
-            return self._captured("write", origin, command.shared, buffer, rows)
+            return self._captured("write", buffer_copy, command.shared)
         try:
-            copy = self._new_copy("write", origin, command.shared, buffer, rows)
+            copy = self._new_copy("write", buffer_copy, command.shared)
         except Refusal as refusal:  # raised when the write runs: later commands must not use the old bytes
             return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
         operation = Operation(origin, partial(self._write, copy), writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._abandon, copy)
         return operation
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
+    def read(self, buffer_copy: BufferCopy, command: commands_pb2.Read) -> Operation:
         """Returns the operation of a read, which is answered when the bytes have been written to the segment."""
         _check_alone("read", False, command.transfer)
+        origin = buffer_copy.origin
         if origin.capture is not None:
-            return self._captured("read", origin, command.shared, buffer, rows)
-        copy = self._new_copy("read", origin, command.shared, buffer, rows)
-        operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer,))
+            return self._captured("read", buffer_copy, command.shared)
+        copy = self._new_copy("read", buffer_copy, command.shared)
+        operation = Operation(origin, partial(self._read, copy), writes=(origin.stream,), reads=(buffer_copy.buffer,))
         operation.on_failure = partial(self._abandon, copy)
         return operation
 
-    def _new_copy(
-        self, command: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
-    ) -> SegmentCopy:
-        location = self._locate(command, origin, shared, rows)
-        copy = BufferCopy(self._device, origin, buffer, rows)
-        return SegmentCopy(location, copy, self._device.telemetry.transfer.observe)
+    def _new_copy(self, command: str, buffer_copy: BufferCopy, shared: commands_pb2.Shared) -> SegmentCopy:
+        location = self._locate(command, buffer_copy, shared)
+        return SegmentCopy(location, buffer_copy, self._device.telemetry.transfer.observe)
 
-    def _locate(self, command: str, origin: Origin, shared: commands_pb2.Shared, rows: RowLayout) -> SegmentRange:
+    def _locate(self, command: str, buffer_copy: BufferCopy, shared: commands_pb2.Shared) -> SegmentRange:
         """Returns the range of the segment that a command names. Raises Refusal."""
-        segment = self._segments.find(origin.session, shared.segment)
-        check_range(command, segment.ident, segment.size, shared.offset, rows.size)
-        return SegmentRange(segment, shared.offset, rows.size)
+        segment, size = self._segments.find(buffer_copy.origin.session, shared.segment), buffer_copy.rows.size
+        check_range(command, segment.ident, segment.size, shared.offset, size)
+        return SegmentRange(segment, shared.offset, size)
 
     # ---- captures ----
 
-    def _captured(
-        self, command: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
-    ) -> Operation:
+    def _captured(self, command: str, buffer_copy: BufferCopy, shared: commands_pb2.Shared) -> Operation:
         """Returns the operation that records a copy in the stream's capture. The graph holds the segment."""
-        segment, start, _ = self._locate(command, origin, shared, rows)
+        origin, buffer = buffer_copy.origin, buffer_copy.buffer
+        segment, start, _ = self._locate(command, buffer_copy, shared)
         if not segment.pinned:
             raise Refusal(
                 Reason.CAPTURE_INVALID,
@@ -135,10 +131,10 @@ class SegmentCopies:
         def run() -> bool:
             if command == "write":
                 buffer.check_writable(command)
-            address = locate(buffer, rows, command)
+            buffer_copy.locate(command)
             capture = origin.capture
             assert capture is not None
-            capture.add_host_copy(buffer, _copy_node(command == "write", address, segment, start, rows))
+            capture.add_host_copy(buffer, _copy_node(command == "write", buffer_copy, segment, start))
             segment.drop()
             origin.reply()
             return True
@@ -251,8 +247,9 @@ def submit_range(
     return True
 
 
-def _copy_node(upload: bool, address: int, segment: Segment, start: int, rows: RowLayout) -> HostCopyNode:
-    """Returns the node of a copy between rows at an address and the segment, from byte `start` on."""
+def _copy_node(upload: bool, copy: BufferCopy, segment: Segment, start: int) -> HostCopyNode:
+    """Returns the node of a copy between rows of the buffer and the segment, from byte `start` on."""
+    address, rows = copy.address, copy.rows
     made: list[HostCopyNode] = []
     at = 0
     while at < rows.size:

@@ -48,30 +48,23 @@ class SharedTransfers:
         self._device.telemetry.upload_shared_memory_bytes += location.size
         return True
 
-    def send(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        location: SegmentRange,
-        copy: BufferCopy,
-        sent: Callable[[], None],
-        checked: bool,
-    ) -> bool:
+    def send(self, download: DownloadFlow, location: SegmentRange, copy: BufferCopy) -> bool:
         """Submits the copies of a download; see `Downloads.send`."""
         if download.aborted:
             raise closed_early(copy.origin)
         device, session = self._device, copy.origin.session
         complete = self._submit(download, location, copy, upload=False)
-        if checked:
+        if download.sent is not None:
             download.outcomes |= dict.fromkeys(device.tracks.pending_outcomes.of_buffer(copy.buffer.usage))
         if not complete:
             return False
         device.telemetry.download_shared_memory_bytes += location.size
-        arrived = sent
-        if download.outcomes:
-            arrived = both(download.outcomes, partial(_settle, copy, download, sent))
-        device.tracks.on_complete(copy.origin.stream.track, arrived)
-        end_flow(session, transfer, session.downloads)  # the copies already submitted hold the memory themselves
+        arrived = download.sent
+        if arrived is not None:
+            if download.outcomes:
+                arrived = both(download.outcomes, partial(_settle, copy, download, arrived))
+            device.tracks.on_complete(copy.origin.stream.track, arrived)
+        end_flow(session, download.number, session.downloads)  # the copies already submitted hold the memory themselves
         return True
 
     def _submit(

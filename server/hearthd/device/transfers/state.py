@@ -38,21 +38,19 @@ class TransferContext:
 
     def when_arrived(
         self,
-        transfer: int,
         download: DownloadFlow,
         copy: BufferCopy,
-        checked: bool,
         host: HostBuffer,
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
         """Calls `arrived` when the copy of a chunk to `host`, the last that was submitted, is done.
 
-        If it is `checked` and the chunk's contents depended on collectives, waits for their outcomes as well. If one of
-        these is a failure, refuses the read instead, and releases the chunk's memory.
+        If the chunk of a Read depended on collectives, waits for their outcomes as well. If one of these is a failure,
+        refuses the Read instead, and releases the chunk's memory.
         """
         tracks, session = self.device.tracks, copy.origin.session
-        outcomes = tracks.pending_outcomes.of_buffer(copy.buffer.usage) if checked else ()
+        outcomes = tracks.pending_outcomes.of_buffer(copy.buffer.usage) if download.sent is not None else ()
         if outcomes:
             on_success = arrived
 
@@ -63,7 +61,7 @@ class TransferContext:
                 release(host)
                 if not download.refused:
                     download.refused = True
-                    self.abort(session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+                    self.abort(session, download.number, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
                     self.device.kick(session)
 
             arrived = both(outcomes, deliver)
@@ -119,7 +117,7 @@ def claim(session: DeviceSession, transfer: int, kind: type[Flow], command: str)
     other direction or claimed by another command.
     """
     check_live(session, transfer, kind)
-    flow = flows_of(session, kind).setdefault(transfer, kind())
+    flow = flows_of(session, kind).setdefault(transfer, kind(transfer))
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -145,7 +143,7 @@ def announced(session: DeviceSession, transfer: int, kind: type[Flow], limit: in
                 f"{limit} {direction} are waiting for their {command}",
                 fix=f"send the {command} before",
             )
-        flow = flows[transfer] = kind()
+        flow = flows[transfer] = kind(transfer)
     return flow
 
 

@@ -6,13 +6,12 @@ has all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload, StripeLike
+from hearthd.device.flows.stripe_state import StripeChunk, StripedDownload, StripedUpload, StripeLike
 from hearthd.device.flows.stripe_window import UnpinnedSlot
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.session.session import DeviceSession
@@ -52,7 +51,7 @@ class StripedTransfers:
         flow = announced(session, transfer, kind)
         if flow.striped is None and flow.streamed:
             raise second_path_refusal(transfer)
-        striped = flow.use_stripes(transfer, chunk, self._context.stripe_staging)
+        striped = flow.use_stripes(chunk, self._context.stripe_staging)
         if chunk != striped.chunk:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -66,25 +65,16 @@ class StripedTransfers:
 
     # ---- uploads ----
 
-    def chunk_arrived(
-        self,
-        session: DeviceSession,
-        transfer: int,
-        stripe: StripeLike,
-        offset: int,
-        size: int,
-        host: HostBuffer,
-        seconds: float,
-    ) -> bool:
+    def chunk_arrived(self, session: DeviceSession, stripe: StripeLike, chunk: StripeChunk, seconds: float) -> bool:
         """Records the arrival of a chunk.
 
         Returns True if the chunk's memory was taken over and the chunk need not be sent again.
         """
-        upload = session.uploads.get(transfer)
+        upload = session.uploads.get(chunk.transfer)
         if upload is None or upload.striped is None:
             return False
         try:
-            upload.striped.arrived(stripe, offset, size, host, seconds)
+            upload.striped.arrived(stripe, chunk, seconds)
         except ValueError as error:
             upload.error = Refusal(
                 Reason.OUT_OF_BOUNDS,
@@ -143,15 +133,7 @@ class StripedTransfers:
             download.striped.sent(stripe, seconds)
             self._device.kick(session)
 
-    def send(
-        self,
-        transfer: int,
-        download: DownloadFlow,
-        striped: StripedDownload,
-        copy: BufferCopy,
-        sent: Callable[[], None],
-        checked: bool,
-    ) -> bool:
+    def send(self, download: DownloadFlow, striped: StripedDownload, copy: BufferCopy) -> bool:
         """Submits the chunks of a download (see `Downloads.send`).
 
         Returns True once the client has all bytes; chunks of a broken stripe are copied again.
@@ -179,14 +161,15 @@ class StripedTransfers:
             striped.issue(stripe, host)
             arrived = partial(striped.fetched, stripe, index, host)
             release = self._context.stripe_staging.release
-            self._context.when_arrived(transfer, download, copy, checked, host, release, arrived)
+            self._context.when_arrived(download, copy, host, release, arrived)
             download.submitted = max(download.submitted, at + chunk_size)
         if download.aborted:
             raise closed_early(copy.origin)
         if not striped.done:
             return False
         session = copy.origin.session
-        end_flow(session, transfer, session.downloads)  # a stripe may still announce the transfer
+        end_flow(session, download.number, session.downloads)  # a stripe may still announce the transfer
         self._device.telemetry.download_stripes_bytes += size
-        sent()
+        if download.sent is not None:
+            download.sent()
         return True

@@ -9,12 +9,10 @@ from functools import partial
 
 from hearth_proto.chunks import upload_data
 from hearth_proto.frames import Flag, Frame, Kind
-from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.buffer_copy import BufferCopy
 from hearthd.device.transfers.shared import SharedTransfers
@@ -58,28 +56,27 @@ class Uploads:
             self._context.abort(session, frame.id, upload.error)
         self._device.kick(session)
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
+    def write(self, copy: BufferCopy, command: commands_pb2.Write) -> Operation:
         """Returns the operation of a Write with a transfer number.
 
         Claims the upload for it, and raises Refusal as `claim` does.
         """
-        session = origin.session
-        upload = claim(session, command.transfer, UploadFlow, "write")
+        origin, buffer = copy.origin, copy.buffer
+        upload = claim(origin.session, command.transfer, UploadFlow, "write")
         # `data` may contain the first bytes, as sent by a client that uses the single call.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
-        copy = BufferCopy(self._device, origin, buffer, rows)
-        write = partial(self._write, command.transfer, upload, copy)
+        write = partial(self._write, upload, copy)
         operation = Operation(origin, write, writes=(origin.stream, buffer), spoils=(buffer,))
-        operation.on_failure = partial(self._context.abort, session, command.transfer)
+        operation.on_failure = partial(self._context.abort, origin.session, command.transfer)
         return operation
 
-    def _write(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+    def _write(self, upload: UploadFlow, copy: BufferCopy) -> bool:
         origin, buffer = copy.origin, copy.buffer
         buffer.check_writable("write")
         copy.locate("write")
         is_shared = upload.location is not None
-        if not self.receive(transfer, upload, copy):
+        if not self.receive(upload, copy):
             return False
         if copy.rows.size == buffer.size:
             buffer.failure = None
@@ -89,7 +86,7 @@ class Uploads:
             origin.reply()
         return True
 
-    def receive(self, transfer: int, upload: UploadFlow, copy: BufferCopy) -> bool:
+    def receive(self, upload: UploadFlow, copy: BufferCopy) -> bool:
         """Submits the copies of the bytes that have arrived, in the order of the stream.
 
         Returns True once all bytes have been submitted. Raises the error that ended the upload, or Refusal for a wrong
@@ -118,9 +115,9 @@ class Uploads:
                 return False
             upload.chunks.popleft()
             upload.submitted = received
-            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=transfer, flags=1)
-        session.uploads.pop(transfer, None)
-        session.over.add(transfer, size)
+            self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=upload.number, flags=1)
+        session.uploads.pop(upload.number, None)
+        session.over.add(upload.number, size)
         if upload.location is None:
             self._device.telemetry.uploaded(size, striped=upload.striped is not None)
         if upload.striped is not None:

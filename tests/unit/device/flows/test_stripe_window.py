@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
+from hearthd.device.flows.stripe_state import StripeChunk, StripedDownload, StripedUpload
 from hearthd.device.flows.stripe_window import WINDOW, StripeStaging, UnpinnedSlot
 
 CHUNK = 10
@@ -74,7 +74,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
 
     def arrive(stripe: FakeStripe, index: int) -> None:
         offset, length = upload.cut.span(index)
-        upload.arrived(stripe, offset, length, stripe.granted.popleft(), 0.0)
+        upload.arrived(stripe, StripeChunk(1, offset, stripe.granted.popleft(), length, 0.0), 0.0)
         missing.discard(index)
 
     pump()
@@ -198,5 +198,6 @@ def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
             upload.grant(free, lender.lend())
         while stripe.granted:
             index = len(upload.arrived_chunks)
-            upload.arrived(stripe, *upload.cut.span(index), stripe.granted.popleft(), seconds)
+            offset, size = upload.cut.span(index)
+            upload.arrived(stripe, StripeChunk(1, offset, stripe.granted.popleft(), size, 0.0), seconds)
         assert upload.windows[stripe].room == room

@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.ipc.export import Exporting
 from hearthd.device.ipc.published import PublishedBuffer
 
-NUMBER, SIZE, CALL, FILE = 7, 64, 3, 5
+SIZE, CALL, FILE = 64, 3, 5
 
 
 class Device:
@@ -40,10 +40,9 @@ class Device:
 def test_waiting_export_copies_only_a_buffer_that_is_still_published(ended: bool, reason: Reason) -> None:
     device: Any = Device()
     refused: list[tuple[int, Reason]] = []
-    shared = PublishedBuffer(NUMBER, SIZE)
     session: Any = SimpleNamespace()
-    allocation: Any = SimpleNamespace(shared=None)
-    shared.publisher, shared.allocation = session, allocation
+    allocation: Any = SimpleNamespace(shared=None, size=SIZE)
+    shared = PublishedBuffer(allocation, session)
     link: Any = SimpleNamespace(device=device, refuse=lambda call, refusal: refused.append((call, refusal.reason)))
     exporting = Exporting(link)
     exporting.export(CALL, shared, FILE)
