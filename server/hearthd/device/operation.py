@@ -160,10 +160,10 @@ class Origin:
             self.capture.failed(failure)
         if self.answered:
             self.reply_error(refusal.to_status())
-            return
-        self._count(refusal)
-        if self.capture is None:
+        elif self.capture is None:
             self.record_failure(failure, spoiled)
+        else:
+            self._count(refusal)
 
     def skip(self, input_failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
         """Fails a command that was not run because its inputs were never produced."""
@@ -171,9 +171,8 @@ class Origin:
         self.over = True
         if self.answered:
             self.reply_error(failure.refusal.to_status([input_failure.cause.to_message()]))
-            return
-        self._count(failure.refusal)
-        self.record_failure(failure, spoiled)
+        else:
+            self.record_failure(failure, spoiled)
 
     def _count(self, refusal: Refusal) -> None:
         self.replies.failed(self, refusal)
@@ -181,10 +180,11 @@ class Origin:
             self.record.failed(refusal.reason)
 
     def record_failure(self, failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
-        """Records the failure as a late error of the stream and marks the buffers in `spoiled` as invalid.
+        """Counts the failure, records it as a late error of the stream and marks the buffers in `spoiled` as invalid.
 
         A buffer that is read-only, or that an earlier unreported failure made invalid, is not changed.
         """
+        self._count(failure.refusal)
         self.stream.failed(failure)
         for profile in self.stream.profiles:
             profile.stretch.add(failure)

@@ -108,10 +108,6 @@ class PrintfCapture:
         if remaining:
             self._collect([*self._ended(), *remaining])
 
-    def flush_at_exit(self) -> None:
-        """Sends the remaining output when the process exits, as far as it can be attributed."""
-        self._send()
-
     def _ended(self) -> list[tuple[int, int]]:
         tracks = self._tracks.all
         return [suspect for suspect, position in self.suspects.items() if tracks[suspect[1]].done_position >= position]
@@ -121,7 +117,7 @@ class PrintfCapture:
             self._flush()
         except Refusal as refusal:  # the output is read after the next flush; the session's answer is still sent
             self._journal.warning("kernel_output_not_flushed", why=refusal.message)
-        self._send()
+        self.send()
         for suspect in ended:
             self.suspects.pop(suspect, None)
         channels = {channel for channel, _ in self.suspects}
@@ -129,7 +125,8 @@ class PrintfCapture:
 
     # ---- delivery ----
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Sends the output that has arrived to the session that printed it, or writes it to the log."""
         data, dropped = self._take()
         if not data and not dropped:
             return
@@ -153,7 +150,7 @@ class PrintfCapture:
         """Handles text that has arrived. Without a session that may have printed it, the text is logged now."""
         self._scheduled = False
         if not self.suspects:
-            self._send()
+            self.send()
 
     # ---- the pipe ----
 

@@ -71,9 +71,6 @@ class InFlightCollective:
         if not origin.over:
             origin.over = True
             outcome.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
-            origin.replies.failed(origin, refusal)
-            if origin.record is not None:
-                origin.record.failed(refusal.reason)
             origin.record_failure(outcome.failure, list(spoiled))
         self._end()
 

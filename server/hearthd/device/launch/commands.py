@@ -314,7 +314,7 @@ class LaunchCommands:
         try:
             # A session without the right to launch has no functions, so its launches always arrive here.
             if session.permissions is not None:
-                session.permissions.check(self._device.outbox, session.channel, session.tenant, "launches")
+                session.permissions.check(self._device.outbox, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
             origin.fail(refusal, self._named_buffers(session, data))

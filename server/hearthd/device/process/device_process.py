@@ -153,11 +153,10 @@ class DeviceProcess:
         self.loop.add_reader(link.fileno(), self._readable)
         if spec.linger and cores() >= spin_policy.CORES:
             self.loop.lingering = SpinPolicy(spec.linger)
+            self.loop.on_served = self.idle_policy.expects
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
         self.loop.on_nap = self.idle_policy.nap
-        if self.loop.lingering is not None:
-            self.loop.on_served = self.idle_policy.expects
         self.loop.on_idle = self._send
         if isinstance(server, KeepsCrashRecord):
             self.descriptors.register(

@@ -336,8 +336,7 @@ class Executor:
         )
         try:
             if session.permissions is not None:
-                needed = permissions.kind_of(kind, command)
-                session.permissions.check(device.outbox, session.channel, session.tenant, needed)
+                session.permissions.check(device.outbox, permissions.kind_of(kind, command))
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)

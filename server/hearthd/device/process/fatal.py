@@ -53,7 +53,7 @@ def abort_process(
             "sessions": ", ".join(sessions if sessions is not None else tracks.running_sessions()),
         },
     )
-    device.output.flush_at_exit()
+    device.output.send()
     outbox.put(Kind.STATS, json.dumps(device.telemetry.snapshot()).encode())
     meter.report()
     outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
@@ -65,7 +65,7 @@ def abort_process(
 
 def send_output(device: DeviceContext, link: socket.socket) -> None:
     """Sends the kernels' output. Returns when the front has read it, or after `EXIT_TIMEOUT_S`."""
-    device.output.flush_at_exit()
+    device.output.send()
     device.outbox.send_all()
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     with contextlib.suppress(OSError):

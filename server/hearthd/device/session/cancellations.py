@@ -7,6 +7,8 @@ that command, however many of them have arrived. Cancel commands are numbered in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 DROPPED = frozenset(
     {"launches", "launch", "launch_graph", "launch_prepared", "dispatch", "write", "read", "copy", "fill"}
 )
@@ -21,34 +23,30 @@ MAX_SPLIT = 1024
 pieces, because it was interrupted or a piece was cancelled, are removed in this way only."""
 
 
+@dataclass(eq=False, slots=True)
 class SplitCopy:
     """A write or read that the client sends as several commands, its pieces: either all are cancelled, or none."""
 
-    __slots__ = ("begun", "dropped", "number", "remaining")
-
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
-        self.remaining = size
-        """Number of bytes of the pieces that have not been executed."""
-        self.begun = False
-        """True once a part of a piece was submitted to the device: no piece is dropped from then on."""
-        self.dropped = False
-        """True once a piece was dropped: all others are dropped, also if they arrive after the cancellation's end."""
+    number: int
+    remaining: int
+    """Number of bytes of the pieces that have not been executed."""
+    begun: bool = False
+    """True once a part of a piece was submitted to the device: no piece is dropped from then on."""
+    dropped: bool = False
+    """True once a piece was dropped: all others are dropped, also if they arrive after the cancellation's end."""
 
 
+@dataclass(eq=False, slots=True)
 class Cancellation:
     """A cancellation in effect."""
 
-    __slots__ = ("all_streams", "dropped", "of_request", "stream")
-
-    def __init__(self, stream: int, all_streams: bool, of_request: int) -> None:
-        self.stream = stream
-        """Handle of the stream whose commands are dropped, unless the next two attributes say otherwise."""
-        self.all_streams = all_streams
-        self.of_request = of_request
-        """Request number of the only command that is dropped; 0: all commands of the stream or streams."""
-        self.dropped = 0
-        """Number of commands and launches that were dropped."""
+    stream: int
+    """Handle of the stream whose commands are dropped, unless the next two attributes say otherwise."""
+    all_streams: bool
+    of_request: int
+    """Request number of the only command that is dropped; 0: all commands of the stream or streams."""
+    dropped: int = 0
+    """Number of commands and launches that were dropped."""
 
     def covers(self, kind: str, stream: int, request: int) -> bool:
         """True if a command of this kind, on the stream with this handle, is to be dropped."""

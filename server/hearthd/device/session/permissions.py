@@ -17,25 +17,27 @@ class Permissions:
     A session with every right has no such object, and its commands are not checked.
     """
 
-    def __init__(self, granted: Collection[str]) -> None:
-        self.granted = frozenset(granted)
-        self.allowed = rights.allowed(self.granted)
+    def __init__(self, channel: int, tenant: str, granted: Collection[str]) -> None:
+        self._channel = channel
+        self._tenant = tenant
+        self._granted = frozenset(granted)
+        self.allowed = rights.allowed(self._granted)
         self._reported: set[str] = set()
 
-    def check(self, outbox: Outbox, channel: int, tenant: str, kind: str) -> None:
+    def check(self, outbox: Outbox, kind: str) -> None:
         """Raises Refusal(PERMISSION_DENIED) for a kind of command that the session may not send.
 
         For each kind of command, one frame is sent to the front, which writes the audit log.
         """
         if kind in self.allowed:
             return
-        lacking = rights.missing(rights.COMMANDS.get(kind, ()), self.granted)
+        lacking = rights.missing(rights.COMMANDS.get(kind, ()), self._granted)
         operation = "launch" if kind == "launches" else kind
         if operation not in self._reported:
             self._reported.add(operation)
             denied = json.dumps({"operation": operation, "right": ", ".join(lacking)}).encode()
-            outbox.put(Kind.DENIED, denied, channel=channel)
-        raise rights.permission_denied(operation, lacking, tenant)
+            outbox.put(Kind.DENIED, denied, channel=self._channel)
+        raise rights.permission_denied(operation, lacking, self._tenant)
 
 
 _COPIES = (commands_pb2.COLLECTIVE_KIND_SEND, commands_pb2.COLLECTIVE_KIND_RECV)

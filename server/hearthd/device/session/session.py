@@ -155,7 +155,7 @@ class DeviceSession:
             function.plans.clear()  # launches with a plan would skip the check of rights
 
     def _set_limits(self, info: Mapping[str, Any]) -> None:
-        self.permissions = Permissions(info["rights"]) if "rights" in info else None
+        self.permissions = Permissions(self.channel, self.tenant, info["rights"]) if "rights" in info else None
         """Rights of the session; None: every command is allowed."""
         self.weight: float = info.get("weight", 1.0)
         """Weight of the session in the division of device time."""
