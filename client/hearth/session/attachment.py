@@ -424,7 +424,7 @@ class Attachment:
                 if self._hold_deadline or self.channel is not None:
                     if self._lane_needs_receipt:
                         return session.receipts.take_request()
-                    uses_lane = self._uses_lane
+                    uses_lane = self.channel is not None or self._holds_work
                 if not uses_lane:
                     if self._freed and session.attached:
                         self.queue_frees()
@@ -576,11 +576,6 @@ class Attachment:
     def _lane_needs_receipt(self) -> bool:
         """True if a lane that is being opened waits for a receipt of the stream's responses."""
         return self.channel is None and self._hold_deadline == math.inf and self.session.receipts.unacknowledged
-
-    @property
-    def _uses_lane(self) -> bool:
-        """True if the work goes over a lane, or is held back for one."""
-        return self.channel is not None or self._holds_work
 
     def _call_sender(self) -> None:
         """Wakes the stream's sender. Called with the lock held."""

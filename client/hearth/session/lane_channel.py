@@ -370,11 +370,6 @@ class LaneChannel:
         if not self._users:
             self.lane.release()
 
-    def _release_descriptor(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self.lane.release()
-
     # ---- threads of the lane, without the lock ----
 
     def _use(self, run: Callable[[], None]) -> None:
@@ -382,7 +377,9 @@ class LaneChannel:
             run()
         finally:
             with self._lock:
-                self._release_descriptor()
+                self._users -= 1
+                if not self._users:
+                    self.lane.release()
 
     def _receive(self) -> None:
         """Runs the background receiver. It ends with the lane, and then calls `on_end`."""

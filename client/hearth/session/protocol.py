@@ -499,7 +499,7 @@ class Session:
         if covered is not None and covered > self._settled:
             self._settled = covered
         reply.set_result(result)
-        self._completed = request  # the following lines are `_finish_request`, inlined
+        self._completed = request
         if covered is not None:
             self._barriers.pop(request, None)
         self._replies.pop(request, None)
@@ -508,13 +508,6 @@ class Session:
         if count >= receipts.responses_due:
             receipts.due = True
         return True
-
-    def _finish_request(self, request: int) -> None:
-        """Removes a request whose answer has been delivered, and counts the response."""
-        self._completed = request
-        self._barriers.pop(request, None)
-        self._replies.pop(request, None)
-        self.receipts.count_response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
         """Delivers a result.
@@ -544,7 +537,10 @@ class Session:
             elif kind == "dispatch":
                 self.receipts.add_size(sum(map(len, result.dispatch.outputs)))
             reply.set_result(result)
-        self._finish_request(request)
+        self._completed = request
+        self._barriers.pop(request, None)
+        self._replies.pop(request, None)
+        self.receipts.count_response()
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")
