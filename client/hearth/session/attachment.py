@@ -552,7 +552,7 @@ class Attachment:
             self._hold_deadline = 0.0
             if lane is not None and self.session.error is None:
                 lane.spin_wait = self.spin_wait
-                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
+                self.channel = self.waiters.channel = LaneChannel(lane, self, self.waiters, on_end, self._timing)
                 self.channel.start(name)
             elif lane is not None:
                 lane.release()
