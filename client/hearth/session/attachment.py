@@ -8,6 +8,7 @@ The work goes over a lane (`hearth.session.lane_channel`), is held back for a la
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
-from hearth.session.protocol import new_session
+from hearth.session.protocol import Session
 from hearth.session.reply import Reply
 from hearth.session.timing import Timing
 from hearth.session.waiters import Waiters
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
             """
 
 
+_DEBUG = "HEARTH_DEBUG"
+"""Environment variable that makes late errors name the callers of the failed commands, unless it is empty or 0."""
 _AWAY_S = 1.0
 """Seconds for which `settle` waits for a broken connection to be resumed."""
 
@@ -85,7 +88,11 @@ class Attachment:
         self._timing = timing
         self._yield_interval = timing.yield_interval
         self._requests_minted = requests
-        self.session = new_session(limits, next(requests))
+        self.session = Session(limits, next(requests))
+        if os.environ.get(_DEBUG, "") not in ("", "0"):
+            from hearth.session.callers import CallerLog
+
+            self.session.queue.callers = CallerLog()
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
         self.session.on_output = kernel_output.add

@@ -10,7 +10,6 @@ and an event loop can do the same. The caller serializes all calls.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,23 +29,6 @@ if TYPE_CHECKING:
 _LARGE = 32 << 10
 """Minimum size, in bytes, of a response that is decoded without protobuf. Protobuf copies the data that it read a
 second time, which takes longer for such responses."""
-DEBUG = "HEARTH_DEBUG"
-"""Environment variable that makes late errors name the callers of the failed commands, unless it is empty or 0."""
-
-
-def new_session(limits: Limits, first_request: int) -> Session:
-    """Returns the protocol state of a new attachment; with HEARTH_DEBUG=1, it keeps a log of callers.
-
-    Args:
-        limits: Limits that the daemon has announced.
-        first_request: Number of the attachment's first request.
-    """
-    session = Session(limits, first_request)
-    if os.environ.get(DEBUG, "") not in ("", "0"):
-        from hearth.session.callers import CallerLog
-
-        session.queue.callers = CallerLog()
-    return session
 
 
 class Session:
