@@ -14,23 +14,31 @@ show only the code and the message of an error. `from_status` removes both again
 from __future__ import annotations
 
 import base64
+import contextlib
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from hearth_proto.retries import retryable
 from hearth_proto.v1 import status_pb2
+
+M = TypeVar("M", bound=Message)
 
 DOMAIN = "hearth.v1"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata key under which gRPC carries a serialized `google.rpc.Status`."""
 
-_ERROR_INFO_URL = "type.googleapis.com/google.rpc.ErrorInfo"
-_RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
-_BAD_REQUEST_URL = "type.googleapis.com/google.rpc.BadRequest"
-_STREAM_ERRORS_URL = "type.googleapis.com/hearth.v1.StreamErrors"
+_URLS = {
+    status_pb2.ErrorInfo: "type.googleapis.com/google.rpc.ErrorInfo",
+    status_pb2.RetryInfo: "type.googleapis.com/google.rpc.RetryInfo",
+    status_pb2.BadRequest: "type.googleapis.com/google.rpc.BadRequest",
+    status_pb2.StreamErrors: "type.googleapis.com/hearth.v1.StreamErrors",
+}
+"""Name of each kind of detail of a status."""
 
 
 class Code(enum.IntEnum):
@@ -150,7 +158,10 @@ class Refusal(Exception):
         return _full_text(str(self.reason), self.message, self.fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.reason, self.message, self.fix, self.details, self.retry_after_s, self.fields)
+        make = partial(
+            Refusal, fix=self.fix, details=self.details, retry_after_s=self.retry_after_s, fields=self.fields
+        )
+        return make, (self.reason, self.message)
 
     @property
     def code(self) -> Code:
@@ -168,31 +179,21 @@ class Refusal(Exception):
         info = status_pb2.ErrorInfo(reason=str(self.reason), domain=DOMAIN, metadata=self.details)
         if self.fix:
             info.metadata["fix"] = self.fix
-        status.details.append(AnyMessage(type_url=_ERROR_INFO_URL, value=info.SerializeToString()))
+        details: list[Message] = [info]
         if self.retry_after_s is not None:
             retry = status_pb2.RetryInfo()
             retry.retry_delay.FromNanoseconds(int(self.retry_after_s * 1e9))
-            status.details.append(AnyMessage(type_url=_RETRY_INFO_URL, value=retry.SerializeToString()))
+            details.append(retry)
         if self.fields:
-            bad_request = status_pb2.BadRequest()
-            for field in self.fields:
-                bad_request.field_violations.add(field=field, description=self.message)
-            status.details.append(AnyMessage(type_url=_BAD_REQUEST_URL, value=bad_request.SerializeToString()))
+            violations = [
+                status_pb2.BadRequest.FieldViolation(field=field, description=self.message) for field in self.fields
+            ]
+            details.append(status_pb2.BadRequest(field_violations=violations))
         if failures:
-            errors = status_pb2.StreamErrors(failures=failures)
-            status.details.append(AnyMessage(type_url=_STREAM_ERRORS_URL, value=errors.SerializeToString()))
+            details.append(status_pb2.StreamErrors(failures=failures))
+        for detail in details:
+            status.details.append(AnyMessage(type_url=_URLS[type(detail)], value=detail.SerializeToString()))
         return status
-
-
-def _rebuild(
-    reason: Reason,
-    message: str,
-    fix: str,
-    details: Mapping[str, object],
-    retry_after_s: float | None,
-    fields: Sequence[str],
-) -> Refusal:
-    return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry_after_s, fields=fields)
 
 
 def _full_text(reason: str, message: str, fix: str) -> str:
@@ -207,7 +208,7 @@ def explained(status: status_pb2.Status) -> status_pb2.Status:
 
     A status without an `ErrorInfo`, and one whose message has this form already, is returned unchanged.
     """
-    info = _error_info(status)
+    info = next(_details(status, status_pb2.ErrorInfo), None)
     if info is None:
         return status
     fix = info.metadata.get("fix", "")
@@ -237,14 +238,12 @@ def within(status: status_pb2.Status, field: str) -> status_pb2.Status:
     return refusal.to_status(stream_failures(status))
 
 
-def _error_info(status: status_pb2.Status) -> status_pb2.ErrorInfo | None:
+def _details(status: status_pb2.Status, kind: type[M]) -> Iterator[M]:
+    """Yields the details of one kind, except those that cannot be decoded."""
     for detail in status.details:
-        if detail.type_url == _ERROR_INFO_URL:
-            try:
-                return status_pb2.ErrorInfo.FromString(detail.value)
-            except DecodeError:
-                return None
-    return None
+        if detail.type_url == _URLS[kind]:
+            with contextlib.suppress(DecodeError):
+                yield kind.FromString(detail.value)
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
@@ -256,25 +255,18 @@ def from_status(status: status_pb2.Status) -> Refusal:
     message, fix = status.message, ""
     details: dict[str, str] = {}
     retry: float | None = None
-    fields: list[str] = []
-    for detail in status.details:
-        try:
-            if detail.type_url == _ERROR_INFO_URL:
-                info = status_pb2.ErrorInfo.FromString(detail.value)
-                details = dict(info.metadata)
-                fix = details.pop("fix", "")
-                message = _plain_message(message, info.reason, fix)
-                if info.reason in Reason.__members__:
-                    reason = Reason[info.reason]
-                else:  # a reason of a newer daemon: keep its name among the details
-                    details.setdefault("reason", info.reason)
-            elif detail.type_url == _RETRY_INFO_URL:
-                retry = status_pb2.RetryInfo.FromString(detail.value).retry_delay.ToNanoseconds() / 1e9
-            elif detail.type_url == _BAD_REQUEST_URL:
-                violations = status_pb2.BadRequest.FromString(detail.value).field_violations
-                fields += [violation.field for violation in violations]
-        except DecodeError:
-            continue
+    for info in _details(status, status_pb2.ErrorInfo):
+        details = dict(info.metadata)
+        fix = details.pop("fix", "")
+        message = _plain_message(message, info.reason, fix)
+        if info.reason in Reason.__members__:
+            reason = Reason[info.reason]
+        else:  # a reason of a newer daemon: keep its name among the details
+            details.setdefault("reason", info.reason)
+    for retry_info in _details(status, status_pb2.RetryInfo):
+        retry = retry_info.retry_delay.ToNanoseconds() / 1e9
+    requests = _details(status, status_pb2.BadRequest)
+    fields = [violation.field for request in requests for violation in request.field_violations]
     return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry, fields=fields)
 
 
@@ -293,13 +285,8 @@ def from_text(text: object) -> Refusal:
 
 def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:
     """Returns the failed commands that a stream's status lists, oldest first; an empty list: there are none."""
-    for detail in status.details:
-        if detail.type_url == _STREAM_ERRORS_URL:
-            try:
-                return list(status_pb2.StreamErrors.FromString(detail.value).failures)
-            except DecodeError:
-                return []
-    return []
+    errors = next(_details(status, status_pb2.StreamErrors), None)
+    return list(errors.failures) if errors is not None else []
 
 
 _BY_CODE: Mapping[int, Reason] = {

@@ -8,6 +8,7 @@ The work goes over a lane (`hearth.session.lane_channel`), is held back for a la
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, TimeoutError, broken
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
-from hearth.session.protocol import new_session
+from hearth.session.protocol import Session
 from hearth.session.reply import Reply
 from hearth.session.timing import Timing
 from hearth.session.waiters import Waiters
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
             """
 
 
+_DEBUG = "HEARTH_DEBUG"
+"""Environment variable that makes late errors name the callers of the failed commands, unless it is empty or 0."""
 _AWAY_S = 1.0
 """Seconds for which `settle` waits for a broken connection to be resumed."""
 
@@ -85,7 +88,11 @@ class Attachment:
         self._timing = timing
         self._yield_interval = timing.yield_interval
         self._requests_minted = requests
-        self.session = new_session(limits, next(requests))
+        self.session = Session(limits, next(requests))
+        if os.environ.get(_DEBUG, "") not in ("", "0"):
+            from hearth.session.callers import CallerLog
+
+            self.session.queue.callers = CallerLog()
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
         self.session.on_output = kernel_output.add
@@ -424,7 +431,7 @@ class Attachment:
                 if self._hold_deadline or self.channel is not None:
                     if self._lane_needs_receipt:
                         return session.receipts.take_request()
-                    uses_lane = self._uses_lane
+                    uses_lane = self.channel is not None or self._holds_work
                 if not uses_lane:
                     if self._freed and session.attached:
                         self.queue_frees()
@@ -552,7 +559,7 @@ class Attachment:
             self._hold_deadline = 0.0
             if lane is not None and self.session.error is None:
                 lane.spin_wait = self.spin_wait
-                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
+                self.channel = self.waiters.channel = LaneChannel(lane, self, self.waiters, on_end, self._timing)
                 self.channel.start(name)
             elif lane is not None:
                 lane.release()
@@ -576,11 +583,6 @@ class Attachment:
     def _lane_needs_receipt(self) -> bool:
         """True if a lane that is being opened waits for a receipt of the stream's responses."""
         return self.channel is None and self._hold_deadline == math.inf and self.session.receipts.unacknowledged
-
-    @property
-    def _uses_lane(self) -> bool:
-        """True if the work goes over a lane, or is held back for one."""
-        return self.channel is not None or self._holds_work
 
     def _call_sender(self) -> None:
         """Wakes the stream's sender. Called with the lock held."""

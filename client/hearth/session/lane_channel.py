@@ -25,15 +25,28 @@ if TYPE_CHECKING:
     from hearth.session.protocol import Session
     from hearth.session.reply import Reply, ReplyLike
     from hearth.session.views import LaneChannelView
-    from hearth.session.waiters import Waiters
     from hearth.transport.lane import Lane, ReceivedFrame
     from hearth.transport.memory_segments import Signals
+
+    class Waiting(Protocol):
+        """The threads and event loops that wait for answers: `hearth.session.waiters.Waiters`."""
+
+        lock: threading.Lock
+        """The attachment's lock."""
+        sleepers: list[Reply]
+        """Replies for which sleeping threads wait."""
+        watchers: list[SimpleQueue[None]]
+        """Queues that wake the threads which wait for a change of the attachment."""
+        listeners: int
+        """Number of answers that event loops expect."""
+
+        def changed(self) -> None:
+            """Wakes the threads that wait for a change of the attachment."""
 
     class Owner(Protocol):
         """The attachment. Its methods are called with its lock held."""
 
         session: Session
-        waiters: Waiters
 
         signals: Signals | None
         """Completion signals of copies, written by the device."""
@@ -51,9 +64,7 @@ GATHER = 32
 class LaneChannel:
     """Channel over a live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
-    def __init__(
-        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing
-    ) -> None:
+    def __init__(self, lane: Lane, owner: Owner, waiters: Waiting, on_end: Callable[[], None], timing: Timing) -> None:
         self._timing = timing
         self._request_window_s = timing.request_window
         self.error: HearthError | None = None
@@ -63,9 +74,9 @@ class LaneChannel:
         self._owner = owner
         self._session = owner.session
         self._queue = owner.session.queue
-        self._lock = lock
-        self._waiters = owner.waiters
-        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick, timing)
+        self._lock = waiters.lock
+        self._waiters = waiters
+        self.role = ReceiverRole(waiters.lock, waiters.sleepers, self._needed, self._tick, timing)
         """Selects the thread that receives."""
         self.calls: SimpleQueue[None] = SimpleQueue()
         """Queue that wakes the sender, which waits for commands that other threads left. Used without the lock, too."""
@@ -370,11 +381,6 @@ class LaneChannel:
         if not self._users:
             self.lane.release()
 
-    def _release_descriptor(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self.lane.release()
-
     # ---- threads of the lane, without the lock ----
 
     def _use(self, run: Callable[[], None]) -> None:
@@ -382,7 +388,9 @@ class LaneChannel:
             run()
         finally:
             with self._lock:
-                self._release_descriptor()
+                self._users -= 1
+                if not self._users:
+                    self.lane.release()
 
     def _receive(self) -> None:
         """Runs the background receiver. It ends with the lane, and then calls `on_end`."""

@@ -10,7 +10,6 @@ and an event loop can do the same. The caller serializes all calls.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,23 +29,6 @@ if TYPE_CHECKING:
 _LARGE = 32 << 10
 """Minimum size, in bytes, of a response that is decoded without protobuf. Protobuf copies the data that it read a
 second time, which takes longer for such responses."""
-DEBUG = "HEARTH_DEBUG"
-"""Environment variable that makes late errors name the callers of the failed commands, unless it is empty or 0."""
-
-
-def new_session(limits: Limits, first_request: int) -> Session:
-    """Returns the protocol state of a new attachment; with HEARTH_DEBUG=1, it keeps a log of callers.
-
-    Args:
-        limits: Limits that the daemon has announced.
-        first_request: Number of the attachment's first request.
-    """
-    session = Session(limits, first_request)
-    if os.environ.get(DEBUG, "") not in ("", "0"):
-        from hearth.session.callers import CallerLog
-
-        session.queue.callers = CallerLog()
-    return session
 
 
 class Session:
@@ -499,7 +481,7 @@ class Session:
         if covered is not None and covered > self._settled:
             self._settled = covered
         reply.set_result(result)
-        self._completed = request  # the following lines are `_finish_request`, inlined
+        self._completed = request
         if covered is not None:
             self._barriers.pop(request, None)
         self._replies.pop(request, None)
@@ -508,13 +490,6 @@ class Session:
         if count >= receipts.responses_due:
             receipts.due = True
         return True
-
-    def _finish_request(self, request: int) -> None:
-        """Removes a request whose answer has been delivered, and counts the response."""
-        self._completed = request
-        self._barriers.pop(request, None)
-        self._replies.pop(request, None)
-        self.receipts.count_response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
         """Delivers a result.
@@ -544,7 +519,10 @@ class Session:
             elif kind == "dispatch":
                 self.receipts.add_size(sum(map(len, result.dispatch.outputs)))
             reply.set_result(result)
-        self._finish_request(request)
+        self._completed = request
+        self._barriers.pop(request, None)
+        self._replies.pop(request, None)
+        self.receipts.count_response()
 
     def _event(self, event: device_pb2.Event) -> None:
         kind = event.WhichOneof("kind")

@@ -94,21 +94,15 @@ class ReceiverRole:
 
     def pass_on(self) -> None:
         """Wakes a waiting thread, or the background thread if it is needed, to take the role, which no thread holds."""
-        if self._sleepers and self.wake_waiter():
-            return
+        for reply in self._sleepers:
+            if not (reply.answered or reply.abandoned):
+                reply.wake()
+                return
         if self.parked:
             if self._needed():
                 self.wake_thread()
             elif self.parked_indefinitely:
                 self._wake_parked()
-
-    def wake_waiter(self) -> bool:
-        """Wakes one waiting thread to receive; returns False if no thread waits."""
-        for reply in self._sleepers:
-            if not (reply.answered or reply.abandoned):
-                reply.wake()
-                return True
-        return False
 
     def wake_thread(self) -> None:
         """Wakes the background thread to receive, unless another thread holds the role."""

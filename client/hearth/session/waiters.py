@@ -14,46 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
+    from hearth.session.lane_channel import LaneChannel
     from hearth.session.reply import Reply
-
-    class Receiver(Protocol):
-        """A lane as waiting threads use it: `hearth.session.lane_channel.LaneChannel`."""
-
-        def take_role(self, thread: int) -> bool:
-            """Makes `thread` the receiver if possible, and returns True if it is. The lock is held.
-
-            Args:
-                thread: Identifier of the calling thread.
-            """
-
-        def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-            """Receives until `reply` is answered, `deadline` has passed, or the lane has ended.
-
-            Args:
-                reply: Reply for which the calling thread waits.
-                deadline: Monotonic time in seconds; None: without a limit.
-                thread: Identifier of the calling thread, which holds the role.
-            """
-
-        def interrupted(self, thread: int) -> None:
-            """Gives back the role of a thread that left `receive_for` by an exception, or never entered it.
-
-            The lock is held.
-
-            Args:
-                thread: Identifier of the calling thread.
-            """
-
-        def pass_role(self) -> None:
-            """Wakes another thread to receive. The lock is held.
-
-            Called because the thread that stopped sleeping may have been woken to receive.
-            """
-
-        def expect(self) -> None:
-            """Notes that responses are needed though no thread receives them for itself. The lock is held."""
 
 
 class Waiters:
@@ -63,7 +26,7 @@ class Waiters:
     """
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.channel: Receiver | None = None
+        self.channel: LaneChannel | None = None
         """The lane over which answers arrive; None: there is no lane."""
         self.sleepers: list[Reply] = []
         """Replies for which sleeping threads wait."""
@@ -118,7 +81,7 @@ class Waiters:
             timeout: Longest wait in seconds; None: without a limit.
         """
         thread = threading.get_ident()
-        channel: Receiver | None = None  # the lane from which this thread receives, or is about to
+        channel: LaneChannel | None = None  # the lane from which this thread receives, or is about to
         deadline, remaining, slept = None, timeout, False
         try:
             if timeout is not None:
@@ -151,7 +114,7 @@ class Waiters:
                     continue
             raise
 
-    def _withdraw(self, reply: Reply, thread: int, channel: Receiver | None, withdrawn: list[bool]) -> None:
+    def _withdraw(self, reply: Reply, thread: int, channel: LaneChannel | None, withdrawn: list[bool]) -> None:
         """Removes the waiting thread's entry and gives back its role. Appends to `withdrawn` when that is done."""
         with self.lock:
             if reply in self.sleepers:

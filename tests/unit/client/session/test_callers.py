@@ -7,7 +7,7 @@ import pytest
 from hearth.codec import batch
 from hearth.errors import HearthError
 from hearth.session.callers import CallerLog
-from hearth.session.protocol import new_session
+from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth_proto.launches import HEADER
 from hearth_proto.v1 import commands_pb2
@@ -74,9 +74,9 @@ def test_a_lost_device_names_the_lines_of_its_kernels_that_are_not_known_to_be_d
     assert "caller" not in other.details
 
 
-def test_a_refused_command_leaves_the_order_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEARTH_DEBUG", "1")
-    session = new_session(Limits(max_batch_bytes=1000), 0)
+def test_a_refused_command_leaves_the_order_of_the_others() -> None:
+    session = Session(Limits(max_batch_bytes=1000))
+    session.queue.callers = CallerLog()
     session.queue.launch(RECORD)
     with pytest.raises(HearthError, match="does not fit"):
         session.queue.put(bytes(2000))

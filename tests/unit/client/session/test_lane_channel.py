@@ -25,6 +25,7 @@ from hearth.session.lane_channel import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth.session.timing import TIMING, Timing
+from hearth.session.waiters import Waiters
 from hearth.transport import base
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -92,10 +93,9 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
             sent_before.append(len(sent))
 
     monkeypatch.setattr(lane_channel, "threading", SimpleNamespace(Thread=Late, Condition=threading.Condition))
-    owner = SimpleNamespace(session=session, waiters=SimpleNamespace(sleepers=[], watchers=0, listeners=0))
-    lock = threading.Lock()
-    with lock:
-        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None, Timing()).start("lane")  # type: ignore[arg-type]
+    owner, waiters = SimpleNamespace(session=session), Waiters(threading.Lock())
+    with waiters.lock:
+        lane_channel.LaneChannel(Sink(), owner, waiters, lambda: None, Timing()).start("lane")  # type: ignore[arg-type]
     assert (sent, sent_before) == ([1], [1, 1])
 
 
