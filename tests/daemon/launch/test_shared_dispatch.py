@@ -21,7 +21,7 @@ from hearth.transfer import registered
 from hearth.transfer.shared_memory import Shared
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool, size_class
-from hearth_proto.frames import Frame, Kind
+from hearth_proto.frames import Kind
 from tests.support.client.internals import connection_of
 from tests.support.daemon.dispatches import KERNELS, blocks, carried_jobs
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
@@ -220,19 +220,19 @@ def test_connection_lost_before_the_place_is_acknowledged(
     live = shared(gpu)
     assert live is not None
     connection, asked = live.connection, list[int]()
-    place, receive = connection.place, connection.receive
+    place, process_answers = connection.place, connection._process_answers
 
     def placing(what: Kind, *more: Any) -> bool:
         asked[:] = [what]
         return place(what, *more)
 
-    def cut(deadline: float) -> list[Frame]:
+    def cut(deadline: float) -> None:
         if asked == [kind]:  # the message has been sent, and its answer not received
             connection.close()
-        return receive(deadline)
+        process_answers(deadline)
 
     monkeypatch.setattr(connection, "place", placing)
-    monkeypatch.setattr(connection, "receive", cut)
+    monkeypatch.setattr(connection, "_process_answers", cut)
     with gated(gpu) as gate:
         gate.hold()
         pending = gpu.dispatch_async(kernel, *inverting(x, x.size))
