@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.links.link import DeviceLink
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.memory_ledger import MemoryLedger
 from hearthd.front.supervisor.isolation import ALL_SESSIONS, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
@@ -81,12 +80,6 @@ class DeviceStatus:
         """The pid of the process that represents the device. 0: there is none."""
         worker = self._primary or next(iter(self.running), None)
         return worker.pid if worker is not None else 0
-
-    @property
-    def link(self) -> DeviceLink | None:
-        """The link to the process that represents the device. None: no process serves."""
-        worker = self._primary or next(iter(self.running), None)
-        return worker.link if worker is not None else None
 
     @property
     def last_pong(self) -> float:

@@ -200,7 +200,7 @@ def test_acknowledgement_after_an_overrun_ends_only_the_attachment(tmp_path: Pat
             window(f, min_kept_hard=0, max_queued_hard=100)
             await f.open()
             stream, _ = await enter(f)
-            link = f.daemon.supervisor.find(0).link
+            link = f.daemon.supervisor.find(0).running[0].link
             assert link is not None
             for _ in range(40):
                 device(f).send(Kind.RESPONSE, result(1), channel=1, flags=Flag.LANED)

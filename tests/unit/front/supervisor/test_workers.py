@@ -498,7 +498,8 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
             assert told == [bad.id] and elsewhere.link.generation == 1
             await until(lambda: not elsewhere.alive)
             assert await n.generation(good) == 4, "the culprit counts once: the device is not fenced"
-            assert n.device.link is not None and not n.device.link.serves(bad) and n.device.link.serves(good)
+            link = n.device.running[0].link
+            assert link is not None and not link.serves(bad) and link.serves(good)
             n.device.restart()
             await lost(n, good)
             assert await n.generation(bad) == await n.generation(good), "an operator has let it in again"

@@ -144,7 +144,7 @@ def test_accounts_listen_to_every_process(tmp_path: Path) -> None:
             meter(f, session.id)
             await until(lambda: session.device_ns == 5)
             f.device(0).die()
-            await until(lambda: f.daemon.supervisor.find(0).generation == 2 and f.daemon.supervisor.find(0).link)
+            await until(lambda: f.daemon.supervisor.find(0).generation == 2 and f.daemon.supervisor.find(0).running)
             meter(f, session.id)
             await until(lambda: session.device_ns == 10)
 
