@@ -171,13 +171,14 @@ class DeviceLink(asyncio.Protocol):
 
     # ---- requests ----
 
-    def open_channel(self, opening: dict[str, Any]) -> Channel:
-        """Opens a channel for a session. `opening`: the payload of OPEN."""
+    def open_channel(self, session: Session) -> Channel:
+        """Opens a channel for a session, which is the session's channel on this device from now on."""
         number = next(self._channel_numbers)
-        channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
+        channel = Channel(self, number, session.id, session.tenant.name, session.queue)
         self.channels[number] = channel
-        self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
-        self.on_open(self, number, channel.session_id)
+        self.send(Kind.OPEN, json.dumps(session.open_payload(self.device_memory)).encode(), channel=number)
+        self.on_open(self, number, session.id)
+        session.channels[self.ordinal] = channel
         return channel
 
     def close_channel(self, channel: int) -> None:

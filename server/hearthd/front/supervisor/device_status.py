@@ -87,23 +87,20 @@ class DeviceStatus:
         pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
         return min(pongs, default=time.monotonic())
 
-    def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
-        """Describes the device, restricted to what `viewer` may know. None: without restriction."""
-        is_restricted = viewer is not None and not viewer.observes
-        worker = self._primary
-        if worker is None and viewer is not None:
-            worker = self.workers.serving.get(WorkerKey(viewer.name))
+    def describe(self, viewer: Tenant) -> node_pb2.Device:
+        """Describes the device, restricted to what `viewer` may know."""
+        worker = self._primary or self.workers.serving.get(WorkerKey(viewer.name))
         return node_pb2.Device(
             ordinal=self.ordinal,
             state=self.state,
             generation=worker.generation if worker is not None and worker.generation else self.generation,
             properties=self.properties,
-            pid=worker.pid if worker is not None else 0 if is_restricted else self.pid,
+            pid=worker.pid if worker is not None else self.pid if viewer.observes else 0,
             detail=self.detail,
             processes=[
                 self._describe_process(other, other.key or ALL_SESSIONS)
                 for other in self.workers
-                if other.pid and (viewer is None or _may_see(viewer, other.key))
+                if other.pid and _may_see(viewer, other.key)
             ],
         )
 

@@ -13,6 +13,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror, UnusedLanes
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
@@ -477,7 +478,7 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
     for number in range(before):
         replies.add(b"b%d" % number)
     delivered: list[bytes] = list(replies)  # sent on the Execute stream
-    lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
+    lane = LaneMirror(wire, 1, InFlightBatches(CommandQueue()), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
     emitted = list(delivered)
