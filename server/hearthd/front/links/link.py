@@ -256,21 +256,21 @@ class DeviceLink(asyncio.Protocol):
         """Gives the process memory for chunks of up to `chunk_bytes`, so that they need not go through the socket."""
         self._chunks = ChunkMemory.of(chunk_bytes, self.descriptors, self.ordinal)
 
-    # ---- connections of clients ----
+    # ---- descriptors ----
 
     @property
     def takes_lanes(self) -> bool:
         """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
 
-    def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`.
+    def give(self, kind: str, body: dict[str, Any], descriptor: int) -> None:
+        """Hands over a client's connection or an open file, with the data in `body`, for the purpose named by `kind`.
 
         Raises OSError if that is not possible at the moment.
         """
         if self.loss is not None or self.descriptors is None:
             raise ConnectionError("the device process has ended")
-        self.descriptors.send(kind, body, [connection])
+        self.descriptors.send(kind, body, [descriptor])
 
     # ---- received frames ----
 
