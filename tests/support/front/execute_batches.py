@@ -35,7 +35,7 @@ async def read_until(stream: Any, acked: int, results: int = 0) -> tuple[int, in
 async def device_settles(f: Front) -> None:
     """Returns when the device process has handled everything that the front had sent before: frames keep their
     order."""
-    link = f.daemon.supervisor.find(0).link
+    link = f.daemon.supervisor.find(0).running[0].link
     assert link is not None
     for _ in range(20):
         await link.ping()

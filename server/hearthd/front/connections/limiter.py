@@ -39,7 +39,7 @@ from hearthd.front.connections.peers import group_of
 class ConnectionSlot:
     """The slot of an open connection."""
 
-    __slots__ = ("_drop", "_limiter", "_timer", "peer", "reserved", "stranger")
+    __slots__ = ("_limiter", "_timer", "drop", "peer", "reserved", "stranger")
 
     def __init__(self, limiter: ConnectionLimiter, peer: str, drop: Callable[[], None], reserved: bool = False) -> None:
         self.peer = peer
@@ -48,7 +48,8 @@ class ConnectionSlot:
         self.reserved = reserved
         """True if the connection exceeds the limits and was admitted because it may be a probe."""
         self._limiter = limiter
-        self._drop = drop
+        self.drop = drop
+        """Closes the connection."""
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, seconds: float | None = None) -> None:
@@ -75,10 +76,6 @@ class ConnectionSlot:
         """Releases the slot of a closed connection. A second call does nothing."""
         self._cancel()
         self._limiter._release(self)
-
-    def drop(self) -> None:
-        """Closes the connection."""
-        self._drop()
 
     def _cancel(self) -> None:
         if self._timer is not None:

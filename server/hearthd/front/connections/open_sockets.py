@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
 import stat
 import struct
 import termios
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from hearthd.front.connections import socket_filter
@@ -100,36 +101,29 @@ class OpenSockets:
 
     def find(self, number: int, inode: int) -> OpenSocket | None:
         """Returns both ends of a connected socket; None if it is not connected or was closed."""
-        if not self._redirect(number, inode):
-            return None
         try:
-            reserved = self._reserved
-            local, peer = _local(reserved), reserved.getpeername()
-            if reserved.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
-                pid, uid, _ = credentials_of(reserved)
-                return OpenSocket(local, f"uid:{uid}", "", pid)
-            return OpenSocket(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
+            with self._redirected(number, inode) as sock:
+                local, peer = _local(sock), sock.getpeername()
+                if sock.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
+                    pid, uid, _ = credentials_of(sock)
+                    return OpenSocket(local, f"uid:{uid}", "", pid)
+                return OpenSocket(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
         except (OSError, ValueError, TypeError, IndexError):
             return None
-        finally:
-            self._release()
 
     def received(self, number: int, inode: int, *, tcp: bool) -> int:
         """Returns the bytes that a TCP connection has received so far, or the unread bytes of a Unix socket.
 
         -1: it was closed.
         """
-        if not self._redirect(number, inode):
-            return -1
         try:
-            if not tcp:
-                return int(struct.unpack("=i", fcntl.ioctl(self._reserved, termios.FIONREAD, b"\0" * 4))[0])
-            info = self._reserved.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            return int(_BYTES_RECEIVED.unpack_from(info)[0]) if len(info) >= _BYTES_RECEIVED.size else 0
+            with self._redirected(number, inode) as sock:
+                if not tcp:
+                    return int(struct.unpack("=i", fcntl.ioctl(sock, termios.FIONREAD, b"\0" * 4))[0])
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                return int(_BYTES_RECEIVED.unpack_from(info)[0]) if len(info) >= _BYTES_RECEIVED.size else 0
         except OSError:
             return -1
-        finally:
-            self._release()
 
     def disconnect(self, number: int, inode: int, *, drops_unread: bool) -> bool:
         """Shuts a connection down in both directions; the library that accepted it then closes it.
@@ -137,24 +131,19 @@ class OpenSockets:
         With `drops_unread`, data that was received over TCP and not read is dropped, which the library would otherwise
         still read. Returns False if the connection was already closed.
         """
-        if not self._redirect(number, inode):
-            return False
         try:
-            if drops_unread and self._reserved.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) != socket.AF_UNIX:
-                return int(_connect(self._reserved.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))) == 0
-            self._reserved.shutdown(socket.SHUT_RDWR)
-            return True
+            with self._redirected(number, inode) as sock:
+                if drops_unread and sock.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) != socket.AF_UNIX:
+                    return int(_connect(sock.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))) == 0
+                sock.shutdown(socket.SHUT_RDWR)
+                return True
         except OSError:
             return False
-        finally:
-            self._release()
 
     def remove_filter(self, number: int, inode: int) -> None:
         """Removes the filter of a connection, if it has one."""
-        if self._redirect(number, inode):
-            with contextlib.suppress(OSError):
-                socket_filter.detach(self._reserved)
-            self._release()
+        with contextlib.suppress(OSError), self._redirected(number, inode) as sock:
+            socket_filter.detach(sock)
 
     def close(self) -> None:
         """Closes the reserved descriptors. The process's other sockets are not affected."""
@@ -163,21 +152,17 @@ class OpenSockets:
             os.close(self._null)
         self._null = -1
 
-    def _redirect(self, number: int, inode: int) -> bool:
-        """Makes the reserved descriptor refer to the socket. Returns False if the socket was closed."""
+    @contextlib.contextmanager
+    def _redirected(self, number: int, inode: int) -> Iterator[socket.socket]:
+        """Makes the reserved descriptor refer to the socket meanwhile. Raises `OSError` if the socket was closed."""
         reserved = self._reserved.fileno()
+        os.dup2(number, reserved, inheritable=False)
         try:
-            os.dup2(number, reserved, inheritable=False)
-            if os.fstat(reserved).st_ino == inode:
-                return True
-        except OSError:
-            return False
-        self._release()
-        return False
-
-    def _release(self) -> None:
-        """Makes the reserved descriptor refer to the unconnected socket."""
-        os.dup2(self._null, self._reserved.fileno(), inheritable=False)
+            if os.fstat(reserved).st_ino != inode:
+                raise OSError(errno.EBADF, "another file has the descriptor")
+            yield self._reserved
+        finally:
+            os.dup2(self._null, reserved, inheritable=False)
 
 
 def _descriptors() -> list[str]:

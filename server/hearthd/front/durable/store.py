@@ -221,7 +221,7 @@ class DurableStore:
         copies = list(index.copies.values())
         if not copies:
             return
-        channel = session.channels[link.ordinal] = link.open_channel(session.open_payload(link.device_memory))
+        channel = link.open_channel(session)
         size = sum(copy.size for copy in copies)
         body = {
             "copies": [[copy.key, copy.handle, copy.size, copy.offset, copy.span, copy.committed] for copy in copies]

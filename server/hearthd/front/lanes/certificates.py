@@ -13,7 +13,6 @@ import secrets
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.link_interface import Link
 
 SECRET_BYTES = 16
@@ -50,10 +49,7 @@ class ProcessCertificates:
         self._certificates: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
     def of(self, link: Link) -> ProcessCertificate:
-        """Returns the certificate of a device process.
-
-        Raises `UNSUPPORTED` if the package that creates certificates is missing.
-        """
+        """Returns the certificate of a device process."""
         certificate = self._certificates.get(link)
         if certificate is None:
             certificate = self._certificates[link] = make(f"hearth device process, generation {link.generation}")
@@ -61,18 +57,12 @@ class ProcessCertificates:
 
 
 def make(name: str) -> ProcessCertificate:
-    """Returns a new certificate. Raises `UNSUPPORTED` if the package that creates certificates is missing."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
-    except ImportError:
-        raise Refusal(
-            Reason.UNSUPPORTED,
-            "This daemon cannot create the certificate that TLS connections for bulk data need.",
-            fix="Use Upload and Download, or have the daemon's operator install the package cryptography.",
-        ) from None
+    """Returns a new certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     certificate = (

@@ -171,13 +171,14 @@ class DeviceLink(asyncio.Protocol):
 
     # ---- requests ----
 
-    def open_channel(self, opening: dict[str, Any]) -> Channel:
-        """Opens a channel for a session. `opening`: the payload of OPEN."""
+    def open_channel(self, session: Session) -> Channel:
+        """Opens a channel for a session, which is the session's channel on this device from now on."""
         number = next(self._channel_numbers)
-        channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
+        channel = Channel(self, number, session.id, session.tenant.name, session.queue)
         self.channels[number] = channel
-        self.send(Kind.OPEN, json.dumps(opening).encode(), channel=number)
-        self.on_open(self, number, channel.session_id)
+        self.send(Kind.OPEN, json.dumps(session.open_payload(self.device_memory)).encode(), channel=number)
+        self.on_open(self, number, session.id)
+        session.channels[self.ordinal] = channel
         return channel
 
     def close_channel(self, channel: int) -> None:
@@ -255,21 +256,21 @@ class DeviceLink(asyncio.Protocol):
         """Gives the process memory for chunks of up to `chunk_bytes`, so that they need not go through the socket."""
         self._chunks = ChunkMemory.of(chunk_bytes, self.descriptors, self.ordinal)
 
-    # ---- connections of clients ----
+    # ---- descriptors ----
 
     @property
     def takes_lanes(self) -> bool:
         """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
 
-    def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`.
+    def give(self, kind: str, body: dict[str, Any], descriptor: int) -> None:
+        """Hands over a client's connection or an open file, with the data in `body`, for the purpose named by `kind`.
 
         Raises OSError if that is not possible at the moment.
         """
         if self.loss is not None or self.descriptors is None:
             raise ConnectionError("the device process has ended")
-        self.descriptors.send(kind, body, [connection])
+        self.descriptors.send(kind, body, [descriptor])
 
     # ---- received frames ----
 

@@ -183,9 +183,7 @@ class DeviceService:
         if any(right in _WORK_RIGHTS for right in needed):
             self._sessions.accounts.of(session.tenant).check_time()
         with self._sessions.keep_alive(session):
-            channel = await device.channel(session)
-            channel.batches.queue = session.queue
-            return await work(channel)
+            return await work(await device.channel(session))
 
     def _open_channel(self, target: Any) -> Channel | None:
         """Returns the channel that the session of a target has on its device. Opens none, unlike `with_channel`."""

@@ -53,6 +53,9 @@ class ExecuteView:
 class ExecuteAttachment:
     """An Execute stream of a client, connected with the channel of its session."""
 
+    kind = "lane"
+    """The kind of connection that may be handed over to this object."""
+
     def __init__(
         self,
         context: Context,
@@ -93,11 +96,6 @@ class ExecuteAttachment:
     def inspect(self) -> ExecuteView:
         """Returns how much is held back and waits to be read, and the refusal that ends the stream."""
         return ExecuteView(len(self._intake.held), len(self._queued), self._intake.unread, self._end)
-
-    @property
-    def kind(self) -> str:
-        """The kind of connection that may be handed over to this object."""
-        return "lane"
 
     # ---- called by the channel ----
 
@@ -142,11 +140,14 @@ class ExecuteAttachment:
             self._intake.advance()
 
     def _make_ack_due(self) -> None:
+        self._stop_ack_timer()
+        self._ack_due = True
+        self._wake_writer()
+
+    def _stop_ack_timer(self) -> None:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
-        self._ack_due = True
-        self._wake_writer()
 
     def count_lane_traffic(self, batches: int, sent: int) -> None:
         """Counts traffic of the lane in metrics only; it takes no place in this stream's window."""
@@ -232,9 +233,7 @@ class ExecuteAttachment:
                 await self._channel.wait_until_executed()
         self._ack_sent = self._channel.batches.last
         self._ack_due = False
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
+        self._stop_ack_timer()
 
     def resume(self, acked: int) -> None:
         """Continues after an earlier stream broke: sends the responses that did not arrive again.
@@ -319,8 +318,7 @@ class ExecuteAttachment:
             writer.result()
         finally:
             self.detach()
-            if self._ack_timer is not None:
-                self._ack_timer.cancel()
+            self._stop_ack_timer()
             self._intake.stop()
             tasks = [task for task in (reader, writer, self._take_back_task) if task is not None]
             for task in tasks:

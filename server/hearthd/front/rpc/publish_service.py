@@ -326,9 +326,7 @@ def _send_operation(link: DeviceLink, operation: str, publication: Publication) 
 def _send_file(link: DeviceLink, number: int, file: int) -> None:
     """Sends an open file to a process. Raises QUEUE_FULL if the process accepts none at the moment, or the loss."""
     try:
-        if link.descriptors is None:
-            raise OSError("it has no socket for files")
-        link.descriptors.send(FILE, {"file": number}, [file])
+        link.give(FILE, {"file": number}, file)
     except OSError as error:
         raise link.loss or Refusal(
             Reason.QUEUE_FULL, f"the memory could not be passed on: {error}", fix="try again", retry_after_s=0.1

@@ -113,16 +113,13 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
             retry_after_s=0.05,
         )
     queue, size = channel.batches.queue, command.ByteSize()
-    if queue is None:
+    if queue.full:
+        await _wait_for_room(queue)
+    queue.count(size)
+    try:
         result = await channel.call(command)
-    else:
-        if queue.full:
-            await _wait_for_room(queue)
-        queue.count(size)
-        try:
-            result = await channel.call(command)
-        finally:
-            queue.release(size)
+    finally:
+        queue.release(size)
     if result.HasField("error"):
         raise StatusError(within(result.error, "command"))
     return result

@@ -89,7 +89,6 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
     if ended_channel is not None:
         ended_channel.replies = None
     channel.replies = window.create_resume_buffer() if resumable else None
-    channel.batches.queue = session.queue
     channel.end_cancels()
 
 

@@ -12,6 +12,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import malformed
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
@@ -77,13 +78,13 @@ class ResponseSink(Protocol):
 class Channel:
     """The state of one session on one device process."""
 
-    def __init__(self, link: Link, number: int, session_id: str, tenant: str = "") -> None:
+    def __init__(self, link: Link, number: int, session_id: str, tenant: str, queue: CommandQueue) -> None:
         self.link = link
         self.number = number
         self.session_id = session_id
         self.tenant = tenant
         self.sink: ResponseSink | None = None
-        self.batches = InFlightBatches()
+        self.batches = InFlightBatches(queue)
         self.replies: ResumeBuffer | None = None
         """Responses kept for a client that attached resumably, also while it has no stream. None: the attachment is not
         resumable."""

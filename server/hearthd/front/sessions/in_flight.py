@@ -14,13 +14,13 @@ from hearthd.front.sessions.command_queue import CommandQueue
 class InFlightBatches:
     """The unacknowledged batches of one channel, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: CommandQueue) -> None:
         self.last = 0
         """Number of the last batch that was passed on. The client has to send the batches after it."""
         self.acked = 0
         self.bytes = 0
-        self.queue: CommandQueue | None = None
-        """The tenant's queue, which counts the batches too. It is set before the first batch."""
+        self.queue = queue
+        """The tenant's queue, which counts the batches too."""
         self._sizes: deque[int] = deque()
         self._empty_waiter: asyncio.Future[None] | None = None
 
@@ -32,8 +32,7 @@ class InFlightBatches:
         self.last += 1
         self.bytes += size
         self._sizes.append(size)
-        if self.queue is not None:
-            self.queue.count(size)
+        self.queue.count(size)
 
     def note_lane_batches(self, last: int) -> None:
         """Notes that the batches up to number `last` reached the device process over the lane.
@@ -73,8 +72,7 @@ class InFlightBatches:
     def _remove_oldest(self) -> None:
         size = self._sizes.popleft()
         self.bytes -= size
-        if self.queue is not None:
-            self.queue.release(size)
+        self.queue.release(size)
         if not self._sizes and self._empty_waiter is not None and not self._empty_waiter.done():
             self._empty_waiter.set_result(None)
 

@@ -54,8 +54,8 @@ class Link(Protocol):
         """True if a client's connection can be handed to the device process."""
         ...
 
-    def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over for the purpose named by `kind`.
+    def give(self, kind: str, body: dict[str, Any], descriptor: int) -> None:
+        """Hands over a client's connection or an open file, for the purpose named by `kind`.
 
         Raises OSError if that is not possible at the moment.
         """

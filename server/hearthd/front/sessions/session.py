@@ -67,7 +67,7 @@ class Session:
     ended_by: SessionEnd | None = None
     """The cause of the session's end. None: the session is open."""
 
-    def open_payload(self, device_memory: int = 0) -> dict[str, Any]:
+    def open_payload(self, device_memory: int) -> dict[str, Any]:
         """Returns the payload of OPEN for a device process. `device_memory` is the device's memory in bytes."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}

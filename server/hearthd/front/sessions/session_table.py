@@ -43,7 +43,6 @@ class SessionTable:
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[str], None] = lambda session_id: None,
         on_closed: Callable[[Session], None] = lambda session: None,
-        accounts: TenantAccounts | None = None,
     ) -> None:
         self.lease = lease
         self.limit = limit
@@ -53,7 +52,7 @@ class SessionTable:
         self._sessions: dict[bytes, Session] = {}
         self._revoked: dict[bytes, tuple[str, str, str]] = {}  # recently closed, oldest first
         self._closing: set[asyncio.Task[list[int]]] = set()
-        self.accounts = accounts if accounts is not None else TenantAccounts()
+        self.accounts = TenantAccounts()
         self.audit = Audit()
         self.on_credential: Callable[[Caller | None], None] = lambda caller: None
         """Called with the caller that opened the session whose token the running call shows. None: no live session."""

@@ -20,7 +20,7 @@ from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.session import Session
 from hearthd.front.tenancy.shares import Shares, reserve
-from hearthd.front.tenancy.tenants import EVERYONE, Tenant
+from hearthd.front.tenancy.tenants import Tenant
 from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.quotas")
@@ -98,9 +98,7 @@ class TenantAccounts:
     weights: Mapping[str, float] = MappingProxyType({})
     """The weights of all configured tenants, by name. They determine the tenants' shares of the daemon's resources."""
 
-    def __init__(self, *, remembered: int = REMEMBERED) -> None:
-        """Creates the accounts. `remembered`: number of ended sessions that are remembered; see `REMEMBERED`."""
-        self._remembered = remembered
+    def __init__(self) -> None:
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # recently ended, oldest first
@@ -110,7 +108,7 @@ class TenantAccounts:
     def __iter__(self) -> Iterator[TenantAccount]:
         return iter(list(self._accounts.values()))
 
-    def of(self, tenant: Tenant = EVERYONE) -> TenantAccount:
+    def of(self, tenant: Tenant) -> TenantAccount:
         """Returns the account of a tenant, which the first call creates."""
         account = self._accounts.get(tenant.name)
         if account is None:
@@ -179,7 +177,7 @@ class TenantAccounts:
         account.sessions.pop(session.id, None)
         if self._open.pop(session.id, None) is not None:
             self._ended[session.id] = session
-        if len(self._ended) > self._remembered:
+        if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
     async def listen(self, link: Link) -> None:

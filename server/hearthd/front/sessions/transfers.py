@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -50,6 +51,7 @@ class Transfer:
     def __init__(self, table: TransferTable, transfer: int, resume_s: float = 0.0) -> None:
         self._table = table
         self._transfer = transfer
+        self._send = partial(table.link.send, channel=table.number, id=transfer)
         self._resume_s = resume_s
         self._change = asyncio.Event()
         """Set for a moment after each change for which a stream may wait."""
@@ -150,8 +152,7 @@ class Transfer:
         self._unpark()
         self._table.forget(self._transfer)
         if not self._done and self._refusal is None:
-            payload = refusal.to_status().SerializeToString()
-            self._table.link.send(Kind.ABORT, payload, channel=self._table.number, id=self._transfer)
+            self._send(Kind.ABORT, refusal.to_status().SerializeToString())
         self._done = True
 
     def _unpark(self) -> None:
@@ -204,8 +205,8 @@ class Upload(Transfer):
             raise self._refusal
         self._credits -= 1
         self.passed += size
+        self._send(Kind.UPLOAD, payload)
         link = self._table.link
-        link.send(Kind.UPLOAD, payload, channel=self._table.number, id=self._transfer)
         if link.paused:
             await link.drain()
 
@@ -214,7 +215,7 @@ class Upload(Transfer):
         if self._refusal is not None:
             raise self._refusal
         if not self._done:
-            self._table.link.send(Kind.UPLOAD, channel=self._table.number, id=self._transfer, flags=Flag.LAST)
+            self._send(Kind.UPLOAD, flags=Flag.LAST)
             self._done = True
             # Noted before waiting: if the stream breaks here, the client must not send everything again.
             if self.resumable:
@@ -255,7 +256,7 @@ class Download(Transfer):
 
     def begin(self) -> None:
         """Asks the device process to send, with `DOWNLOAD_CREDITS` chunks granted. Called once."""
-        self._table.link.send(Kind.DOWNLOAD, channel=self._table.number, id=self._transfer, flags=self._chunks_granted)
+        self._send(Kind.DOWNLOAD, flags=self._chunks_granted)
 
     def on_chunk(self, payload: bytes, flags: int) -> None:
         """Queues a chunk for `receive`. `Flag.LAST` in `flags` ends the download."""
@@ -321,7 +322,7 @@ class Download(Transfer):
         chunks = DOWNLOAD_CREDITS + self._chunks_written - self._chunks_granted
         if chunks > 0 and not self._done and self._kept_bytes < MAX_KEPT_BYTES:
             self._chunks_granted += chunks
-            self._table.link.send(Kind.CREDIT, channel=self._table.number, id=self._transfer, flags=chunks)
+            self._send(Kind.CREDIT, flags=chunks)
 
     @property
     def _complete(self) -> bool:

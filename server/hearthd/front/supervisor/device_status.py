@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.links.link import DeviceLink
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.memory_ledger import MemoryLedger
 from hearthd.front.supervisor.isolation import ALL_SESSIONS, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
@@ -83,34 +82,25 @@ class DeviceStatus:
         return worker.pid if worker is not None else 0
 
     @property
-    def link(self) -> DeviceLink | None:
-        """The link to the process that represents the device. None: no process serves."""
-        worker = self._primary or next(iter(self.running), None)
-        return worker.link if worker is not None else None
-
-    @property
     def last_pong(self) -> float:
         """Monotonic time of the oldest of the last pongs of all processes."""
         pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
         return min(pongs, default=time.monotonic())
 
-    def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
-        """Describes the device, restricted to what `viewer` may know. None: without restriction."""
-        is_restricted = viewer is not None and not viewer.observes
-        worker = self._primary
-        if worker is None and viewer is not None:
-            worker = self.workers.serving.get(WorkerKey(viewer.name))
+    def describe(self, viewer: Tenant) -> node_pb2.Device:
+        """Describes the device, restricted to what `viewer` may know."""
+        worker = self._primary or self.workers.serving.get(WorkerKey(viewer.name))
         return node_pb2.Device(
             ordinal=self.ordinal,
             state=self.state,
             generation=worker.generation if worker is not None and worker.generation else self.generation,
             properties=self.properties,
-            pid=worker.pid if worker is not None else 0 if is_restricted else self.pid,
+            pid=worker.pid if worker is not None else self.pid if viewer.observes else 0,
             detail=self.detail,
             processes=[
                 self._describe_process(other, other.key or ALL_SESSIONS)
                 for other in self.workers
-                if other.pid and (viewer is None or _may_see(viewer, other.key))
+                if other.pid and _may_see(viewer, other.key)
             ],
         )
 

@@ -172,10 +172,7 @@ class Worker:
                 if channel is not None and channel.link is link and channel.alive:
                     return channel
                 if self._session_close is None or not self._session_close.must_drain:
-                    channel = session.channels[self._owner.ordinal] = link.open_channel(
-                        session.open_payload(link.device_memory)
-                    )
-                    return channel
+                    return link.open_channel(session)
                 self._session_close.note_waiter()
                 waiting_since = time.monotonic()  # waiting for the replacement has a separate time limit
             policy = self._owner.policy

@@ -20,6 +20,7 @@ from hearth.session.send_queue import Limits
 from hearth.session.views import SessionView
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from tests.support.client.recorder import Recorder, attached, result
@@ -35,7 +36,7 @@ class Daemon:
     """Front and device of one attachment: receives requests, forwards batches, executes them later, and answers."""
 
     def __init__(self) -> None:
-        self.batches = InFlightBatches()
+        self.batches = InFlightBatches(CommandQueue())
         self.replies = ResumeBuffer(10**6, KEPT, 10**9)
         self.executed: list[bytes] = []
         self.held: deque[device_pb2.ExecuteRequest] = deque()

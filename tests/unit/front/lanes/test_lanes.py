@@ -13,6 +13,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Flag, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror, UnusedLanes
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
@@ -200,7 +201,7 @@ def test_acknowledgement_after_an_overrun_ends_only_the_attachment(tmp_path: Pat
             window(f, min_kept_hard=0, max_queued_hard=100)
             await f.open()
             stream, _ = await enter(f)
-            link = f.daemon.supervisor.find(0).link
+            link = f.daemon.supervisor.find(0).running[0].link
             assert link is not None
             for _ in range(40):
                 device(f).send(Kind.RESPONSE, result(1), channel=1, flags=Flag.LANED)
@@ -477,7 +478,7 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
     for number in range(before):
         replies.add(b"b%d" % number)
     delivered: list[bytes] = list(replies)  # sent on the Execute stream
-    lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
+    lane = LaneMirror(wire, 1, InFlightBatches(CommandQueue()), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
     emitted = list(delivered)

@@ -21,6 +21,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.fd_passing import Descriptors
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.shared import chunk_ring
 from hearthd.shared.chunk_ring import Layout
 from tests.support.front.fixture import run
@@ -100,7 +101,7 @@ async def linked(chunk_bytes: int = CHUNK) -> AsyncIterator[End]:
 
 
 def opened(link: DeviceLink) -> Channel:
-    return link.open_channel({"session": "s"})
+    return link.open_channel(SessionTable().open("test", "0")[0])
 
 
 def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:

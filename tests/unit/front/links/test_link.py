@@ -16,9 +16,15 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.front.links.link import DeviceLink
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 from tests.support.front.fixture import run
 
 LOSS = Refusal(Reason.DEVICE_LOST, "gone")
+
+
+def session() -> Session:
+    return SessionTable().open("test", "0")[0]
 
 
 @asynccontextmanager
@@ -50,7 +56,7 @@ def test_loss_during_a_waiting_call_leaves_no_unretrieved_exception() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
         async with linked() as (link, _):
-            channel = link.open_channel({"session": "s", "client": "me"})
+            channel = link.open_channel(session())
             link.pause_writing()
             call = asyncio.create_task(channel.call(commands_pb2.Command()))
             await asyncio.sleep(0)
@@ -68,7 +74,7 @@ def test_loss_during_a_waiting_call_leaves_no_unretrieved_exception() -> None:
 def test_calls_are_answered_by_number_in_any_order() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel({"session": "s", "client": "me"})
+            channel = link.open_channel(session())
             calls = [asyncio.create_task(channel.call(commands_pb2.Command(stream=n))) for n in range(5)]
             got = await receive(peer, 6)
             assert [frame.kind for frame in got] == [Kind.OPEN] + [Kind.CALL] * 5
@@ -143,7 +149,7 @@ def test_garbage_ends_the_link_with_a_reason(garbage: bytes) -> None:
 def test_loss_reaches_everyone_once() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel({"session": "s", "client": "me"})
+            channel = link.open_channel(session())
             ends: list[tuple[Refusal, bytes]] = []
 
             class Sink:
@@ -209,7 +215,7 @@ def test_late_result_of_a_cancelled_call_is_ignored() -> None:
 def test_response_may_carry_an_ack() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel({"session": "s"})
+            channel = link.open_channel(session())
             heard: list[object] = []
 
             class Sink:
@@ -236,7 +242,7 @@ def test_response_may_carry_an_ack() -> None:
 def test_refusal_of_a_frame_ends_only_the_stream_of_its_channel() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
-            channel = link.open_channel({"session": "s"})
+            channel = link.open_channel(session())
             lost: list[Refusal] = []
             refusal = Refusal(Reason.QUEUE_FULL, "too much")
 

@@ -14,6 +14,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front.rpc.eager_coroutine import EagerCoroutine
 from hearthd.front.rpc.execute import ExecuteAttachment
 from hearthd.front.sessions.attach import EOF, ExecuteWindow
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.in_flight import InFlightBatches
 
 
@@ -113,7 +114,7 @@ class Client:
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
-        self.batches = InFlightBatches()
+        self.batches = InFlightBatches(CommandQueue())
         self.let: asyncio.Queue[Exception | None] = asyncio.Queue()
         self.more: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

@@ -61,7 +61,7 @@ def test_upload_waits_for_credits(tmp_path: Path) -> None:
             call = asyncio.ensure_future(f.devices.Upload(uploads(f, 5, [b"x"] * 20)))
             device = f.device()
             await until(lambda: len(device.uploads.get(5, b"")) == 8)
-            link = f.daemon.supervisor.find(0).link
+            link = f.daemon.supervisor.find(0).running[0].link
             assert link is not None
             for _ in range(10):
                 await link.ping()
@@ -102,7 +102,7 @@ def test_a_device_ends_an_upload(tmp_path: Path, early: bool) -> None:
                 await until(lambda: 5 in f.device().uploads)
             f.device().send(Kind.ABORT, status, channel=1, id=5)
             if early:
-                link = f.daemon.supervisor.find(0).link
+                link = f.daemon.supervisor.find(0).running[0].link
                 assert link is not None
                 await link.ping()
                 await call.write(device_pb2.UploadRequest(session_token=f.token, transfer=5, data=b"abc"))

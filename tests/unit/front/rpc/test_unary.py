@@ -107,7 +107,7 @@ def test_cancelled_call_leaves_no_state(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await f.devices.Sync(device_pb2.SyncRequest(target=f.target()), timeout=0.1)
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            link = f.daemon.supervisor.find(0).link
+            link = f.daemon.supervisor.find(0).running[0].link
             assert link is not None
             await until(lambda: not link.pending_calls)
             [session] = list(f.daemon.sessions)

@@ -39,7 +39,7 @@ def test_channel_that_ends_while_its_lane_is_ended_is_not_attached_to(resume: bo
         window, refusal = attach.ExecuteWindow(), Refusal(Reason.DEVICE_NOT_FOUND, "taken from the tenant")
         session, _ = SessionTable().open("test", "0")
         link: Any = Link()
-        channel = session.channels[0] = Channel(link, 1, session.id)
+        channel = session.channels[0] = Channel(link, 1, session.id, session.tenant.name, session.queue)
         channel.replies = window.create_resume_buffer()
         channel.lane = LaneMirror(link, 1, channel.batches, channel.replies)
         request = device_pb2.Attach(generation=1, resume=True)

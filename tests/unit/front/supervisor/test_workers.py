@@ -18,7 +18,7 @@ from hearthd.front.supervisor.device import FENCED, LOST, SERVING
 from hearthd.front.supervisor.isolation import ALL_SESSIONS, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import WorkerSet
-from hearthd.front.tenancy.tenants import Right, Tenant
+from hearthd.front.tenancy.tenants import EVERYONE, Right, Tenant
 from tests.support.front.execute_batches import batch
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
@@ -58,7 +58,7 @@ def test_dedicated_session_has_a_separate_process_which_ends_with_it() -> None:
             assert n.device.state == SERVING and n.device.generation == 1
             assert [await n.generation(each) for each in (shared, third)] == [1, 3], "no other session has noticed"
             assert n.lost == [(0, 2)]
-            described = n.device.describe().processes
+            described = n.device.describe(EVERYONE).processes
             assert {(each.session_id, each.generation) for each in described} == {("", 1), (own.id, 4), (third.id, 3)}
             await n.sessions.close(own, "done")
             await until(lambda: n.running == [1, 3])
@@ -123,8 +123,8 @@ def test_processes_of_other_tenants_are_hidden() -> None:
             assert n.device.describe(other).generation == 2
             stranger = n.device.describe(Tenant("z", rights=plain.rights))
             assert not stranger.processes and not stranger.pid and stranger.state == SERVING
-            for everything in (n.device.describe(operator), n.device.describe()):
-                assert {each.tenant for each in everything.processes} == {"x", "y"} and len(everything.processes) == 3
+            everything = n.device.describe(operator)
+            assert {each.tenant for each in everything.processes} == {"x", "y"} and len(everything.processes) == 3
 
     run(scenario())
 
@@ -498,7 +498,8 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
             assert told == [bad.id] and elsewhere.link.generation == 1
             await until(lambda: not elsewhere.alive)
             assert await n.generation(good) == 4, "the culprit counts once: the device is not fenced"
-            assert n.device.link is not None and not n.device.link.serves(bad) and n.device.link.serves(good)
+            link = n.device.running[0].link
+            assert link is not None and not link.serves(bad) and link.serves(good)
             n.device.restart()
             await lost(n, good)
             assert await n.generation(bad) == await n.generation(good), "an operator has let it in again"
@@ -559,7 +560,7 @@ def test_memory_is_requested_and_returned_over_the_link() -> None:
             assert memory.granted(2) == slab and memory.granted(1) == total // 2
             limits = [[limit["bytes"] for limit in n.process(number).limits] for number in (1, 2)]
             assert limits == [[total // 2], [slab]]
-            described = {each.generation: each.memory_granted for each in n.device.describe().processes}
+            described = {each.generation: each.memory_granted for each in n.device.describe(EVERYONE).processes}
             assert described == {1: total // 2, 2: slab}
             await n.sessions.close(own, "done")
             await until(lambda: memory.granted(1) == total)

@@ -10,6 +10,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
+from hearthd.front.sessions import tenant_accounts
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
@@ -66,9 +67,11 @@ def test_time_is_kept_by_session_and_tenant() -> None:
     run(scenario())
 
 
-def test_number_of_remembered_accounts_is_bounded() -> None:
+def test_number_of_remembered_accounts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_accounts, "REMEMBERED", 3)
+
     async def scenario() -> None:
-        sessions = SessionTable(30, 10**6, accounts=TenantAccounts(remembered=3))
+        sessions = SessionTable(30, 10**6)
         kept, _ = sessions.open("kept", "")
         ended = []
         for _ in range(5):
@@ -144,7 +147,7 @@ def test_accounts_listen_to_every_process(tmp_path: Path) -> None:
             meter(f, session.id)
             await until(lambda: session.device_ns == 5)
             f.device(0).die()
-            await until(lambda: f.daemon.supervisor.find(0).generation == 2 and f.daemon.supervisor.find(0).link)
+            await until(lambda: f.daemon.supervisor.find(0).generation == 2 and f.daemon.supervisor.find(0).running)
             meter(f, session.id)
             await until(lambda: session.device_ns == 10)
 
