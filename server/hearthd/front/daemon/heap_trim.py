@@ -26,13 +26,9 @@ class HeapTrimming:
 
     It is trimmed once after the last session has ended, and after a burst of traffic that made the process grow while
     sessions remain.
-
-    Args:
-        idle_s: seconds without a session before the heap is trimmed.
     """
 
-    def __init__(self, idle_s: float = IDLE_S) -> None:
-        self._idle_s = idle_s
+    def __init__(self) -> None:
         self._idle_since: float | None = math.inf
         """The time since which there has been no session. None: there are sessions. Infinite: the heap was trimmed
         since, or there was no session yet."""
@@ -74,7 +70,7 @@ class HeapTrimming:
             return False
         if self._idle_since is None:
             self._idle_since = now
-        if now - self._idle_since < self._idle_s:
+        if now - self._idle_since < IDLE_S:
             return False
         self._idle_since = math.inf
         return True
