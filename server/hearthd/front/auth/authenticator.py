@@ -45,9 +45,8 @@ class AuthFailures:
     Pure. Bounded: the least recent peers are forgotten.
     """
 
-    def __init__(self, limit: int, window: float = _WINDOW_S) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._window = window
         self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -57,7 +56,7 @@ class AuthFailures:
     def add(self, peer: str, now: float) -> int:
         """Adds a failure and returns the peer's number of failures."""
         window_start, count = self._peers.pop(peer, (now, 0))
-        if now - window_start >= self._window:
+        if now - window_start >= _WINDOW_S:
             window_start, count = now, 0
         self._peers[peer] = (window_start, count + 1)
         if len(self._peers) > _MAX_PEERS:

@@ -48,7 +48,7 @@ class ServerCertificates:
         """Host names for which the certificate is valid."""
         self.context = self._check()
         """The context for HTTP, whose callers show tokens, and for the daemons of a group, which know the certificate
-        from their ticket. Neither show certificates."""
+        from their ticket. Neither shows a certificate."""
         self._configuration = self._returned = self._read()
 
     # ---- interface for listeners ----

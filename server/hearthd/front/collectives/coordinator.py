@@ -25,7 +25,6 @@ class Coordinator:
         order = CollectiveOrder()
         self.matcher = Matcher(timeout, self.recorder, order)
         self.communicators = Communicators(self.recorder, order, nonce)
-        self._released = order.released
 
     @property
     def deadline(self) -> float | None:
@@ -47,11 +46,12 @@ class Coordinator:
         `body` is not a valid `present` message.
         """
         messages: list[DeviceMessage] = []
+        released = self.matcher.order.released
         for failures, match in self.matcher.present_run(key, rank, location, body, now, count):
             messages += failures
             if match is not None:
                 messages += self.communicators.submit(match)
-            if self._released:
+            if released:
                 self._submit_released(messages)
         return messages
 
@@ -67,10 +67,8 @@ class Coordinator:
 
     def _submit_released(self, messages: list[DeviceMessage]) -> list[DeviceMessage]:
         """Submits the operations that were released. Returns `messages` extended by their messages."""
-        while self._released:
-            match = self.matcher.next_released()
-            if match is not None:
-                messages += self.communicators.submit(match)
+        for match in self.matcher.released():
+            messages += self.communicators.submit(match)
         return messages
 
     def on_message(self, location: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:

@@ -136,13 +136,12 @@ class Matcher:
         del self.pending[key]
         return [], match
 
-    def next_released(self) -> Match | None:
-        """Returns the next complete operation that was held and may be launched now; None: there is none."""
+    def released(self) -> Iterator[Match]:
+        """Yields the complete operations that were held and may be launched now, with those released meanwhile."""
         while self.order.released:
             match = self.pending.pop(self.order.released.popleft(), None)
             if match is not None:
-                return match
-        return None
+                yield match
 
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
         """Handles the withdrawal of a rank.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -169,8 +169,7 @@ def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]
         if name in removed:
             raise ConfigError(f"environment: {name} {removed[name]}")
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-            raise ConfigError(f"environment: {name} is not a setting; the nearest is {close[0]}")
+            raise ConfigError(f"environment: {name} is not a setting; the nearest is {_closest(name, names)}")
         layer[names[name]] = value
     return layer
 
@@ -180,7 +179,7 @@ def _variable(setting: tuple[str, ...]) -> str:
 
 
 def _nearest(setting: tuple[str, ...], valid: set[tuple[str, ...]]) -> str:
-    """Returns the hint of a message that names the valid setting nearest to a wrong one. Empty: there is none.
+    """Returns the hint of a message that names the valid setting nearest to a wrong one.
 
     A setting with the same key is preferred, which finds the right section; otherwise the whole path is compared.
     """
@@ -190,8 +189,12 @@ def _nearest(setting: tuple[str, ...], valid: set[tuple[str, ...]]) -> str:
     by_key = {path[-1]: ".".join(path) for path in sorted(valid)}
     if setting[-1] in by_key:
         return f" the nearest is {by_key[setting[-1]]}"
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)
-    return f" the nearest is {candidates[close[0]]}" if close else ""
+    return f" the nearest is {candidates[_closest(name, candidates)]}"
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    """Returns the one of `names` that is most similar to a name."""
+    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)[0]
 
 
 def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> str:
@@ -226,7 +229,6 @@ def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
         table = str(location[2]) if len(location) > 3 else ""
         models: dict[str, type[BaseModel]] = {"tokens": TokenSettings, "quotas": QuotaSettings}
         valid = models.get(table, TenantSettings).model_fields
-        close = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.0)
-        message = f"is not a setting; the nearest is {close[0]}" if close else "is not a setting"
+        message = f"is not a setting; the nearest is {_closest(str(location[-1]), valid)}"
         return f"{origin}: {name} {message}" if origin else f"{name} {message}"
     return f"{origin}: {name}: {message}" if origin else f"{name}: {message}"

@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc.aio
 import structlog
 
 from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
-from hearthd.front.addresses import Address
 from hearthd.front.audit.recorder import Audit, AuditError
 from hearthd.front.auth.authenticator import Authenticator
 from hearthd.front.auth.tls import ServerCertificates, TlsError
@@ -108,12 +106,6 @@ class Access:
     def public_socket(self) -> bool:
         """True if other users of this host may connect to the Unix sockets. They have to show a credential."""
         return self.auth.directory.by_user or self._config.listen.unix_access == "all"
-
-    def add_port(self, server: grpc.aio.Server, address: Address) -> int:
-        """Has gRPC listen on a TCP address, with TLS if it is configured. Returns the port."""
-        if self.certificates is not None:
-            return server.add_secure_port(str(address), self.certificates.grpc())
-        return server.add_insecure_port(str(address))
 
     def peers(self, admit: Admit) -> PeerPort:
         """Creates the port at which other daemons join groups of this daemon, with TLS if it is configured."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 IDLE_S = 5.0
 """Time, in seconds, without a session after which trimming delays no client."""
 MIN_GROWTH_BYTES = float(8 << 20)
@@ -24,16 +26,12 @@ class HeapTrimming:
 
     It is trimmed once after the last session has ended, and after a burst of traffic that made the process grow while
     sessions remain.
-
-    Args:
-        idle_s: seconds without a session before the heap is trimmed.
     """
 
-    def __init__(self, idle_s: float = IDLE_S) -> None:
-        self._idle_s = idle_s
-        self._had_sessions = False
-        self._idle_since: float | None = None
-        """The time since which there has been no session. None: there are sessions, or the heap was trimmed since."""
+    def __init__(self) -> None:
+        self._idle_since: float | None = math.inf
+        """The time since which there has been no session. None: there are sessions. Infinite: the heap was trimmed
+        since, or there was no session yet."""
         self._floor: float | None = None
         """The least memory so far, in bytes."""
         self._peak, self._peak_at = 0.0, 0.0
@@ -68,15 +66,13 @@ class HeapTrimming:
 
     def _is_idle_trim_due(self, sessions: int, now: float) -> bool:
         if sessions:
-            self._had_sessions, self._idle_since = True, None
-            return False
-        if not self._had_sessions:
+            self._idle_since = None
             return False
         if self._idle_since is None:
             self._idle_since = now
-        if now - self._idle_since < self._idle_s:
+        if now - self._idle_since < IDLE_S:
             return False
-        self._had_sessions, self._idle_since = False, None
+        self._idle_since = math.inf
         return True
 
     def _is_burst_over(self, memory: float, now: float) -> bool:

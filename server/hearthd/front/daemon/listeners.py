@@ -163,8 +163,12 @@ class Listeners:
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         sockets.check_free(address, "grpc")
+        certificates = self._access.certificates
         try:
-            port = self._access.add_port(server, address)
+            if certificates is not None:
+                port = server.add_secure_port(str(address), certificates.grpc())
+            else:
+                port = server.add_insecure_port(str(address))
         except RuntimeError as error:
             raise sockets.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
         return Address(address.host, port)

@@ -32,14 +32,10 @@ class GpuWatch:
     """Watches the GPUs of the node. Belongs to the event loop."""
 
     def __init__(
-        self,
-        devices: Iterable[WatchedDevice],
-        read: Callable[[], Awaitable[Mapping[int, GpuReading]]],
-        interval: float = INTERVAL,
+        self, devices: Iterable[WatchedDevice], read: Callable[[], Awaitable[Mapping[int, GpuReading]]]
     ) -> None:
         self._devices = devices
         self._read = read
-        self._interval = interval
         self._fenced: set[int] = set()
         self._ignored: dict[int, dict[int, int]] = {}
         self._problems: dict[int, list[str]] = {}
@@ -51,7 +47,7 @@ class GpuWatch:
                 self.check(await self._read())
             except Exception:  # the watch continues after any error of the driver
                 log.exception("gpu_watch")
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(INTERVAL)
 
     def check(self, readings: Mapping[int, GpuReading]) -> None:
         """Fences the devices whose readings show a fault, and logs changed problems of the others."""

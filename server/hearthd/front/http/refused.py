@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
 import structlog
@@ -45,10 +45,9 @@ _LOG_INTERVAL_S = 10.0
 class Refusals(Collector):
     """Counts and logs refusals. A Prometheus collector."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Number of refusals, by reason."""
-        self._clock = clock
         self._log_throttle = LogThrottle(_LOG_INTERVAL_S)
 
     def add(self, reason: str, peer: str) -> None:
@@ -57,7 +56,7 @@ class Refusals(Collector):
         Logs the first refusal of a reason, then at most one line with their number every ten seconds.
         """
         self.counts[reason] += 1
-        times = self._log_throttle.times(reason, self._clock())
+        times = self._log_throttle.times(reason, time.monotonic())
         if times:
             log.warning("http_refused", reason=reason, peer=peer, times=times)
 

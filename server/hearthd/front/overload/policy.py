@@ -28,15 +28,13 @@ class Trigger:
     so that a reading that oscillates around a threshold changes the level only once.
     """
 
-    def __init__(self, elevated: float, critical: float, release: float = RELEASE, hold: float = HOLD_S) -> None:
+    def __init__(self, elevated: float, critical: float) -> None:
         """Creates the trigger. `elevated` and `critical` are the thresholds, in the unit of the readings."""
         self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
         self.level = OverloadLevel.CALM
         self.reading = 0.0
         self.worst = 0.0
         """The highest reading since the level was last CALM."""
-        self._release = release
-        self._hold = hold
         self._below_since: float | None = None
         """The time since which the reading has been low enough for the level to end. None: it is not."""
 
@@ -52,10 +50,10 @@ class Trigger:
         reached = self._reached_level()
         if reached > self.level:
             self.level, self._below_since = reached, None
-        elif self.level and reading < self._release * self.thresholds[self.level]:
+        elif self.level and reading < RELEASE * self.thresholds[self.level]:
             if self._below_since is None:
                 self._below_since = now
-            elif now - self._below_since >= self._hold:
+            elif now - self._below_since >= HOLD_S:
                 self.level, self._below_since = OverloadLevel(self.level - 1), None
         else:
             self._below_since = None

@@ -181,8 +181,11 @@ class Follower(GroupMembership):
     def _deliver(self, process: ProcessKey, body: Body) -> None:
         """Passes a message on to a rank of this daemon. The message that is sent is rebuilt from checked fields."""
         op, (device, generation) = body["op"], process
-        if op in ("fail", "go"):
-            self._deliver_answer(op, process, body)
+        if op == "go":
+            self._deliver_go(process, body)
+            return
+        if op == "fail":
+            self._deliver_fail(process, body)
             return
         name = self.prefix + clean_text(body["comm"], 64)
         if op == "abort":
@@ -209,31 +212,32 @@ class Follower(GroupMembership):
         self._comms.setdefault(name, {})[process] = link
         send_collective(link, fields)
 
-    def _deliver_answer(self, op: str, process: ProcessKey, body: Body) -> None:
+    def _deliver_go(self, process: ProcessKey, body: Body) -> None:
         key = (*process, parse_unsigned(body["sequence"]))
-        fields: Body = {}
-        message = ""
-        if op == "go":
-            name = self.prefix + clean_text(body["comm"], 64)
-            if process not in self._comms.get(name, ()):
-                self._ignore(op, process)
-                return
-            fields = {"comm": name, "rank": self.ranks[process[0]], "ranks": len(self.members)}
-            fields["index"] = parse_unsigned(body["index"])
+        name = self.prefix + clean_text(body["comm"], 64)
+        link = self._comms.get(name, {}).get(process)
+        if link is None:
+            self._ignore("go", process)
+            return
+        rank, index = self.ranks[process[0]], parse_unsigned(body["index"])
+        operation = self._pop_pending(key)
+        if operation is None:  # given up here: the process reports that it misses the operation, for which others wait
+            self._ignore("go", process)
         else:
-            fields = {"status": check_base64(body["status"])}
-            message = parse_refusal(fields["status"]).message
+            self._record.record_launch(name, process, rank, key[2], index)
+        fields = {"comm": name, "rank": rank, "ranks": len(self.members), "index": index}
+        self.answer("go", link, operation.channel if operation is not None else 0, key[2], fields)
+
+    def _deliver_fail(self, process: ProcessKey, body: Body) -> None:
+        key = (*process, parse_unsigned(body["sequence"]))
+        status = check_base64(body["status"])
+        message = parse_refusal(status).message
         operation = self._pop_pending(key)
         if operation is None:
-            self._ignore(op, process)
-            if op == "go":  # given up here: the process reports that it misses the operation, for which the others wait
-                self.answer(op, self._comms[fields["comm"]][process], 0, key[2], fields)
+            self._ignore("fail", process)
             return
-        if op == "go":
-            self._record.record_launch(fields["comm"], process, fields["rank"], key[2], fields["index"])
-        else:
-            self._record.record_failure(key[2], message)
-        self.answer(op, operation.link, operation.channel, key[2], fields)
+        self._record.record_failure(key[2], message)
+        self.answer("fail", operation.link, operation.channel, key[2], {"status": status})
 
     def _pop_pending(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """Removes a pending operation and cancels its timer."""

@@ -21,6 +21,7 @@ SECRET_BYTES = 16
 MAX_SECRET = 64
 MAX_RANKS = 128
 MAX_ADDRESSES = 16
+_MAX_UNSIGNED = (1 << 64) - 1
 PROTOCOL = 1
 """Version of the protocol between fronts."""
 
@@ -49,20 +50,15 @@ class PeerHello(NamedTuple):
 
 
 def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
-    """Returns the members in a request. Raises `INVALID_ARGUMENT` if they do not make a group."""
+    """Returns the members in a request: each device of a node once, and nodes numbered from 0 without a gap.
+
+    Raises `INVALID_ARGUMENT` if they do not make such a group.
+    """
     if not 1 <= len(members) <= MAX_RANKS:
         raise _invalid_members(
             f"A group of {len(members)} ranks was requested", f"1 to {MAX_RANKS} members", len(members)
         )
-    return check_members(GroupMember(member.node, member.device) for member in members)
-
-
-def check_members(members: Iterable[GroupMember]) -> Members:
-    """Returns `members` if they make a group: each device of a node once, and nodes numbered from 0 without a gap.
-
-    Raises `INVALID_ARGUMENT` otherwise.
-    """
-    checked = tuple(members)
+    checked = tuple(GroupMember(member.node, member.device) for member in members)
     seen: set[GroupMember] = set()
     for rank, member in enumerate(checked):
         if member in seen:
@@ -197,10 +193,10 @@ def parse_hello(body: Body) -> PeerHello:
         raise ValueError(f"it is not a hello message: {error!r}"[:200]) from None
 
 
-def parse_unsigned(value: Any, maximum: int = (1 << 64) - 1) -> int:
-    """Returns `value` if it is an integer from 0 to `maximum`. Raises `ValueError` otherwise."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
-        raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {maximum}")
+def parse_unsigned(value: Any) -> int:
+    """Returns `value` if it is an integer of 64 bits without a sign. Raises `ValueError` otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_UNSIGNED:
+        raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {_MAX_UNSIGNED}")
     return value
 
 

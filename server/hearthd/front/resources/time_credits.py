@@ -80,9 +80,8 @@ class _Process:
 class DeviceTimeSlices(Generic[K]):
     """The time slices on one device. Pure: times are passed in, and messages are returned as (process, flags)."""
 
-    def __init__(self, quantum: float = QUANTUM_S) -> None:
-        self._quantum = quantum
-        self._round_robin: HierarchicalRoundRobin[K] = HierarchicalRoundRobin(quantum)
+    def __init__(self) -> None:
+        self._round_robin: HierarchicalRoundRobin[K] = HierarchicalRoundRobin(QUANTUM_S)
         self._processes: dict[K, _Process] = {}
         self._now = 0.0
         self._holder: K | None = None
@@ -132,7 +131,7 @@ class DeviceTimeSlices(Generic[K]):
             for process in self._processes.values():
                 process.sent_flags = -1
                 process.state = 0
-            self._round_robin = HierarchicalRoundRobin(self._quantum)
+            self._round_robin = HierarchicalRoundRobin(QUANTUM_S)
             return final_messages
         for key, process in self._processes.items():
             if process.state and now >= process.overlap_until and key not in self._round_robin:
@@ -167,7 +166,7 @@ class DeviceTimeSlices(Generic[K]):
         working = sum(1 for process in self._processes.values() if process.state & WORKS)
         if len(self._round_robin) > 1:
             # The credit is infinite if only less urgent processes wait.
-            credit = min(self._round_robin.credit(chosen), self._quantum)
+            credit = min(self._round_robin.credit(chosen), QUANTUM_S)
             self._schedule_advance(now + max(MIN_CHECK_S, credit * max(working, 1)))
         return chosen
 

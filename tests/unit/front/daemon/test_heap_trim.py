@@ -10,7 +10,7 @@ START = 100.0 * (1 << 20)
 
 
 def test_once_after_each_time_that_there_were_sessions() -> None:
-    trimming = HeapTrimming(idle_s=5.0)
+    trimming = HeapTrimming()
     seen = [(0, 0.0), (0, 9.0), (3, 10.0), (0, 11.0), (0, 15.9), (0, 16.0), (0, 17.0), (0, 30.0), (1, 31.0), (0, 32.0)]
     due = [now for sessions, now in seen if trimming.is_due(sessions, START, now)]
     assert due == [16.0]
