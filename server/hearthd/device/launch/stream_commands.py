@@ -94,13 +94,13 @@ class StreamCommands:
         event.capture = None
 
         def run() -> bool:
-            track = origin.stream.track
+            tracks, track = self._device.tracks, origin.stream.track
             if track.budget <= 0:  # an event needs no time slice, because it takes no device time
                 return False
             if event.event is not None:
-                self._device.tracks.retire(event.event)
-            event.mark.done = not self._device.tracks.unfinished((track,))
-            self._device.tracks.claim_position(track, ())
+                tracks.retire(event.event)
+            event.mark.done = not tracks.unfinished(tracks.all)  # an idle track may wait for others: for collectives
+            tracks.claim_position(track, ())
             self._device.begin(origin.stream)
             event.event = self._device.server.record(track.stream, timing=True)
             origin.reply()

@@ -185,8 +185,8 @@ class EventMark:
         self.event: Event | None = None
         """The driver's event; None until the event has been recorded."""
         self.done = True
-        """True if the event has not been recorded, or no work was under way before it when it was recorded. The driver
-        may need some time to complete the record itself, in particular if processes take turns on the device."""
+        """True if the event has not been recorded, or the device was idle when it was recorded. The driver may need
+        some time to complete the record itself, in particular if processes take turns on the device."""
         self.holders = 1
         """Number of handles. The last one releases the driver's event."""
 

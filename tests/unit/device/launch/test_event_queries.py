@@ -79,3 +79,28 @@ def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_
     rig.process.loop.post(run)
     result = device_pb2.ExecuteResponse.FromString(rig.until(Kind.RESPONSE).payload).result
     assert result.request == 1 and result.event.done
+
+
+def test_an_event_of_a_stream_that_waits_for_another_is_not_done(rig: Passing) -> None:
+    """A stream without work under way waits for its collectives, which run on another stream of the device."""
+    executor, gate = rig.process.executor, threading.Event()
+    session, tracks = executor.session(1), rig.process.device.tracks
+    assert session is not None
+    commands = [
+        Command(record_event=c.RecordEvent(event=1)),
+        Command(request=1, query_event=c.QueryEvent(event=1)),
+    ]
+
+    def run() -> None:
+        busy, stream = tracks.acquire(0), session.streams.items[0].track
+        tracks.claim_position(busy, ())
+        busy.stream.submit(gate.wait)
+        tracks.fence(stream, busy)
+        payload = device_pb2.ExecuteRequest(batch=c.Batch(seq=session.last_seq + 1, commands=commands))
+        executor.frame(Frame(Kind.BATCH, 0, 1, 0, payload.SerializeToString()))
+        executor.run_on_arrival(1)
+
+    rig.process.loop.post(run)
+    result = device_pb2.ExecuteResponse.FromString(rig.until(Kind.RESPONSE).payload).result
+    gate.set()
+    assert result.request == 1 and not result.event.done
