@@ -56,6 +56,13 @@ def test_a_query_is_not_answered_before_that_of_an_earlier_event(rig: Passing) -
     assert all(answer.event.done for answer in answers)
 
 
+def finish(rig: Passing) -> None:
+    """Notices the end of all work. On the device-handle thread."""
+    tracks = rig.process.device.tracks
+    while tracks.unfinished(tracks.all):
+        tracks.poll()
+
+
 def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_record(
     rig: Passing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +76,7 @@ def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_
     ]
 
     def run() -> None:
+        finish(rig)
         monkeypatch.setattr(
             rig.server, "done", lambda event: event is not session.events.items[1].event and done(event)
         )
@@ -92,6 +100,7 @@ def test_an_event_of_a_stream_that_waits_for_another_is_not_done(rig: Passing) -
     ]
 
     def run() -> None:
+        finish(rig)
         busy, stream = tracks.acquire(0), session.streams.items[0].track
         tracks.claim_position(busy, ())
         busy.stream.submit(gate.wait)
