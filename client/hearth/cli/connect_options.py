@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hearth.errors import ArgumentError
+from hearth.cli.format.complaint import invalid_argument
 
 if TYPE_CHECKING:
     from hearth.blocking.node import Node
@@ -103,11 +103,10 @@ def _token(arguments: argparse.Namespace) -> str | None:
     try:
         return Path(arguments.token_file).read_text()
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"the token file {arguments.token_file!r} cannot be read: "
-            f"{getattr(error, 'strerror', None) or 'it is not a text file'}.",
-            reason="INVALID_ARGUMENT",
-            fix="use a readable file that contains only the token.",
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise invalid_argument(
+            f"the token file {arguments.token_file!r} cannot be read: {reason}",
+            "use a readable file that contains only the token",
         ) from None
 
 

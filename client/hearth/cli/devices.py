@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
 from hearth.cli.format import output, units
+from hearth.cli.format.complaint import invalid_argument
 from hearth.cli.format.printable import printable
 from hearth.errors import ArgumentError
 
@@ -73,9 +74,7 @@ def _selected_ordinal(arguments: argparse.Namespace) -> int | None:
         return connect_options.ordinal(word)
     except argparse.ArgumentTypeError as error:
         if arguments.target is not None or word.startswith("-") or word.isdecimal():
-            raise ArgumentError(
-                f"{error}.", reason="INVALID_ARGUMENT", fix="list the devices with `hearth devices`."
-            ) from None
+            raise invalid_argument(str(error), "list the devices with `hearth devices`") from None
     arguments.target = word
     return None
 

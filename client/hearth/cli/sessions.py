@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
 from hearth.cli.format import output
-from hearth.errors import ArgumentError
+from hearth.cli.format.complaint import invalid_argument
 
 if TYPE_CHECKING:
     from hearth.types import SessionInfo
@@ -62,15 +62,12 @@ def _parse_action(arguments: argparse.Namespace) -> str | None:
     action: str | None = arguments.action
     if action == _END:
         if arguments.id is None:
-            raise ArgumentError(
-                "no session ID was specified.", reason="INVALID_ARGUMENT", fix="use `hearth sessions end ID`."
-            )
+            raise invalid_argument("no session ID was specified", "use `hearth sessions end ID`")
         return str(arguments.id)
     if arguments.id is not None:
-        raise ArgumentError(
-            f"{action!r} is not an action for a session.",
-            reason="INVALID_ARGUMENT",
-            fix="use `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`.",
+        raise invalid_argument(
+            f"{action!r} is not an action for a session",
+            "use `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`",
         )
     arguments.target = action
     return None

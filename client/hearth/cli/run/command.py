@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
-from hearth.cli.format.complaint import complain
+from hearth.cli.format.complaint import complain, invalid_argument
 from hearth.cli.format.sizes import parse_size
 from hearth.errors import ArgumentError, AuthenticationError, CompileError, DeviceLostError
 
@@ -156,9 +156,7 @@ def _parse_specs(texts: Sequence[str]) -> list[Spec]:
     try:
         return parse_all(texts)
     except SpecError as error:
-        raise ArgumentError(
-            f"{error}.", reason="INVALID_ARGUMENT", fix="see `hearth run --help` for the forms of an argument."
-        ) from None
+        raise invalid_argument(str(error), "see `hearth run --help` for the forms of an argument") from None
 
 
 def _host_value(spec: Spec) -> Any:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hearth.cli.format.complaint import invalid_argument
 from hearth.cli.run.report import Result, RunReport
 from hearth.cli.run.spec import Array, Generated, Spec
-from hearth.errors import ArgumentError, HearthError
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
@@ -45,10 +46,9 @@ def load(
         with contextlib.suppress(HearthError):  # a C++ function that is not a template also has such a name
             module.compile()
             return module, module.get_function(name)
-        raise ArgumentError(
-            f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}.",
-            reason="INVALID_ARGUMENT",
-            fix='use one of these names; for an instance of a template use e.g. --kernel "scale<float>".',
+        raise invalid_argument(
+            f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}",
+            'use one of these names; for an instance of a template use e.g. --kernel "scale<float>"',
         )
     return module, module.get_function(name)
 
@@ -57,15 +57,12 @@ def _only_kernel(names: Sequence[str], file: str) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise ArgumentError(
-            f'{file!r} has no extern "C" __global__ function.',
-            reason="INVALID_ARGUMENT",
-            fix='write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>".',
+        raise invalid_argument(
+            f'{file!r} has no extern "C" __global__ function',
+            'write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>"',
         )
-    raise ArgumentError(
-        f"{file!r} has {len(names)} kernels: {_list_names(names)}.",
-        reason="INVALID_ARGUMENT",
-        fix=f"specify one: --kernel {names[0]}.",
+    raise invalid_argument(
+        f"{file!r} has {len(names)} kernels: {_list_names(names)}", f"specify one: --kernel {names[0]}"
     )
 
 

@@ -65,11 +65,7 @@ def run_record(arguments: argparse.Namespace) -> int:
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise ArgumentError(
-            "no program was specified.",
-            reason="INVALID_ARGUMENT",
-            fix="use e.g. hearth trace record -- python my_program.py.",
-        )
+        raise invalid_argument("no program was specified", "use e.g. hearth trace record -- python my_program.py")
     output = Path(arguments.output)
     _check_output(output, arguments.force)
     status, documents = trace_program.run_traced(program)
