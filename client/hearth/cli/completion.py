@@ -45,7 +45,6 @@ def add_to(commands: Any) -> None:
         description='Prints a script that completes `hearth` in a shell. bash: eval "$(hearth completion bash)" in '
         "~/.bashrc; zsh: hearth completion zsh > a file named _hearth in a folder of $fpath; fish: hearth completion "
         "fish > ~/.config/fish/completions/hearth.fish.",
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=sorted(_SHELLS), metavar="SHELL", help=", ".join(sorted(_SHELLS)))
     parser.set_defaults(run=run)

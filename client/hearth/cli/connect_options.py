@@ -1,4 +1,4 @@
-"""Arguments of every command that select the daemon and the credentials, like those of `hearth.connect`."""
+"""Arguments of the commands that use a daemon: its address and the credentials, as of `hearth.connect`; ``--json``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _LONGEST_S = 3600.0
 _DEVICES = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TARGET and the options of `connect`."""
+def add_arguments(
+    parser: argparse.ArgumentParser, json_help: str = 'print one JSON document ("schema": 1; base units)'
+) -> None:
+    """Adds ``--json``, TARGET and the options of `connect`."""
+    parser.add_argument("--json", action="store_true", help=json_help)
     parser.add_argument(
         "target",
         nargs="?",

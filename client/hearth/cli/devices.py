@@ -35,10 +35,8 @@ def add_to(commands: Any) -> None:
         "devices",
         help="list the node's devices and their properties",
         description="Lists the node's devices, or all properties of one device. Opens no session.",
-        allow_abbrev=False,
     )
     parser.add_argument("device", nargs="?", metavar="N", help="show only this device, with all its properties")
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 

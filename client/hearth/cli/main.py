@@ -40,7 +40,10 @@ _EXIT_STATUSES = """exit status:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that reports a usage error in one line."""
+    """Parser that reports a usage error in one line, and takes no abbreviations of options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
@@ -72,7 +75,6 @@ def build_parser() -> argparse.ArgumentParser:
         description="Works with a Hearth daemon.",
         epilog=_EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)

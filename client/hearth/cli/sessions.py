@@ -25,12 +25,10 @@ def add_to(commands: Any) -> None:
         description="Lists the sessions that you may see, busiest first, or ends one. You may end sessions of your own "
         "tenant, or, with the right to administer, of any tenant. Everything that a session holds on the "
         "devices is freed with it. Opens no session.",
-        allow_abbrev=False,
     )
     action = parser.add_argument("action", nargs="?", metavar="end", help="end the session with this ID")
     action.completions = (_END,)  # type: ignore[attr-defined] # for `completion`
     parser.add_argument("id", nargs="?", metavar="ID", help="session ID, as shown in the list")
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 

@@ -26,7 +26,6 @@ def add_to(commands: Any) -> None:
         help="show the state of the daemon and its devices",
         description="Shows a daemon, its devices and its latest faults. Opens no session, so it also works while the "
         "daemon is draining. Exit status 1: no daemon answers, or it is not ready.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--wait",
@@ -34,7 +33,6 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="wait up to this time until the daemon is ready",
     )
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 

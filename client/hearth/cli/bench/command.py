@@ -35,7 +35,6 @@ def add_to(commands: Any) -> None:
         description="Measures a daemon from this machine: latencies, rates and bandwidths with percentiles, each next "
         "to a floor: what this machine achieves without Hearth, measured in the same run. Takes about 15 "
         "seconds.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--device", type=connect_options.ordinal, default=0, metavar="N", help="number of the device (0)"
@@ -47,8 +46,7 @@ def add_to(commands: Any) -> None:
         metavar="SIZE",
         help=f"size of the largest transfer ({size_name(_FULL_MAX)}; with --quick {size_name(_QUICK_MAX)})",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document")
     parser.set_defaults(run=run)
 
 

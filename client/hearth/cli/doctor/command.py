@@ -38,7 +38,6 @@ def add_to(commands: Any) -> None:
         help="find problems and suggest remedies",
         description="Checks everything that a first result requires: versions, environment, network, certificate, "
         "daemon, devices, compiler. The exit status is 1 if a check failed.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--device",
@@ -46,8 +45,7 @@ def add_to(commands: Any) -> None:
         metavar="N",
         help="check only this device (default: all devices that are serving)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document")
     parser.set_defaults(run=run)
 
 

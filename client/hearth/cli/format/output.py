@@ -6,10 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+from typing import Any
 
 SCHEMA = 1
 """Schema number of every document. Under the same number, keys may be added, but none is renamed."""
@@ -17,11 +14,6 @@ SCHEMA = 1
 _UNBOUNDED = 1_000_000
 
 RED, GREEN, YELLOW, BOLD = "31", "32", "33", "1"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the option ``--json``."""
-    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1; base units)')
 
 
 def emit(document: Mapping[str, Any], as_json: bool, text: str) -> None:

@@ -49,7 +49,6 @@ def add_to(commands: Any) -> None:
         description="Compiles a CUDA C++ file (or loads .ptx, .cubin) on a daemon's device and launches one kernel.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="kernel.cu, .ptx, .cubin or .fatbin file; /dev/stdin reads a pipe")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="argument of the kernel, see below")

@@ -37,7 +37,6 @@ def add_to(commands: Any) -> None:
         "Press q to quit. If the daemon becomes unreachable, the command waits for it. If stdout is not a "
         "terminal, and with --once, --iterations or --json, each update is printed below the last; the "
         "first one appears after one interval. Opens no session.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="time between updates (%(default)g)"
@@ -45,8 +44,7 @@ def add_to(commands: Any) -> None:
     number = parser.add_mutually_exclusive_group()
     number.add_argument("--iterations", type=_count, metavar="N", help="quit after N updates")
     number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one update")
-    parser.add_argument("--json", action="store_true", help="print one JSON document per line, with rates")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document per line, with rates")
     parser.set_defaults(run=run)
 
 

@@ -32,7 +32,6 @@ def add_to(commands: Any) -> None:
         help="record and summarize what a program does on its devices",
         description="Records every command of a program with its times, or summarizes such a recording. The files can "
         "be opened at https://ui.perfetto.dev and in chrome://tracing.",
-        allow_abbrev=False,
     )
     parts = parser.add_subparsers(title="parts", metavar="record|show", required=True)
     record: argparse.ArgumentParser = parts.add_parser(
@@ -40,7 +39,6 @@ def add_to(commands: Any) -> None:
         help="run a program and record it",
         epilog=_RECORD_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     record.add_argument("--output", "-o", default=_DEFAULT, metavar="FILE", help="(%(default)s)")
     record.add_argument("--force", action="store_true", help="overwrite a file that is not a trace")
@@ -49,7 +47,7 @@ def add_to(commands: Any) -> None:
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="program to run, and its arguments, after --"
     )
     record.set_defaults(run=run_record)
-    show: argparse.ArgumentParser = parts.add_parser("show", help="summarize a recording", allow_abbrev=False)
+    show: argparse.ArgumentParser = parts.add_parser("show", help="summarize a recording")
     show.add_argument("file", metavar="FILE", help="file written by `hearth trace record`, HEARTH_TRACE or Trace.save")
     show.add_argument(
         "--top", type=_count, default=_TOP, metavar="N", help="maximum number of rows of each table (%(default)s)"
