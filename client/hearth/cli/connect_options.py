@@ -12,6 +12,7 @@ from hearth.cli.format.complaint import invalid_argument
 if TYPE_CHECKING:
     from hearth.blocking.node import Node
     from hearth.endpoint.admin import AdminClient
+    from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
 
 _LONGEST_S = 3600.0
@@ -68,35 +69,44 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
     return connect_to(
         arguments.target,
         timeout=arguments.timeout,
-        token=_token(arguments),
-        ca=arguments.ca,
-        certificate=arguments.certificate,
-        key=arguments.key,
-        insecure=arguments.insecure,
+        **_credentials(arguments),
         **options,
     )
 
 
-def open_admin(arguments: argparse.Namespace, timeout: float | None = None) -> AdminClient:
+def open_admin(arguments: argparse.Namespace) -> AdminClient:
     """Returns an `AdminClient` for calls to the target daemon without a session.
 
-    `timeout`, in seconds per call, defaults to that of the arguments. Raises `ArgumentError`, or `AuthenticationError`
-    for a token that would be sent unencrypted.
+    Raises `ArgumentError`, or `AuthenticationError` for a token that would be sent unencrypted.
     """
-    from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import AdminClient
 
     target = targets.resolve(arguments.target, "the command line")
-    presented = credentials.find(
-        target, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
-    )
-    return AdminClient(target, presented, arguments.timeout if timeout is None else timeout)
+    return AdminClient(target, find_credentials(arguments, target), arguments.timeout)
+
+
+def find_credentials(arguments: argparse.Namespace, target: Target) -> Credentials:
+    """Returns the credentials for `target`, from the arguments and the environment. Raises like `open_admin`."""
+    from hearth.endpoint import credentials
+
+    return credentials.find(target, **_credentials(arguments))
 
 
 def target_text(target: Target) -> str:
     """Returns the target as a user writes it."""
     return f"{'https://' if target.tls else ''}{target.address}"
+
+
+def _credentials(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the credentials of the command line, as keywords of `hearth.connect`."""
+    return {
+        "token": _token(arguments),
+        "ca": arguments.ca,
+        "certificate": arguments.certificate,
+        "key": arguments.key,
+        "insecure": arguments.insecure,
+    }
 
 
 def _token(arguments: argparse.Namespace) -> str | None:

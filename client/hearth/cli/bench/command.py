@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.format import output
 from hearth.cli.format.complaint import complain
 from hearth.cli.format.sizes import KIB, MIB, parse_size, size_name
 
@@ -57,12 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     report = _measure(arguments)
     if arguments.json:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2))
+        output.print_json(report.to_json())
     else:
-        print(report.to_text())
-    sys.stdout.flush()
+        print(report.to_text(), flush=True)
     return _report_errors(report.figures)
 
 

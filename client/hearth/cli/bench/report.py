@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hearth.cli.bench.figures import Figure, Series
     from hearth.cli.bench.floor_process import Kind
 
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
-
 _HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "floor measured")
 _OVER = {"unix": "a Unix socket", "tcp": "loopback TCP"}
 _NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
@@ -45,7 +42,6 @@ class BenchReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
         return {
-            "schema": SCHEMA,
             "target": self.target,
             "daemon": {"version": self.daemon_version, "node": self.node},
             "device": {"ordinal": self.device, "name": self.device_name, "backend": self.backend},

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.format import output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
 
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
 _NETWORK = ("name", "port", "protocol")
 _SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
 _CLOSE_S = 3.0
@@ -59,13 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     findings = Findings() if arguments.json else Findings(_print)
     target = _examine(arguments, findings)
     if arguments.json:
-        import json
-
-        print(json.dumps(_document(findings, target), indent=2))
+        output.print_json(_document(findings, target))
     else:
         counted = ", ".join(f"{number} {status}" for number, status in findings.count())
-        print(f"\n{counted}")
-    sys.stdout.flush()
+        print(f"\n{counted}", flush=True)
     return 0 if findings.healthy else 1
 
 
@@ -101,14 +97,10 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
 
 def _find_credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
     from hearth.cli.doctor.check import Check, failed_check
-    from hearth.endpoint import credentials
     from hearth.errors import HearthError
 
     try:
-        token = connect_options._token(arguments)
-        result = credentials.find(
-            target, token, arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
-        )
+        result = connect_options.find_credentials(arguments, target)
     except HearthError as error:
         findings.add(failed_check("credentials", error))
         return None
@@ -237,7 +229,6 @@ def _print(checks: Sequence[Check]) -> None:
 
 def _document(findings: Findings, target: Target | None) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "target": connect_options.target_text(target) if target is not None else None,
         "healthy": findings.healthy,
         "checks": [vars(check) for check in findings.checks],

@@ -19,17 +19,16 @@ RED, GREEN, YELLOW, BOLD = "31", "32", "33", "1"
 def emit(document: Mapping[str, Any], as_json: bool, text: str) -> None:
     """Prints the document as JSON, or `text`, which contains the same for people."""
     if as_json:
-        import json
+        print_json(document)
+    else:
+        print(text, flush=True)
 
-        text = json.dumps({"schema": SCHEMA, **document}, indent=2)
-    print(text, flush=True)
 
-
-def emit_line(document: Mapping[str, Any]) -> None:
-    """Prints the document as JSON on one line, for commands that print several."""
+def print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Prints the document as JSON, with `SCHEMA`. None for `indent`: on one line, for commands that print several."""
     import json
 
-    print(json.dumps({"schema": SCHEMA, **document}), flush=True)
+    print(json.dumps({"schema": SCHEMA, **document}, indent=indent), flush=True)
 
 
 def columns() -> int:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.format import output
 from hearth.cli.format.complaint import complain, invalid_argument
 from hearth.cli.format.sizes import parse_size
 from hearth.errors import ArgumentError, AuthenticationError, CompileError, DeviceLostError
@@ -190,9 +191,7 @@ def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
             complain(f"argument {result.argument} could not be written: {result.error}")
             status = 1
     if arguments.json:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+        output.print_json(report.to_json())
     else:
         print(report.to_text(), end="")
     return status

@@ -102,7 +102,7 @@ def _print(arguments: argparse.Namespace, admin: AdminClient, first: Document) -
         except HearthError as error:
             view.record_failure(one_line(str(error)), time.time())
         if arguments.json:
-            output.emit_line(_document(view, connect_options.target_text(admin.target)))
+            output.print_json(_document(view, connect_options.target_text(admin.target)), indent=None)
         else:
             _print_frame(view, first=printed == 0)
         printed += 1

@@ -168,7 +168,7 @@ def test_the_report() -> None:
     ]
     assert "another host" in text[-1]
     document = json.loads(json.dumps(report.to_json()))
-    assert document["schema"] == 1 and document["device"] == {"ordinal": 3, "name": "H200", "backend": "cuda"}
+    assert document["device"] == {"ordinal": 3, "name": "H200", "backend": "cuda"}
     latency, upload, launch = document["figures"]
     assert latency["floor"] == {"name": "echo", "unit": "us", "p50": 5, "p90": 5, "p99": 5, "n": 1, "ratio": 4}
     assert [floor["ratio"] for floor in upload["other_floors"]] == [0.25]

@@ -16,7 +16,7 @@ def test_a_document_or_text(capsys: Any) -> None:
     written = capsys.readouterr().out
     assert json.loads(written) == {"schema": 1, "a": "\x1b[2J"} and "\x1b" not in written
     output.emit({"a": 1}, False, "text")
-    output.emit_line({"a": 1})
+    output.print_json({"a": 1}, indent=None)
     assert capsys.readouterr().out == 'text\n{"schema": 1, "a": 1}\n'
 
 
