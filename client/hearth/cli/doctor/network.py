@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -9,7 +10,7 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,12 +187,8 @@ def _protocol(target: Target, seconds: float) -> str:
         return HTTP
     if len(answer) >= 9 and answer[3] == _SETTINGS:
         return GRPC
-    context = _unverified()
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]),
-        ):
+        with _handshake(target, seconds, _unverified()):
             return TLS
     except ssl.SSLError as error:
         if "ALERT" in (error.reason or "") or "CERTIFICATE" in (error.reason or ""):
@@ -208,16 +205,12 @@ def certificate(target: Target, credentials: Credentials, files: tuple[str, str]
     """
     import ssl
 
-    host, _ = host_and_port(target)
     context = ssl.create_default_context(cadata=credentials.ca.decode() if credentials.ca else None)
     context.set_alpn_protocols(["h2"])
     if files is not None:
         context.load_cert_chain(*files)
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host) as secured,
-        ):
+        with _handshake(target, seconds, context) as secured:
             return certificate_expiry(secured.getpeercert() or {}, time.time())
     except ssl.SSLCertVerificationError as error:
         names, expiry = _rejected_certificate(target, seconds)
@@ -271,18 +264,12 @@ def _rejected_certificate(target: Target, seconds: float) -> tuple[str, str]:
     import ssl
 
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            _unverified().wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
-        ):
+        with _handshake(target, seconds, _unverified()) as secured:
             der = secured.getpeercert(binary_form=True)
         context = ssl.create_default_context(cadata=der)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
-        ):
+        with _handshake(target, seconds, context) as secured:
             peer = secured.getpeercert() or {}
     except (OSError, ValueError):
         return "", ""
@@ -292,6 +279,17 @@ def _rejected_certificate(target: Target, seconds: float) -> tuple[str, str]:
 def _names(peer: Mapping[str, object]) -> str:
     names = peer.get("subjectAltName", ())
     return ", ".join(str(name) for _, name in names) if isinstance(names, tuple) else ""
+
+
+@contextlib.contextmanager
+def _handshake(target: Target, seconds: float, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    """Yields a connection to the target after a TLS handshake, for which the server's name is the target's host."""
+    host, port = host_and_port(target)
+    with (
+        socket.create_connection((host, port), seconds) as connection,
+        context.wrap_socket(connection, server_hostname=host) as secured,
+    ):
+        yield secured
 
 
 def _unverified() -> ssl.SSLContext:
