@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hearth.cli.format.complaint import invalid_argument
-from hearth.cli.format.sizes import size_name
+from hearth.cli.format.units import size_name
 from hearth.cli.run.spec import Array, FromFile, Generated, Scalar, Spec
 from hearth.errors import ArgumentError
 
@@ -96,11 +96,7 @@ def write(path: str, array: Host, force: bool) -> None:
             try:
                 target.hardlink_to(draft)  # unlike a rename, never replaces another file
                 return
-            except FileExistsError:
-                raise invalid_argument(
-                    f"the result {path!r} has been created in the meantime", "overwrite the file with --force"
-                ) from None
-            except OSError:  # a file system without hard links
+            except OSError:  # the file exists, or the file system has no hard links
                 if os.path.lexists(target):
                     raise invalid_argument(
                         f"the result {path!r} has been created in the meantime", "overwrite the file with --force"
