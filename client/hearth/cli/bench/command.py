@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.cli import connect_options
 from hearth.cli.format import output
 from hearth.cli.format.complaint import complain
-from hearth.cli.format.sizes import KIB, MIB, parse_size, size_name
+from hearth.cli.format.units import KIB, MIB, parse_size, size_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> BenchReport:
-    from hearth.cli.bench.floor_process import FloorProcess
+    from hearth.cli.bench.floor_process import FloorProcess, Kind
     from hearth.endpoint import target as targets
 
     started = time.perf_counter()
     target = targets.resolve(arguments.target)
     connect = partial(connect_options.connect, arguments)
-    with FloorProcess("unix" if target.address.startswith("unix:") else "tcp") as process, connect() as node:
+    kind: Kind = "unix" if target.address.startswith("unix:") else "tcp"
+    with contextlib.closing(FloorProcess(kind)) as process, connect() as node:
         return _measure_device(arguments, target, connect, node, process, started)
 
 

@@ -6,13 +6,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hearth.cli.bench import floor_server
 from hearth.errors import HearthError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 Kind = Literal["unix", "tcp"]
 _START_S = 30.0
@@ -79,14 +76,6 @@ class FloorProcess:
         for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
-
-    def __enter__(self) -> FloorProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _not_started(reason: str) -> FloorError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.cli.bench.floor_process import FloorError
 from hearth.cli.bench.floor_server import CHUNK, DOWN, HEADER, SERVICE, UP
 from hearth.cli.bench.sampling import After, Measurement, Once
-from hearth.cli.format.sizes import size_name
+from hearth.cli.format.units import size_name
 
 if TYPE_CHECKING:
     from hearth.cli.bench.floor_process import FloorProcess

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from hearth.cli.format.percentiles import Better
-
+Better = Literal["lower", "higher"]
 Unit = Literal["us", "ms", "1/s", "GB/s"]
 After = Callable[[], object]
 Once = Callable[[], After | None]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.cli import connect_options
 from hearth.cli.format import output
 from hearth.cli.format.complaint import complain, invalid_argument
-from hearth.cli.format.sizes import parse_size
+from hearth.cli.format.units import parse_size
 from hearth.errors import ArgumentError, AuthenticationError, CompileError, DeviceLostError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hearth.cli.format.sizes import size_name
 from hearth.cli.format.table import number, table
+from hearth.cli.format.units import size_name
 from hearth.cli.trace.summary import Row, Summary
 
 _LONGEST = 60

@@ -111,7 +111,7 @@ def test_units() -> None:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_the_floors_of_this_machine(kind: Kind) -> None:
-    with FloorProcess(kind) as process:
+    with contextlib.closing(FloorProcess(kind)) as process:
         floors = Floors(process)
         for floor in (
             floors.launch(), floors.launches(100), floors.small(4096), floors.connection(), floors.upload(100_001),
@@ -129,7 +129,7 @@ def test_the_floors_of_this_machine(kind: Kind) -> None:
 
 def test_a_process_for_the_floors_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with FloorProcess("tcp") as process, pytest.raises(FloorError, match="did not start"):
+    with contextlib.closing(FloorProcess("tcp")) as process, pytest.raises(FloorError, match="did not start"):
         assert process.addresses
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(FloorError, match="No such file"):
