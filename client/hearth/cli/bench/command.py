@@ -139,7 +139,7 @@ def _report_errors(figures: Sequence[Figure]) -> int:
     affected: dict[str, list[str]] = {}
     for figure in figures:
         if figure.error is not None:
-            affected.setdefault(str(figure.error), []).append(figure.series.measurement.name)
+            affected.setdefault(str(figure.error), []).append(figure.measurement.name)
     for error, names in affected.items():
         complain(f"not measured: {', '.join(names)}: {error}")
     return 1 if affected else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,6 @@ class FloorProcess:
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
-        self._addresses: Addresses | None = None
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             # In a separate session: a terminal's Ctrl-C reaches only the command, which then ends this process. -P:
@@ -46,14 +46,9 @@ class FloorProcess:
         except OSError as error:
             raise _not_started(error.strerror or str(error)) from None
 
-    @property
+    @functools.cached_property
     def addresses(self) -> Addresses:
         """Addresses of the process. Blocks until it is ready. Raises `FloorError` if it does not start."""
-        if self._addresses is None:
-            self._addresses = self._read_addresses()
-        return self._addresses
-
-    def _read_addresses(self) -> Addresses:
         timer = threading.Timer(_START_S, self.process.kill)
         timer.start()
         try:

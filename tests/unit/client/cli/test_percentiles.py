@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.cli.bench.figures import Percentiles, quantile
+from hearth.cli.bench.sampling import Percentiles, quantile
 from hearth.cli.format.table import number, table
 from hearth.cli.format.units import parse_size, size_name
 
