@@ -50,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
             output.emit({"target": target, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
         sessions = sorted(admin.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
-    text = "" if arguments.json else _text(sessions)
-    output.emit({"target": target, "sessions": [_document(session) for session in sessions]}, arguments.json, text)
+    documents = [_document(session) for session in sessions]
+    text = "" if arguments.json else _text(documents)
+    output.emit({"target": target, "sessions": documents}, arguments.json, text)
     return 0
 
 
@@ -87,26 +88,12 @@ def _document(session: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _text(sessions: list[SessionInfo]) -> str:
-    from hearth.cli.format import units
-    from hearth.cli.format.printable import printable
+def _text(sessions: list[dict[str, Any]]) -> str:
     from hearth.cli.format.table import table
     from hearth.cli.top import lines
 
     if not sessions:
         return "no sessions"
     now = time.time()
-    header = ["SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
-    rows = [
-        [
-            printable(session.session_id),
-            units.duration(session.device_seconds),
-            ",".join(map(str, session.devices)) or units.NONE,
-            printable(session.tenant),
-            units.duration(now - session.opened),
-            lines.lease(session.connected, session.lease_left),
-            lines.client(session.client_name, session.isolation == "dedicated", session.client_process),
-        ]
-        for session in sessions
-    ]
-    return table(header, rows, frozenset({1, 4}))
+    rows = [lines.session_cells(session, now) for session in sessions]
+    return table(lines.SESSION_HEADER, rows, frozenset({1, 4}))

@@ -41,6 +41,7 @@ _LAYOUTS = (
 )
 """The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
 the bar repeats the figure beside it."""
+SESSION_HEADER = ("SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT")
 _INDENT = " " * 8
 _TENANT_WIDTH = 16
 _BAR_CELLS = 10
@@ -181,27 +182,29 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
     if not entries:
         return [ScreenLine("no sessions")]
     now = clock(document)
-    rows = [
-        [
-            printable(session["id"]),
-            units.share(used.get(session["id"])),
-            units.duration(session.get("device_seconds")),
-            ",".join(map(str, session.get("devices", ()))) or units.NONE,
-            fit(printable(session.get("tenant", "")), _TENANT_WIDTH),
-            units.duration(now - session.get("opened_unix", now)),
-            lease(session.get("connected", False), session.get("lease_left_seconds")),
-            client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
-        ]
-        for session in entries
-    ]
-    header = ["SESSION", "BUSY", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
+    rows = []
+    for session in entries:
+        name, time_used, devices, tenant, *others = session_cells(session, now)
+        rows.append(
+            [name, units.share(used.get(session["id"])), time_used, devices, fit(tenant, _TENANT_WIDTH), *others]
+        )
+    header = [SESSION_HEADER[0], "BUSY", *SESSION_HEADER[1:]]
     heading, *lines = table(header, rows, frozenset({1, 2, 5})).splitlines()
     return [ScreenLine(heading, (output.BOLD,)), *map(ScreenLine, lines)]
 
 
-def lease(connected: bool, seconds_left: float | None) -> str:
-    """Returns the state of a session's lease: connected, or the time left."""
-    return "connected" if connected else f"{units.duration(seconds_left)} left"
+def session_cells(session: Mapping[str, Any], now: float) -> list[str]:
+    """Returns the cells of `SESSION_HEADER` for a session of a status document. `now`: seconds since 1970."""
+    lease = "connected" if session.get("connected") else f"{units.duration(session.get('lease_left_seconds'))} left"
+    return [
+        printable(session["id"]),
+        units.duration(session.get("device_seconds")),
+        ",".join(map(str, session.get("devices", ()))) or units.NONE,
+        printable(session.get("tenant", "")),
+        units.duration(now - session.get("opened_unix", now)),
+        lease,
+        client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
+    ]
 
 
 def client(name: str, dedicated: bool, process: str = "") -> str:
