@@ -106,7 +106,7 @@ def add_to(commands: Any) -> None:
         help="pass an option to NVRTC, e.g. --option=--use_fast_math",
     )
     connect_options.add_options(parser)
-    parser.set_defaults(run=run, usual_launch_timeout=LAUNCH_S)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,6 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hearth.cli.run import arrays, sources
     from hearth.cli.run import kernel as run_kernel
 
+    if arguments.launch_timeout is None and not arguments.shared:
+        arguments.launch_timeout = LAUNCH_S
     specs = _parse_specs(arguments.arguments)
     code = sources.read_code(arguments.file)
     explicit = sources.headers_of_options(arguments.header)

@@ -101,12 +101,11 @@ def launch(
     device.synchronize()  # waits for the uploads, so that they are not measured
     if not arguments.json:
         print(report.heading(), flush=True)
-    limit: float | None = arguments.launch_timeout or (None if arguments.shared else arguments.usual_launch_timeout)
     profile = device.profile() if arguments.timed else None
     with profile or contextlib.nullcontext():
         kernel(
             grid, arguments.block, tuple(kernel_arguments), arguments.shared_mem, mode=arguments.mode,
-            iterations=arguments.iterations, timeout=limit,
+            iterations=arguments.iterations, timeout=arguments.launch_timeout,
         )  # fmt: skip
     device.synchronize()
     if profile is not None:
