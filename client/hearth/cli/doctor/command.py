@@ -12,13 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.doctor.check import Check, Findings, failed_check, run_bounded
 from hearth.cli.format import output
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hearth.blocking.node import Node
-    from hearth.cli.doctor.check import Check, Findings
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
 
@@ -53,23 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     Never raises for a problem of the daemon or of the path to it.
     """
-    from hearth.cli.doctor.check import Findings
-
     findings = Findings() if arguments.json else Findings(_print)
     target = _examine(arguments, findings)
     if arguments.json:
         output.print_json(_document(findings, target))
     else:
-        counted = ", ".join(f"{number} {status}" for number, status in findings.count())
-        print(f"\n{counted}", flush=True)
+        print(f"\n{findings.counts()}", flush=True)
     return 0 if findings.healthy else 1
 
 
 def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None:
     from hearth.cli.doctor import client
-    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import target as targets
-    from hearth.errors import HearthError
 
     seconds = arguments.timeout
     findings.run("client", seconds, client.versions)
@@ -96,9 +92,6 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
 
 
 def _find_credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
-    from hearth.cli.doctor.check import Check, failed_check
-    from hearth.errors import HearthError
-
     try:
         result = connect_options.find_credentials(arguments, target)
     except HearthError as error:
@@ -146,8 +139,6 @@ def _check_path(
 
 def _check_session(arguments: argparse.Namespace, findings: Findings, target: Target, credentials: Credentials) -> None:
     """Makes the checks that need a session, and closes the session."""
-    from hearth.cli.doctor.check import Check, run_bounded
-
     nodes: list[Node] = []
     timed_out = threading.Event()
     before = time.time()
@@ -182,7 +173,6 @@ def _check_daemon(
     after: float,
 ) -> None:
     from hearth.cli.doctor import daemon
-    from hearth.cli.doctor.check import Check
 
     seconds = arguments.timeout
     if not findings.run("daemon", seconds, lambda: daemon.versions(node)):

@@ -10,9 +10,9 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hearth.cli.doctor.check import Check
 from hearth.endpoint.credentials import Credentials
@@ -52,7 +52,8 @@ def unix_socket(path: str) -> list[Check]:
         return [Check(name, "failed", f"{path}: {getattr(error, 'strerror', None) or error}", _START)]
     if not stat.S_ISSOCK(status.st_mode):
         return [Check(name, "failed", f"{path} is not a socket", "specify the path of the daemon's hearth.sock")]
-    owner = f"owner {_user(status.st_uid)}:{_group(status.st_gid)}, mode {stat.S_IMODE(status.st_mode):04o}"
+    user, group = _account(pwd.getpwuid, status.st_uid), _account(grp.getgrgid, status.st_gid)
+    owner = f"owner {user}:{group}, mode {stat.S_IMODE(status.st_mode):04o}"
     failure = _connection_failure(path, owner)
     if failure is not None:
         return [failure]
@@ -89,22 +90,17 @@ def _connection_failure(path: str, owner: str) -> Check | None:
 
 def _membership_advice(path: Path) -> str:
     try:
-        group = _group(path.stat().st_gid)
+        group = _account(grp.getgrgid, path.stat().st_gid)
     except OSError:
         group = "hearth"
-    return f"request membership of the group {group!r} (usermod -aG {group} {_user(os.getuid())}), then log in again"
+    user = _account(pwd.getpwuid, os.getuid())
+    return f"request membership of the group {group!r} (usermod -aG {group} {user}), then log in again"
 
 
-def _user(number: int) -> str:
+def _account(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Returns the name of a user (`pwd.getpwuid`) or group (`grp.getgrgid`), or its number if it has none."""
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return str(entry(number)[0])
     except KeyError:
         return str(number)
 
