@@ -15,6 +15,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "check-config",
         "check the configuration of the daemon",
         "Checks whether the configuration is valid. Reads the file, the environment and the options, and warns about "
@@ -30,7 +31,6 @@ def add_to(commands: Any) -> None:
     add_json(parser)
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     flags.add_settings(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

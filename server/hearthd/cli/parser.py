@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from hearthd.cli.failure import USAGE_ERROR
@@ -100,6 +100,7 @@ def epilog(statuses: dict[int, str], examples: Sequence[str] = ()) -> str:
 
 def add_command(
     commands: Any,
+    run: Callable[[argparse.Namespace], int],
     name: str,
     summary: str,
     description: str,
@@ -111,6 +112,7 @@ def add_command(
 
     Args:
         commands: The group: the result of `Parser.add_subparsers`.
+        run: Function that runs the command, and returns its exit status.
         name: Name of the command.
         summary: Its line in the list of commands.
         description: The text at the top of its help.
@@ -121,6 +123,7 @@ def add_command(
     parser: Parser = commands.add_parser(
         name, help=summary, description=description, epilog=epilog(all_statuses, examples)
     )  # fmt: skip
+    parser.set_defaults(run=run)
     return parser
 
 
