@@ -18,11 +18,8 @@ from hearth.cli.format.units import KIB, MIB, parse_size, size_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hearth.blocking.node import Node
     from hearth.cli.bench.figures import Figure
-    from hearth.cli.bench.floor_process import FloorProcess
     from hearth.cli.bench.report import BenchReport
-    from hearth.endpoint.target import Target
 
 _SMALLEST = 4 * KIB
 _FULL_MAX = 64 * MIB
@@ -66,7 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> BenchReport:
+    from hearth.cli.bench import rounds
     from hearth.cli.bench.floor_process import FloorProcess, Kind
+    from hearth.cli.bench.floors import Floors
+    from hearth.cli.bench.probes import Probes
+    from hearth.cli.bench.report import BenchReport
     from hearth.endpoint import target as targets
 
     started = time.perf_counter()
@@ -74,64 +75,36 @@ def _measure(arguments: argparse.Namespace) -> BenchReport:
     connect = partial(connect_options.connect, arguments)
     kind: Kind = "unix" if target.address.startswith("unix:") else "tcp"
     with contextlib.closing(FloorProcess(kind)) as process, connect() as node:
-        return _measure_device(arguments, target, connect, node, process, started)
+        device = node.device(arguments.device)
+        device.synchronize()  # attaches, so that a device that is out of service is reported once, not eight times
+        version = node.describe().server_version
+        effort = rounds.QUICK if arguments.quick else rounds.FULL
+        probes, floors = Probes(device, connect), Floors(process)
+        figures = rounds.plan(probes, floors, sizes(arguments), effort)
+        try:
+            rounds.run(figures, effort, probes.settle, _show_progress)
+        finally:
+            _show_progress("")
+        return BenchReport(
+            target=connect_options.target_text(target),
+            on_loopback=target.loopback,
+            daemon_version=version,
+            node=node.name,
+            device=device.ordinal,
+            device_name=device.properties.name,
+            backend=device.properties.backend,
+            quick=arguments.quick,
+            seconds=time.perf_counter() - started,
+            floors_over=kind,
+            loop=process.addresses.loop,
+            figures=figures,
+        )
 
 
-def _measure_device(
-    arguments: argparse.Namespace,
-    target: Target,
-    connect: partial[Node],
-    node: Node,
-    process: FloorProcess,
-    started: float,
-) -> BenchReport:
-    from hearth.cli.bench import rounds
-    from hearth.cli.bench.floors import Floors
-    from hearth.cli.bench.probes import Probes
-    from hearth.cli.bench.report import BenchReport
-
-    device = node.device(arguments.device)
-    device.synchronize()  # attaches, so that a device that is out of service is reported once, not eight times
-    version = node.describe().server_version
-    effort = rounds.QUICK if arguments.quick else rounds.FULL
-    probes, floors = Probes(device, connect), Floors(process)
-    figures = rounds.plan(probes, floors, sizes(arguments), effort)
-    progress = _Progress()
-    try:
-        rounds.run(figures, effort, probes.settle, progress)
-    finally:
-        progress.clear()
-    return BenchReport(
-        target=connect_options.target_text(target),
-        on_loopback=target.loopback,
-        daemon_version=version,
-        node=node.name,
-        device=device.ordinal,
-        device_name=device.properties.name,
-        backend=device.properties.backend,
-        quick=arguments.quick,
-        seconds=time.perf_counter() - started,
-        floors_over=process.kind,
-        loop=process.addresses.loop,
-        figures=figures,
-    )
-
-
-class _Progress:
-    """Shows the running measurement on stderr, on a terminal only."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        self._write(f"\r\x1b[K{text}")
-
-    def clear(self) -> None:
-        self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        if self._shown:
-            print(text, end="", file=sys.stderr, flush=True)
+def _show_progress(text: str) -> None:
+    """Shows the running measurement on stderr instead of the last one, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _report_errors(figures: Sequence[Figure]) -> int:
