@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
-from hearthd.cli.parser import add_command
+from hearthd.cli.parser import add_command, number_type
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -41,7 +41,11 @@ def add_to(commands: Any) -> None:
         "--directory", type=Path, default=Path(), metavar="DIR", help="where the files are written (%(default)s)"
     )
     parser.add_argument(
-        "--days", type=_days, default=365, metavar="N", help="days that the certificate is valid (%(default)d)"
+        "--days",
+        type=number_type(int, "days", 1, _MAX_DAYS),
+        default=365,
+        metavar="N",
+        help="days that the certificate is valid (%(default)d)",
     )
 
 
@@ -59,16 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"# For clients, which need a copy of {folder / AUTHORITY}:")
     print(f"#   HEARTH_CA={AUTHORITY} HEARTH_TARGET=https://{names[0]}:7421")
     return 0
-
-
-def _days(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= _MAX_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MAX_DAYS}")
-    return value
 
 
 def make(names: Sequence[str], folder: Path, days: int) -> None:

@@ -6,13 +6,12 @@ It queries `grpc.health.v1`, which requires no token, over the Unix socket, so i
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hearthd.cli import flags
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
-from hearthd.cli.parser import add_command
+from hearthd.cli.parser import add_command, number_type
 
 if TYPE_CHECKING:
     import grpc
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
-_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.01, 3600.0
 
 _CONNECT_ERRORS = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
@@ -52,7 +50,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=number_type(float, "seconds", 0.01, 3600),
         default=3.0,
         metavar="SECONDS",
         help="seconds to wait for the answer (%(default)g)",
@@ -64,18 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     config, _ = flags.load(arguments.config, {("listen", "unix"): arguments.unix})
     print(check(config, arguments.service, arguments.timeout, live=arguments.live))
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not _MIN_TIMEOUT_S <= value <= _MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from {_MIN_TIMEOUT_S:g} to {_MAX_TIMEOUT_S:g}"
-        )
-    return value
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -125,6 +126,21 @@ def add_command(
     )  # fmt: skip
     parser.set_defaults(run=run)
     return parser
+
+
+def number_type(kind: type[int | float], unit: str, low: float, high: float) -> Callable[[str], Any]:
+    """Returns the type of an argument that is a number of `unit` from `low` to `high`."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} from {low:g} to {high:g}")
+        return value
+
+    return parse
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
