@@ -28,7 +28,7 @@ _DESCRIPTIONS = {
 def add_to(commands: Any) -> None:
     """Adds the group of commands and their arguments."""
     audit: Parser = commands.add_parser("audit", help="inspect the audit log", description="Inspects the audit log.")
-    subcommands = audit.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    subcommands = audit.add_subparsers(title="commands", metavar="COMMAND")
     names_config = "TOML file that names the log, its key and anchor"
 
     verify = add_command(

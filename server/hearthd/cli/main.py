@@ -48,7 +48,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"hearthd {VERSION}", help="print the version")
     completion.add_to(parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         serve, check_config, print_config, token, health_check, certificate, audit, example_config, service_unit,
     ):  # fmt: skip
