@@ -114,10 +114,11 @@ def _text(node: NodeInfo, devices: list[DeviceInfo], detailed: bool) -> str:
 
 def _detail(device: DeviceInfo) -> str:
     properties = device.properties
+    names = [field.name for field in dataclasses.fields(properties) if field.name not in ("name", "features")]
     rows = [
         ("state", device.state + (f": {printable(device.detail)}" if device.detail else "")),
         ("generation", str(device.generation)),
-        *((name, _value(name, getattr(properties, name))) for name in _names(properties)),
+        *((name, _value(name, getattr(properties, name))) for name in [*names, "features"]),
     ]
     for process in device.processes:
         owner = f"session {printable(process.session_id)} of " if process.session_id else ""
@@ -131,12 +132,6 @@ def _detail(device: DeviceInfo) -> str:
     name_width = max(len(name) for name, _ in rows)
     heading = f"device {device.ordinal}: {printable(properties.name)}"
     return "\n".join([heading, *(f"  {name.ljust(name_width)}  {value}".rstrip() for name, value in rows)])
-
-
-def _names(properties: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(properties) if field.name not in ("name", "features")] + [
-        "features"
-    ]
 
 
 def _value(name: str, value: Any) -> str:

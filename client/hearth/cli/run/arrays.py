@@ -22,16 +22,13 @@ MAX_SHOWN = 1000
 """Maximum number of elements of an array that is printed, or included in a document, in full."""
 
 
-def value_of(spec: Scalar) -> Any:
-    """Returns the value as a NumPy scalar of its type."""
-    return np.dtype(spec.dtype).type(spec.value)
-
-
-def host_array(spec: Array) -> Host | None:
-    """Returns the array's initial contents, C-contiguous and in native byte order.
+def host_value(spec: Spec) -> Any:
+    """Returns the value as a NumPy scalar, or the array's initial contents, C-contiguous and in native byte order.
 
     Returns None for a result, which is initially zero on the device. Raises `ArgumentError`.
     """
+    if isinstance(spec, Scalar):
+        return np.dtype(spec.dtype).type(spec.value)
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _generate(spec.source)

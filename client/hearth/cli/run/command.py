@@ -122,14 +122,14 @@ def run(arguments: argparse.Namespace) -> int:
     headers = sources.headers_of(arguments.file, code, arguments.include, explicit)
     arrays.check_result_files(specs, arguments.force)
     arrays.check_memory(specs)
-    values = [_host_value(spec) for spec in specs]
+    values = [arrays.host_value(spec) for spec in specs]
     with _connect(arguments) as node:
         device = node.device(arguments.device)
         printed: list[str] = []
         if arguments.json:
             node.on_output(printed.append)
         try:
-            module, kernel = run_kernel.load(arguments, device, code, headers)
+            kernel = run_kernel.load(arguments, device, code, headers)
         except CompileError as error:
             return _report_compile_error(arguments.file, error)
         try:
@@ -138,7 +138,6 @@ def run(arguments: argparse.Namespace) -> int:
             error.fix = "find writes out of bounds with --mode validate; allow more time with --launch-timeout."
             raise
         report.printed = "".join(printed)
-        del module
     return _finish(arguments, report)
 
 
@@ -159,13 +158,6 @@ def _parse_specs(texts: Sequence[str]) -> list[Spec]:
         return parse_all(texts)
     except SpecError as error:
         raise invalid_argument(str(error), "see `hearth run --help` for the forms of an argument") from None
-
-
-def _host_value(spec: Spec) -> Any:
-    from hearth.cli.run import arrays
-    from hearth.cli.run.spec import Scalar
-
-    return arrays.value_of(spec) if isinstance(spec, Scalar) else arrays.host_array(spec)
 
 
 def _report_compile_error(file: str, error: CompileError) -> int:

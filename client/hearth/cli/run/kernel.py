@@ -17,14 +17,11 @@ from hearth.errors import HearthError
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
     from hearth.blocking.function import Function
-    from hearth.blocking.module import RawModule
     from hearth.blocking.node import Node
 
 
-def load(
-    arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
-) -> tuple[RawModule, Function]:
-    """Returns the module and its kernel.
+def load(arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]) -> Function:
+    """Returns the kernel of the module of `code`.
 
     Waits for the compile, and prints the compiler's warnings on stderr. Raises `ArgumentError` if the kernel is missing
     or ambiguous.
@@ -45,12 +42,12 @@ def load(
         module = device.RawModule(code, options=options, headers=headers, name_expressions=[name])
         with contextlib.suppress(HearthError):  # a C++ function that is not a template also has such a name
             module.compile()
-            return module, module.get_function(name)
+            return module.get_function(name)
         raise invalid_argument(
             f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}",
             'use one of these names; for an instance of a template use e.g. --kernel "scale<float>"',
         )
-    return module, module.get_function(name)
+    return module.get_function(name)
 
 
 def _only_kernel(names: Sequence[str], file: str) -> str:
