@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     with connect_options.open_admin(arguments) as admin:
         document = admin.status() if arguments.wait is None else _wait_until_ready(admin, arguments.wait)
         target = connect_options.target_text(admin.target)
-    text = "" if arguments.json else status_text(document, target, output.columns(), output.Paint(output.in_colour()))
+    text = "" if arguments.json else status_text(document, target, output.columns(), output.in_colour())
     output.emit({"target": target, **document}, arguments.json, text)
     if document.get("ready"):
         return 0
@@ -71,7 +71,7 @@ def _wait_until_ready(admin: AdminClient, seconds: float) -> Document:
         time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 
 
-def status_text(document: Document, target: str, columns: int, paint: output.Paint) -> str:
+def status_text(document: Document, target: str, columns: int, colour: bool) -> str:
     """Formats the status document as text. Pure."""
     from hearth.cli.format.printable import printable
     from hearth.cli.top import lines, rates
@@ -85,10 +85,11 @@ def status_text(document: Document, target: str, columns: int, paint: output.Pai
         lines.ScreenLine(),
     ]
     shown = [
-        line.render(columns, paint)
+        line.render(columns, colour)
         for line in top + lines.devices(document, rates.device_rates(None, document), columns)
     ]
     faults = lines.faults(document, _FAULTS_SHOWN)
     if faults:
-        shown += ["", paint("latest faults", output.BOLD), *(paint(line.text, *line.codes) for line in faults)]
+        shown += ["", output.paint("latest faults", (output.BOLD,), colour)]
+        shown += [output.paint(line.text, line.codes, colour) for line in faults]
     return "\n".join(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SCHEMA = 1
@@ -41,12 +41,6 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Paint:
-    """Adds colours to text if `shown` is True, otherwise leaves it unchanged."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-
-    def __call__(self, text: str, *codes: str) -> str:
-        """Returns `text` in the colours of `codes`; its visible width does not change."""
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._shown and codes and text else text
+def paint(text: str, codes: Sequence[str], colour: bool) -> str:
+    """Returns `text` in the colours of `codes` if `colour` is True; its visible width does not change."""
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if colour and codes and text else text

@@ -119,9 +119,9 @@ def _lines(view: View, columns: int, rows: int | None = None) -> list[str]:
     """Returns the lines of a frame, in colour if stdout shows colours."""
     from hearth.cli.top.frame import frame
 
-    paint = output.Paint(output.in_colour())
+    colour = output.in_colour()
     shown = frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns, rows=rows)
-    return [line.render(columns, paint) for line in shown]
+    return [line.render(columns, colour) for line in shown]
 
 
 def _document(view: View, target: str) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class ScreenLine(NamedTuple):
     text: str = ""
     codes: tuple[str, ...] = ()
 
-    def render(self, columns: int, paint: output.Paint) -> str:
-        """Returns the text, cut to `columns` and in colour."""
-        return paint(fit(self.text, columns), *self.codes)
+    def render(self, columns: int, colour: bool) -> str:
+        """Returns the text, cut to `columns`, and in colour if `colour` is True."""
+        return output.paint(fit(self.text, columns), self.codes, colour)
 
 
 def clock(document: Document) -> float:

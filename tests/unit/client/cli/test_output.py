@@ -45,9 +45,9 @@ def test_colours(tty: bool, variables: dict[str, str], coloured: bool, monkeypat
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    paint = output.Paint(output.in_colour())
-    assert paint("x", output.BOLD, output.RED) == ("\x1b[1;31mx\x1b[0m" if coloured else "x")
-    assert paint("x") == "x" and paint("", output.RED) == ""
+    colour = output.in_colour()
+    assert output.paint("x", (output.BOLD, output.RED), colour) == ("\x1b[1;31mx\x1b[0m" if coloured else "x")
+    assert output.paint("x", (), colour) == "x" and output.paint("", (output.RED,), colour) == ""
 
 
 @pytest.mark.parametrize(
