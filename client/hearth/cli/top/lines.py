@@ -94,10 +94,11 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
     entries = document.get("devices", ())
     if not entries:
         return [ScreenLine("no devices")]
-    groups = next(
-        (candidate for layout in _LAYOUTS if _fits(candidate := _devices(entries, rates, layout), columns)), []
-    )
-    headings, *rows = groups or _devices(entries, rates, _LAYOUTS[-1])
+    for layout in _LAYOUTS:
+        groups = _devices(entries, rates, layout)
+        if all(width(text) <= columns for texts in groups for text in texts):
+            break
+    headings, *rows = groups
     lines = [ScreenLine(text, (output.BOLD,)) for text in headings]
     for device, texts in zip(entries, rows, strict=True):
         codes = () if device.get("state") == "serving" else (output.RED,)
@@ -117,10 +118,6 @@ def _loads(device: Mapping[str, Any]) -> str:
         return ""
     subject = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
     return f"{subject} for kernels to end, the longest for {units.duration(longest)}"
-
-
-def _fits(groups: list[tuple[str, ...]], columns: int) -> bool:
-    return all(width(text) <= columns for texts in groups for text in texts)
 
 
 def _devices(
