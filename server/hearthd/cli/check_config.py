@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         warnings = [{"setting": item.setting, "warning": item.text} for item in advice]
         document = {"ok": not error, "starts_here": starts, "error": error or None, "warnings": warnings}
         print(json.dumps(document, indent=2))
-    for item in () if arguments.json else advice:
-        print(f"warning: {item}")
-    if error:
-        if arguments.json:
+        if error:
             return USAGE_ERROR
-        fail(error, USAGE_ERROR)
-    if not arguments.json:
+    else:
+        for item in advice:
+            print(f"warning: {item}")
+        if error:
+            fail(error, USAGE_ERROR)
         conclusion = "ok" if starts else "this host: would not start"
         print(conclusion + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
     return RUNTIME_ERROR if arguments.strict and advice else 0
