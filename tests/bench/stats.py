@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hearth.cli.format.percentiles import quantile
+from hearth.cli.bench.sampling import quantile
 
 Samples = dict[str, list[float]]
 """Samples that a worker measured, by name."""

@@ -68,9 +68,12 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: bool) -> None:
         ("/opt/hearth/bin/hearthd", "hearth", "hearth.toml", "the path must be absolute"),
     ],
 )
-def test_unit_that_cannot_start_is_refused(command: str, account: str, config: str | None, says: str) -> None:
-    with pytest.raises(service_unit.Unusable, match=says):
+def test_unit_that_cannot_start_is_refused(
+    command: str, account: str, config: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
         service_unit.unit([command], user=False, account=account, config=config)
+    assert says in capsys.readouterr().err
 
 
 def test_unit_is_written_once_and_not_over_another(tmp_path: Path) -> None:

@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 
 from hearth.cli.format.printable import printable
 
-_FILES = ("FILE",)
-"""Prefixes of the metavars of arguments that are file names."""
-
 
 class Option(NamedTuple):
     """An option or positional argument."""
@@ -25,7 +22,7 @@ class Option(NamedTuple):
     @property
     def is_file(self) -> bool:
         """True if the value is a file name."""
-        return self.value_name.startswith(_FILES)
+        return self.value_name.startswith("FILE")
 
 
 class Command(NamedTuple):
@@ -45,7 +42,6 @@ def add_to(commands: Any) -> None:
         description='Prints a script that completes `hearth` in a shell. bash: eval "$(hearth completion bash)" in '
         "~/.bashrc; zsh: hearth completion zsh > a file named _hearth in a folder of $fpath; fish: hearth completion "
         "fish > ~/.config/fish/completions/hearth.fish.",
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=sorted(_SHELLS), metavar="SHELL", help=", ".join(sorted(_SHELLS)))
     parser.set_defaults(run=run)
@@ -70,15 +66,10 @@ def describe(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[
     commands = [
         Command(name, helps.get(name, ""), *_arguments_of(subparser)) for name, subparser in subparsers.choices.items()
     ]
-    return _global_options(parser), commands
+    return tuple(_option(action, parser.prog) for action in parser._actions if action.option_strings), commands
 
 
-def _global_options(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
-    """Returns the options before a command."""
-    return tuple(_option(action) for action in parser._actions if action.option_strings)
-
-
-def _option(action: argparse.Action, prog: str = "hearth") -> Option:
+def _option(action: argparse.Action, prog: str) -> Option:
     value_name = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     words = tuple(map(str, action.choices or getattr(action, "completions", None) or ()))
     return Option(

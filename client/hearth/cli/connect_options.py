@@ -1,4 +1,4 @@
-"""Arguments of every command that select the daemon and the credentials, like those of `hearth.connect`."""
+"""Arguments of the commands that use a daemon: its address and the credentials, as of `hearth.connect`; ``--json``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hearth.errors import ArgumentError
+from hearth.cli.format.complaint import invalid_argument
 
 if TYPE_CHECKING:
     from hearth.blocking.node import Node
     from hearth.endpoint.admin import AdminClient
+    from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
 
 _LONGEST_S = 3600.0
 _DEVICES = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds TARGET and the options of `connect`."""
+def add_arguments(
+    parser: argparse.ArgumentParser, json_help: str = 'print one JSON document ("schema": 1; base units)'
+) -> None:
+    """Adds ``--json``, TARGET and the options of `connect`."""
+    parser.add_argument("--json", action="store_true", help=json_help)
     parser.add_argument(
         "target",
         nargs="?",
@@ -65,35 +69,44 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
     return connect_to(
         arguments.target,
         timeout=arguments.timeout,
-        token=_token(arguments),
-        ca=arguments.ca,
-        certificate=arguments.certificate,
-        key=arguments.key,
-        insecure=arguments.insecure,
+        **_credentials(arguments),
         **options,
     )
 
 
-def open_admin(arguments: argparse.Namespace, timeout: float | None = None) -> AdminClient:
+def open_admin(arguments: argparse.Namespace) -> AdminClient:
     """Returns an `AdminClient` for calls to the target daemon without a session.
 
-    `timeout`, in seconds per call, defaults to that of the arguments. Raises `ArgumentError`, or `AuthenticationError`
-    for a token that would be sent unencrypted.
+    Raises `ArgumentError`, or `AuthenticationError` for a token that would be sent unencrypted.
     """
-    from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import AdminClient
 
     target = targets.resolve(arguments.target, "the command line")
-    presented = credentials.find(
-        target, _token(arguments), arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
-    )
-    return AdminClient(target, presented, arguments.timeout if timeout is None else timeout)
+    return AdminClient(target, find_credentials(arguments, target), arguments.timeout)
+
+
+def find_credentials(arguments: argparse.Namespace, target: Target) -> Credentials:
+    """Returns the credentials for `target`, from the arguments and the environment. Raises like `open_admin`."""
+    from hearth.endpoint import credentials
+
+    return credentials.find(target, **_credentials(arguments))
 
 
 def target_text(target: Target) -> str:
     """Returns the target as a user writes it."""
     return f"{'https://' if target.tls else ''}{target.address}"
+
+
+def _credentials(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the credentials of the command line, as keywords of `hearth.connect`."""
+    return {
+        "token": _token(arguments),
+        "ca": arguments.ca,
+        "certificate": arguments.certificate,
+        "key": arguments.key,
+        "insecure": arguments.insecure,
+    }
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
@@ -103,11 +116,10 @@ def _token(arguments: argparse.Namespace) -> str | None:
     try:
         return Path(arguments.token_file).read_text()
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"the token file {arguments.token_file!r} cannot be read: "
-            f"{getattr(error, 'strerror', None) or 'it is not a text file'}.",
-            reason="INVALID_ARGUMENT",
-            fix="use a readable file that contains only the token.",
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise invalid_argument(
+            f"the token file {arguments.token_file!r} cannot be read: {reason}",
+            "use a readable file that contains only the token",
         ) from None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
 from hearth.cli.format import output, units
+from hearth.cli.format.complaint import invalid_argument
 from hearth.cli.format.printable import printable
 from hearth.errors import ArgumentError
 
@@ -34,10 +35,8 @@ def add_to(commands: Any) -> None:
         "devices",
         help="list the node's devices and their properties",
         description="Lists the node's devices, or all properties of one device. Opens no session.",
-        allow_abbrev=False,
     )
     parser.add_argument("device", nargs="?", metavar="N", help="show only this device, with all its properties")
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -73,9 +72,7 @@ def _selected_ordinal(arguments: argparse.Namespace) -> int | None:
         return connect_options.ordinal(word)
     except argparse.ArgumentTypeError as error:
         if arguments.target is not None or word.startswith("-") or word.isdecimal():
-            raise ArgumentError(
-                f"{error}.", reason="INVALID_ARGUMENT", fix="list the devices with `hearth devices`."
-            ) from None
+            raise invalid_argument(str(error), "list the devices with `hearth devices`") from None
     arguments.target = word
     return None
 
@@ -117,10 +114,11 @@ def _text(node: NodeInfo, devices: list[DeviceInfo], detailed: bool) -> str:
 
 def _detail(device: DeviceInfo) -> str:
     properties = device.properties
+    names = [field.name for field in dataclasses.fields(properties) if field.name not in ("name", "features")]
     rows = [
         ("state", device.state + (f": {printable(device.detail)}" if device.detail else "")),
         ("generation", str(device.generation)),
-        *((name, _value(name, getattr(properties, name))) for name in _names(properties)),
+        *((name, _value(name, getattr(properties, name))) for name in [*names, "features"]),
     ]
     for process in device.processes:
         owner = f"session {printable(process.session_id)} of " if process.session_id else ""
@@ -134,12 +132,6 @@ def _detail(device: DeviceInfo) -> str:
     name_width = max(len(name) for name, _ in rows)
     heading = f"device {device.ordinal}: {printable(properties.name)}"
     return "\n".join([heading, *(f"  {name.ljust(name_width)}  {value}".rstrip() for name, value in rows)])
-
-
-def _names(properties: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(properties) if field.name not in ("name", "features")] + [
-        "features"
-    ]
 
 
 def _value(name: str, value: Any) -> str:

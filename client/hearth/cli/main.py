@@ -40,19 +40,18 @@ _EXIT_STATUSES = """exit status:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that reports a usage error in one line."""
+    """Parser that accepts options, unabbreviated, and positional arguments in any order.
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
-
-
-class _Command(_Parser):
-    """Parser that accepts options and positional arguments in any order.
-
-    argparse alone treats an optional TARGET as omitted if an option precedes it.
+    argparse alone treats an optional TARGET as omitted if an option precedes it. A usage error is one line.
     """
 
     _within = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         greedy = (argparse.PARSER, argparse.REMAINDER)
@@ -72,10 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Works with a Hearth daemon.",
         epilog=_EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)
     parser.set_defaults(parser=parser)

@@ -27,7 +27,6 @@ def add_to(commands: Any) -> None:
         description="Makes the daemon refuse new sessions and report that it is not ready; existing sessions continue "
         "until they are closed. Only a restart of the daemon ends this state. Requires the right to "
         "administer.",
-        allow_abbrev=False,
     )
     drain.add_argument(
         "--wait",
@@ -35,7 +34,6 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="wait until no session is left; exit status 1 if some are left",
     )
-    output.add_arguments(drain)
     connect_options.add_arguments(drain)
     drain.set_defaults(run=run_drain)
 
@@ -44,7 +42,6 @@ def add_to(commands: Any) -> None:
         help="replace a device's processes (requires the right to administer)",
         description="Replaces a device's processes and removes its fence. Arrays on the device are lost, in all "
         "sessions. Requires the right to administer.",
-        allow_abbrev=False,
     )
     restart.add_argument("device", type=connect_options.ordinal, metavar="N", help="number of the device")
     restart.add_argument(
@@ -53,7 +50,6 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="wait until the device is serving again; exit status 1 if it is not",
     )
-    output.add_arguments(restart)
     connect_options.add_arguments(restart)
     restart.set_defaults(run=run_restart)
 

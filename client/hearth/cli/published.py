@@ -22,9 +22,7 @@ def add_to(commands: Any) -> None:
         help="published arrays: shape, dtype, size, owner, and how many sessions use them",
         description="Lists the published arrays that this caller may see or attach, on all devices. Of arrays of other "
         "tenants, session and number of attachments are shown to observers only. Opens no session.",
-        allow_abbrev=False,
     )
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 

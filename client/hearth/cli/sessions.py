@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
 from hearth.cli.format import output
-from hearth.errors import ArgumentError
+from hearth.cli.format.complaint import invalid_argument
 
 if TYPE_CHECKING:
     from hearth.types import SessionInfo
@@ -25,12 +25,10 @@ def add_to(commands: Any) -> None:
         description="Lists the sessions that you may see, busiest first, or ends one. You may end sessions of your own "
         "tenant, or, with the right to administer, of any tenant. Everything that a session holds on the "
         "devices is freed with it. Opens no session.",
-        allow_abbrev=False,
     )
     action = parser.add_argument("action", nargs="?", metavar="end", help="end the session with this ID")
     action.completions = (_END,)  # type: ignore[attr-defined] # for `completion`
     parser.add_argument("id", nargs="?", metavar="ID", help="session ID, as shown in the list")
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -52,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
             output.emit({"target": target, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
         sessions = sorted(admin.sessions(), key=lambda session: (-session.device_seconds, session.session_id))
-    text = "" if arguments.json else _text(sessions)
-    output.emit({"target": target, "sessions": [_document(session) for session in sessions]}, arguments.json, text)
+    documents = [_document(session) for session in sessions]
+    text = "" if arguments.json else _text(documents)
+    output.emit({"target": target, "sessions": documents}, arguments.json, text)
     return 0
 
 
@@ -62,15 +61,12 @@ def _parse_action(arguments: argparse.Namespace) -> str | None:
     action: str | None = arguments.action
     if action == _END:
         if arguments.id is None:
-            raise ArgumentError(
-                "no session ID was specified.", reason="INVALID_ARGUMENT", fix="use `hearth sessions end ID`."
-            )
+            raise invalid_argument("no session ID was specified", "use `hearth sessions end ID`")
         return str(arguments.id)
     if arguments.id is not None:
-        raise ArgumentError(
-            f"{action!r} is not an action for a session.",
-            reason="INVALID_ARGUMENT",
-            fix="use `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`.",
+        raise invalid_argument(
+            f"{action!r} is not an action for a session",
+            "use `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`",
         )
     arguments.target = action
     return None
@@ -92,26 +88,12 @@ def _document(session: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _text(sessions: list[SessionInfo]) -> str:
-    from hearth.cli.format import units
-    from hearth.cli.format.printable import printable
+def _text(sessions: list[dict[str, Any]]) -> str:
     from hearth.cli.format.table import table
     from hearth.cli.top import lines
 
     if not sessions:
         return "no sessions"
     now = time.time()
-    header = ["SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
-    rows = [
-        [
-            printable(session.session_id),
-            units.duration(session.device_seconds),
-            ",".join(map(str, session.devices)) or units.NONE,
-            printable(session.tenant),
-            units.duration(now - session.opened),
-            lines.lease(session.connected, session.lease_left),
-            lines.client(session.client_name, session.isolation == "dedicated", session.client_process),
-        ]
-        for session in sessions
-    ]
-    return table(header, rows, frozenset({1, 4}))
+    rows = [lines.session_cells(session, now) for session in sessions]
+    return table(lines.SESSION_HEADER, rows, frozenset({1, 4}))

@@ -26,7 +26,6 @@ def add_to(commands: Any) -> None:
         help="show the state of the daemon and its devices",
         description="Shows a daemon, its devices and its latest faults. Opens no session, so it also works while the "
         "daemon is draining. Exit status 1: no daemon answers, or it is not ready.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--wait",
@@ -34,7 +33,6 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="wait up to this time until the daemon is ready",
     )
-    output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -44,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     with connect_options.open_admin(arguments) as admin:
         document = admin.status() if arguments.wait is None else _wait_until_ready(admin, arguments.wait)
         target = connect_options.target_text(admin.target)
-    text = "" if arguments.json else status_text(document, target, output.columns(), output.Paint(output.in_colour()))
+    text = "" if arguments.json else status_text(document, target, output.columns(), output.in_colour())
     output.emit({"target": target, **document}, arguments.json, text)
     if document.get("ready"):
         return 0
@@ -73,7 +71,7 @@ def _wait_until_ready(admin: AdminClient, seconds: float) -> Document:
         time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 
 
-def status_text(document: Document, target: str, columns: int, paint: output.Paint) -> str:
+def status_text(document: Document, target: str, columns: int, colour: bool) -> str:
     """Formats the status document as text. Pure."""
     from hearth.cli.format.printable import printable
     from hearth.cli.top import lines, rates
@@ -87,10 +85,11 @@ def status_text(document: Document, target: str, columns: int, paint: output.Pai
         lines.ScreenLine(),
     ]
     shown = [
-        line.render(columns, paint)
+        line.render(columns, colour)
         for line in top + lines.devices(document, rates.device_rates(None, document), columns)
     ]
     faults = lines.faults(document, _FAULTS_SHOWN)
     if faults:
-        shown += ["", paint("latest faults", output.BOLD), *(paint(line.text, *line.codes) for line in faults)]
+        shown += ["", output.paint("latest faults", (output.BOLD,), colour)]
+        shown += [output.paint(line.text, line.codes, colour) for line in faults]
     return "\n".join(shown)

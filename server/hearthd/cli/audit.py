@@ -28,11 +28,12 @@ _DESCRIPTIONS = {
 def add_to(commands: Any) -> None:
     """Adds the group of commands and their arguments."""
     audit: Parser = commands.add_parser("audit", help="inspect the audit log", description="Inspects the audit log.")
-    subcommands = audit.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    subcommands = audit.add_subparsers(title="commands", metavar="COMMAND")
     names_config = "TOML file that names the log, its key and anchor"
 
     verify = add_command(
         subcommands,
+        run_verify,
         "verify",
         "check that no line of an audit log was changed, removed or made up",
         "Checks that no line of an audit log was changed, removed or made up, and says what that check can show.",
@@ -68,17 +69,16 @@ def add_to(commands: Any) -> None:
     )
     flags.add_config(verify, names_config)
     add_json(verify)
-    verify.set_defaults(run=run_verify)
 
     rotate = add_command(
         subcommands,
+        run_rotate_key,
         "rotate-key",
         "add a key, which signs from the daemon's next reload on",
         "Adds a key, which signs from the daemon's next reload on. Older keys stay, to verify what they signed.",
     )
     rotate.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the key file")
     flags.add_config(rotate, names_config)
-    rotate.set_defaults(run=run_rotate_key)
 
 
 def run_rotate_key(arguments: argparse.Namespace) -> int:
@@ -96,14 +96,9 @@ def run_rotate_key(arguments: argparse.Namespace) -> int:
 
 def _settings(config: Path | None) -> Any:
     """Returns the section `[audit]` of a configuration file; the defaults if no file is given."""
-    from hearthd.front.config.loader import Config, ConfigError, load
+    from hearthd.front.config.loader import Config
 
-    if config is None:
-        return Config().audit
-    try:
-        return load(config)[0].audit
-    except ConfigError as error:
-        fail(str(error), USAGE_ERROR)
+    return Config().audit if config is None else flags.load(config, {})[0].audit
 
 
 def run_verify(arguments: argparse.Namespace) -> int:

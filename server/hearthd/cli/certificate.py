@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
-from hearthd.cli.parser import add_command
+from hearthd.cli.parser import add_command, number_type
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,14 +24,11 @@ _CLOCK_SKEW = datetime.timedelta(hours=1)
 _MAX_DAYS = 3650
 
 
-class CannotWriteError(Exception):
-    """A file exists already, or its directory cannot be written."""
-
-
 def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "make-certificate",
         "make a private authority and a certificate",
         f"Makes a private authority and a certificate. Writes {AUTHORITY} for clients, and {CERTIFICATE} and {KEY} for "
@@ -44,9 +41,12 @@ def add_to(commands: Any) -> None:
         "--directory", type=Path, default=Path(), metavar="DIR", help="where the files are written (%(default)s)"
     )
     parser.add_argument(
-        "--days", type=_days, default=365, metavar="N", help="days that the certificate is valid (%(default)d)"
+        "--days",
+        type=number_type(int, "days", 1, _MAX_DAYS),
+        default=365,
+        metavar="N",
+        help="days that the certificate is valid (%(default)d)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     names: list[str] = arguments.names
     try:
         make(names, arguments.directory, arguments.days)
-    except CannotWriteError as error:
-        fail(f"{error}. Fix: name another --directory", RUNTIME_ERROR)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}. Fix: name another --directory", RUNTIME_ERROR)
     except ValueError as error:
         fail(f"{error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", USAGE_ERROR)
     folder = arguments.directory.absolute()
@@ -63,16 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"# For clients, which need a copy of {folder / AUTHORITY}:")
     print(f"#   HEARTH_CA={AUTHORITY} HEARTH_TARGET=https://{names[0]}:7421")
     return 0
-
-
-def _days(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= _MAX_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MAX_DAYS}")
-    return value
 
 
 def make(names: Sequence[str], folder: Path, days: int) -> None:
@@ -84,7 +74,8 @@ def make(names: Sequence[str], folder: Path, days: int) -> None:
         days: Days that authority and certificate are valid.
 
     Raises:
-        CannotWriteError: One of the files exists, or cannot be written. None is written then.
+        SystemExit: One of the files exists. None is written then.
+        OSError: A file cannot be written.
         ValueError: A name is no host name.
     """
     from cryptography import x509
@@ -94,7 +85,7 @@ def make(names: Sequence[str], folder: Path, days: int) -> None:
 
     existing = [str(folder / name) for name in (AUTHORITY, CERTIFICATE, KEY) if (folder / name).exists()]
     if existing:
-        raise CannotWriteError(f"{', '.join(existing)} exists already")
+        fail(f"{', '.join(existing)} exists already. Fix: name another --directory", RUNTIME_ERROR)
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = (
         _builder(f"Hearth authority of {names[0]}", authority_key, days)
@@ -120,13 +111,10 @@ def make(names: Sequence[str], folder: Path, days: int) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / KEY, private, 0o600)
-        _write(folder / CERTIFICATE, _pem(certificate) + _pem(authority), 0o644)
-        _write(folder / AUTHORITY, _pem(authority), 0o644)
-    except OSError as error:
-        raise CannotWriteError(f"{error.filename}: {error.strerror}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / KEY, private, 0o600)
+    _write(folder / CERTIFICATE, _pem(certificate) + _pem(authority), 0o644)
+    _write(folder / AUTHORITY, _pem(authority), 0o644)
 
 
 def _name(common_name: str) -> Any:

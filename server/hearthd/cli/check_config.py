@@ -15,6 +15,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "check-config",
         "check the configuration of the daemon",
         "Checks whether the configuration is valid. Reads the file, the environment and the options, and warns about "
@@ -30,7 +31,6 @@ def add_to(commands: Any) -> None:
     add_json(parser)
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     flags.add_settings(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         warnings = [{"setting": item.setting, "warning": item.text} for item in advice]
         document = {"ok": not error, "starts_here": starts, "error": error or None, "warnings": warnings}
         print(json.dumps(document, indent=2))
-    for item in () if arguments.json else advice:
-        print(f"warning: {item}")
-    if error:
-        if arguments.json:
+        if error:
             return USAGE_ERROR
-        fail(error, USAGE_ERROR)
-    if not arguments.json:
+    else:
+        for item in advice:
+            print(f"warning: {item}")
+        if error:
+            fail(error, USAGE_ERROR)
         conclusion = "ok" if starts else "this host: would not start"
         print(conclusion + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
     return RUNTIME_ERROR if arguments.strict and advice else 0

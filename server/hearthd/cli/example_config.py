@@ -37,13 +37,13 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "example-config",
         "print a commented example configuration",
         "Prints a commented example configuration. Without NAME, lists the examples.",
         examples=("hearthd example-config one-user > hearth.toml",),
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"the example: {', '.join(EXAMPLES)}")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

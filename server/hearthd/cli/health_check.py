@@ -6,13 +6,12 @@ It queries `grpc.health.v1`, which requires no token, over the Unix socket, so i
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hearthd.cli import flags
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
-from hearthd.cli.parser import add_command
+from hearthd.cli.parser import add_command, number_type
 
 if TYPE_CHECKING:
     import grpc
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
-_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.01, 3600.0
 
 _CONNECT_ERRORS = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
@@ -35,6 +33,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "health",
         "ask whether the daemon is ready; exit status 1 if not",
         "Asks the daemon of a configuration, or of the socket --unix, whether it is ready. Needs no token.",
@@ -51,56 +50,25 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=number_type(float, "seconds", 0.01, 3600),
         default=3.0,
         metavar="SECONDS",
         help="seconds to wait for the answer (%(default)g)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be queried."""
-    from hearthd.front.config.loader import ConfigError, load
-
-    try:
-        config, _ = load(arguments.config, flags={("listen", "unix"): arguments.unix})
-        print(check(config, arguments.service, arguments.timeout, live=arguments.live))
-    except Unhealthy as error:
-        fail(str(error), RUNTIME_ERROR)
-    except (NoListener, ConfigError) as error:
-        fail(str(error), USAGE_ERROR)
+    config, _ = flags.load(arguments.config, {("listen", "unix"): arguments.unix})
+    print(check(config, arguments.service, arguments.timeout, live=arguments.live))
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not _MIN_TIMEOUT_S <= value <= _MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from {_MIN_TIMEOUT_S:g} to {_MAX_TIMEOUT_S:g}"
-        )
-    return value
-
-
-class Unhealthy(Exception):
-    """The state of the daemon is not the requested one; the exception's text is one line with the reason."""
-
-
-class NoListener(Exception):
-    """The configuration has no listener that can be queried from this host.
-
-    The exception's text is one line with advice.
-    """
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
     """Returns the answer about `service`, "SERVING".
 
-    With `live`, any answer is returned, because it shows that the daemon's event loop runs. Raises `Unhealthy` and
-    `NoListener`.
+    With `live`, any answer is returned, because it shows that the daemon's event loop runs. Raises `SystemExit` if the
+    daemon's state is another one, or if the configuration has no listener that can be queried from this host.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -114,7 +82,7 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
             _explain(error, target, service, timeout)
     status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     if status != _SERVING and not live:
-        raise Unhealthy(f"{service or 'the node'} is {status}: it is starting or draining, or no device serves")
+        fail(f"{service or 'the node'} is {status}: it is starting or draining, or no device serves", RUNTIME_ERROR)
     return status
 
 
@@ -130,10 +98,10 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
         return grpc.insecure_channel(target, options), target
     address = parse_address(config.listen.grpc) if config.listen.grpc else None
     if address is None or not address.port or config.tls.require_client_certificate:
-        raise NoListener(
-            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks "
-            "for a "
-            "client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz"
+        fail(
+            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks for "
+            "a client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz",
+            USAGE_ERROR,
         )
     target = str(_reachable(address))
     if not config.tls.certificate:
@@ -142,7 +110,7 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
         pem = Path(config.tls.certificate).read_bytes()
         name = _name(pem)
     except (OSError, ValueError) as error:
-        raise NoListener(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
+        fail(f"tls.certificate: {config.tls.certificate} cannot be used: {error}", USAGE_ERROR)
     # Exactly this certificate is trusted, whatever its issuer and the names that it contains.
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
     return grpc.secure_channel(target, credentials, (*options, ("grpc.ssl_target_name_override", name))), target
@@ -180,10 +148,10 @@ def _explain(error: Exception, target: str, service: str, timeout: float) -> NoR
 
     code, details = error.code(), error.details()  # type: ignore[attr-defined]
     if code == grpc.StatusCode.NOT_FOUND:
-        raise Unhealthy(f"{target} knows no service {service!r}; there are '', 'device/0', ...") from None
+        fail(f"{target} knows no service {service!r}; there are '', 'device/0', ...", RUNTIME_ERROR)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise Unhealthy(f"{target} did not answer within {timeout:g} s") from None
+        fail(f"{target} did not answer within {timeout:g} s", RUNTIME_ERROR)
     reason = details or code.name
     if code == grpc.StatusCode.UNAVAILABLE:
         reason = next((text for pattern, text in _CONNECT_ERRORS if pattern in reason), reason)
-    raise Unhealthy(f"{target} cannot be queried: {reason}") from None
+    fail(f"{target} cannot be queried: {reason}", RUNTIME_ERROR)

@@ -48,20 +48,22 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"hearthd {VERSION}", help="print the version")
     completion.add_to(parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    for command in (serve, check_config, print_config, token, health_check, certificate, audit, example_config):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in (
+        serve, check_config, print_config, token, health_check, certificate, audit, example_config, service_unit,
+    ):  # fmt: skip
         command.add_to(commands)
-    service_unit.add_to(commands)
     add_command(
-        commands, "version", "print the version, as --version does", "Prints the version, as --version does."
-    ).set_defaults(run=_version)  # fmt: skip
+        commands, _version, "version", "print the version, as --version does", "Prints the version, as --version does."
+    )
     add_command(
         commands,
+        _demo,
         "demo",
         "run the demonstration",
         "Starts a daemon on a temporary Unix socket, and a client that runs kernels on it and checks each result.",
         statuses={1: "a step failed"},
-    ).set_defaults(run=_demo)
+    )
     return parser
 
 

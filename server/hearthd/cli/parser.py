@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from hearthd.cli.failure import USAGE_ERROR
@@ -100,6 +101,7 @@ def epilog(statuses: dict[int, str], examples: Sequence[str] = ()) -> str:
 
 def add_command(
     commands: Any,
+    run: Callable[[argparse.Namespace], int],
     name: str,
     summary: str,
     description: str,
@@ -111,6 +113,7 @@ def add_command(
 
     Args:
         commands: The group: the result of `Parser.add_subparsers`.
+        run: Function that runs the command, and returns its exit status.
         name: Name of the command.
         summary: Its line in the list of commands.
         description: The text at the top of its help.
@@ -121,7 +124,23 @@ def add_command(
     parser: Parser = commands.add_parser(
         name, help=summary, description=description, epilog=epilog(all_statuses, examples)
     )  # fmt: skip
+    parser.set_defaults(run=run)
     return parser
+
+
+def number_type(kind: type[int | float], unit: str, low: float, high: float) -> Callable[[str], Any]:
+    """Returns the type of an argument that is a number of `unit` from `low` to `high`."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} from {low:g} to {high:g}")
+        return value
+
+    return parse
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hearthd.cli import flags
@@ -21,6 +21,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "print-config",
         "print each setting, its value and its origin",
         "Prints each setting, its value and its origin. Reads the file, the environment and the options, as `serve` "
@@ -30,7 +31,6 @@ def add_to(commands: Any) -> None:
     flags.add_file(parser)
     add_json(parser)
     flags.add_settings(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,22 +43,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def as_toml(config: Config, origins: Origins) -> str:
     """Returns TOML that can be read again; the origin of each value is in a comment after it."""
-    from hearthd.front.config.loader import settings
-
     lines: list[str] = []
-    values = config.model_dump(mode="json")
     section = ""
-    for path in sorted(settings(), key=len):
+    tenants: list[dict[str, Any]] = []
+    for path, value in sorted(_values(config), key=lambda setting: len(setting[0])):
         if path == ("tenants",):
+            tenants = value
             continue
         if len(path) == 2 and path[0] != section:
             section = path[0]
             lines.append(f"\n[{section}]")
-        value = values[path[0]] if len(path) == 1 else values[path[0]][path[1]]
         resolved_path = resolved(config, path)
         note = f", which is {resolved_path}" if resolved_path else ""
         lines.append(f"{path[-1]} = {json.dumps(value)}  # {origins.get(path, DEFAULT)}{note}")
-    for tenant in values["tenants"]:
+    for tenant in tenants:
         lines.append(f"\n[[tenants]]  # {origins['tenants',]}")
         lines += [f"{key} = {inline(value)}" for key, value in tenant.items()]
     return "\n".join(lines) + "\n"
@@ -66,16 +64,21 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 def as_json(config: Config, origins: Origins) -> str:
     """Returns a JSON list with an object for each setting: setting, value, origin, path behind "auto"."""
-    from hearthd.front.config.loader import settings
-
-    values = config.model_dump(mode="json")
     entries: list[dict[str, Any]] = []
-    for path in settings():
-        value = values[path[0]] if len(path) == 1 else values[path[0]][path[1]]
+    for path, value in _values(config):
         entry = {"setting": ".".join(path), "value": value, "origin": origins.get(path, DEFAULT)}
         resolved_path = resolved(config, path)
         entries.append({**entry, "resolved": resolved_path} if resolved_path else entry)
     return json.dumps(entries, indent=2)
+
+
+def _values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the path and the value of each setting."""
+    from hearthd.front.config.loader import settings
+
+    values = config.model_dump(mode="json")
+    for path in settings():
+        yield path, values[path[0]] if len(path) == 1 else values[path[0]][path[1]]
 
 
 def resolved(config: Config, path: tuple[str, ...]) -> str:

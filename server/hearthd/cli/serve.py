@@ -15,6 +15,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "serve",
         "serve this node's devices",
         "Serves this node's devices until SIGTERM or Ctrl-C. Settings come from the file, the environment and the "
@@ -34,7 +35,6 @@ def add_to(commands: Any) -> None:
         help="name of a further daemon on this machine: free ports, and sockets with this name",
     )
     flags.add_settings(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,14 +28,11 @@ _PROGRAM_IN_UNIT = re.compile(r"(?<==)\S*/bin/hearthd(?= )")
 _CONFIG_IN_UNIT = re.compile(r"(?<=--config )\S+")
 
 
-class Unusable(Exception):
-    """The unit would not start. The exception's text is one line with the fix."""
-
-
 def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "install-service",
         "print or write the systemd unit of this installation",
         "Prints or writes the systemd unit of this installation. Does not start anything.",
@@ -57,7 +54,6 @@ def add_to(commands: Any) -> None:
         metavar="FILE",
         help=f"the daemon's TOML file; default: {_SYSTEM_CONFIG}, or that of the user",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,10 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path | None = arguments.path
     if arguments.only_print and path is not None:
         fail("--print and --path exclude each other", USAGE_ERROR)
-    try:
-        text = unit(program(), user=arguments.user, account=arguments.run_as, config=arguments.config)
-    except Unusable as error:
-        fail(str(error), USAGE_ERROR)
+    text = unit(program(), user=arguments.user, account=arguments.run_as, config=arguments.config)
     if path is None:
         print(text, end="")
         return 0
@@ -103,10 +96,10 @@ def unit(command: list[str], *, user: bool, account: str = "hearth", config: str
         config: Absolute path of the configuration file. None: the default.
 
     Raises:
-        Unusable: The unit would not start.
+        SystemExit: The unit would not start.
     """
     if config is not None and not Path(config).is_absolute():
-        raise Unusable(f"--config {config}: the path must be absolute, because the unit runs in another directory")
+        fail(f"--config {config}: the path must be absolute, because the unit runs in another directory", USAGE_ERROR)
     if not user:
         _check_system(command[0], account)
     source = deploy_file(f"systemd/{'user/' if user else ''}{_NAME}").read_text()
@@ -136,14 +129,15 @@ def write(text: str, path: Path) -> bool:
 
 
 def _check_system(executable: str, account: str) -> None:
-    """Raises `Unusable` if the system's unit could not start this program under this account."""
+    """Raises `SystemExit` if the system's unit could not start this program under this account."""
     if _ACCOUNT.fullmatch(account) is None:
-        raise Unusable(f"--run-as {account!r} is no name of an account")
+        fail(f"--run-as {account!r} is no name of an account", USAGE_ERROR)
     hidden = next((folder for folder in _HIDDEN if Path(executable).is_relative_to(folder)), None)
     if hidden is not None:
-        raise Unusable(
+        fail(
             f"the unit cannot start {executable}, because it hides {hidden} from the daemon. Fix: install Hearth in "
-            "/opt/hearth and run that installation's `hearthd install-service`, or use --user for a unit without root."
+            "/opt/hearth and run that installation's `hearthd install-service`, or use --user for a unit without root.",
+            USAGE_ERROR,
         )
 
 

@@ -14,6 +14,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = add_command(
         commands,
+        run,
         "token",
         "make a token, and its hash for the configuration",
         "Makes a token, and its hash for the configuration. The token is shown only once, and is not stored.",
@@ -21,7 +22,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--name", default="", help="name of the token in the audit log")
     parser.add_argument("--expires", metavar="DATE", help="the last day on which it is valid, YYYY-MM-DD")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -10,17 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.format import output
 from hearth.cli.format.complaint import complain
-from hearth.cli.format.sizes import KIB, MIB, parse_size, size_name
+from hearth.cli.format.units import KIB, MIB, parse_size, size_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hearth.blocking.node import Node
     from hearth.cli.bench.figures import Figure
-    from hearth.cli.bench.floor_process import FloorProcess
     from hearth.cli.bench.report import BenchReport
-    from hearth.endpoint.target import Target
 
 _SMALLEST = 4 * KIB
 _FULL_MAX = 64 * MIB
@@ -35,7 +34,6 @@ def add_to(commands: Any) -> None:
         description="Measures a daemon from this machine: latencies, rates and bandwidths with percentiles, each next "
         "to a floor: what this machine achieves without Hearth, measured in the same run. Takes about 15 "
         "seconds.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--device", type=connect_options.ordinal, default=0, metavar="N", help="number of the device (0)"
@@ -47,8 +45,7 @@ def add_to(commands: Any) -> None:
         metavar="SIZE",
         help=f"size of the largest transfer ({size_name(_FULL_MAX)}; with --quick {size_name(_QUICK_MAX)})",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document")
     parser.set_defaults(run=run)
 
 
@@ -59,81 +56,55 @@ def run(arguments: argparse.Namespace) -> int:
     """
     report = _measure(arguments)
     if arguments.json:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2))
+        output.print_json(report.to_json())
     else:
-        print(report.to_text())
-    sys.stdout.flush()
+        print(report.to_text(), flush=True)
     return _report_errors(report.figures)
 
 
 def _measure(arguments: argparse.Namespace) -> BenchReport:
-    from hearth.cli.bench.floor_process import FloorProcess
+    from hearth.cli.bench import rounds
+    from hearth.cli.bench.floor_process import FloorProcess, Kind
+    from hearth.cli.bench.floors import Floors
+    from hearth.cli.bench.probes import Probes
+    from hearth.cli.bench.report import BenchReport
     from hearth.endpoint import target as targets
 
     started = time.perf_counter()
     target = targets.resolve(arguments.target)
     connect = partial(connect_options.connect, arguments)
-    with FloorProcess("unix" if target.address.startswith("unix:") else "tcp") as process, connect() as node:
-        return _measure_device(arguments, target, connect, node, process, started)
+    kind: Kind = "unix" if target.address.startswith("unix:") else "tcp"
+    with contextlib.closing(FloorProcess(kind)) as process, connect() as node:
+        device = node.device(arguments.device)
+        device.synchronize()  # attaches, so that a device that is out of service is reported once, not eight times
+        version = node.describe().server_version
+        effort = rounds.QUICK if arguments.quick else rounds.FULL
+        probes, floors = Probes(device, connect), Floors(process)
+        figures = rounds.plan(probes, floors, sizes(arguments), effort)
+        try:
+            rounds.run(figures, effort, probes.settle, _show_progress)
+        finally:
+            _show_progress("")
+        return BenchReport(
+            target=connect_options.target_text(target),
+            on_loopback=target.loopback,
+            daemon_version=version,
+            node=node.name,
+            device=device.ordinal,
+            device_name=device.properties.name,
+            backend=device.properties.backend,
+            quick=arguments.quick,
+            seconds=time.perf_counter() - started,
+            floors_over=kind,
+            loop=process.addresses.loop,
+            figures=figures,
+        )
 
 
-def _measure_device(
-    arguments: argparse.Namespace,
-    target: Target,
-    connect: partial[Node],
-    node: Node,
-    process: FloorProcess,
-    started: float,
-) -> BenchReport:
-    from hearth.cli.bench import rounds
-    from hearth.cli.bench.floors import Floors
-    from hearth.cli.bench.probes import Probes
-    from hearth.cli.bench.report import BenchReport
-
-    device = node.device(arguments.device)
-    device.synchronize()  # attaches, so that a device that is out of service is reported once, not eight times
-    version = node.describe().server_version
-    effort = rounds.QUICK if arguments.quick else rounds.FULL
-    probes, floors = Probes(device, connect), Floors(process)
-    figures = rounds.plan(probes, floors, sizes(arguments), effort)
-    progress = _Progress()
-    try:
-        rounds.run(figures, effort, probes.settle, progress)
-    finally:
-        progress.clear()
-    return BenchReport(
-        target=connect_options.target_text(target),
-        on_loopback=target.loopback,
-        daemon_version=version,
-        node=node.name,
-        device=device.ordinal,
-        device_name=device.properties.name,
-        backend=device.properties.backend,
-        quick=arguments.quick,
-        seconds=time.perf_counter() - started,
-        floors_over=process.kind,
-        loop=process.addresses.loop,
-        figures=figures,
-    )
-
-
-class _Progress:
-    """Shows the running measurement on stderr, on a terminal only."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        self._write(f"\r\x1b[K{text}")
-
-    def clear(self) -> None:
-        self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        if self._shown:
-            print(text, end="", file=sys.stderr, flush=True)
+def _show_progress(text: str) -> None:
+    """Shows the running measurement on stderr instead of the last one, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _report_errors(figures: Sequence[Figure]) -> int:
@@ -141,7 +112,7 @@ def _report_errors(figures: Sequence[Figure]) -> int:
     affected: dict[str, list[str]] = {}
     for figure in figures:
         if figure.error is not None:
-            affected.setdefault(str(figure.error), []).append(figure.series.measurement.name)
+            affected.setdefault(str(figure.error), []).append(figure.measurement.name)
     for error, names in affected.items():
         complain(f"not measured: {', '.join(names)}: {error}")
     return 1 if affected else 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from hearth.cli.format.percentiles import Percentiles
 
 if TYPE_CHECKING:
     from hearth.cli.bench.sampling import Measurement
@@ -13,35 +11,23 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Series:
-    """Samples of one measurement, from all rounds."""
-
-    measurement: Measurement
-    samples: list[float] = field(default_factory=list)
-
-    def percentiles(self) -> Percentiles:
-        """Returns the percentiles of the samples. Raises `ValueError` if there are none."""
-        return Percentiles.of(self.samples, self.measurement.better)
-
-
-@dataclass
 class Figure:
     """A row of the result. Its ratio refers to the first floor. `error`: reason for which it has no samples."""
 
-    series: Series
-    floors: tuple[Series, ...]
+    measurement: Measurement
+    floors: tuple[Measurement, ...]
     error: HearthError | None = None
 
-    def ratio(self, floor: Series) -> float:
+    def ratio(self, floor: Measurement) -> float:
         """Returns the ratio of the medians, Hearth's to the floor's.
 
         Hearth is slower than the floor if the ratio of times is above 1, or the ratio of rates below 1.
         """
-        return self.series.percentiles().p50 / floor.percentiles().p50
+        return self.measurement.percentiles().p50 / floor.percentiles().p50
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figure's object of the JSON document."""
-        measurement = self.series.measurement
+        measurement = self.measurement
         document: dict[str, Any] = {
             "figure": measurement.key,
             "name": measurement.name,
@@ -54,13 +40,12 @@ class Figure:
             error = self.error
             return {**document, "error": {"reason": error.reason, "message": error.message, "fix": error.fix}}
         first, *further = (self._floor(floor) for floor in self.floors)
-        return {**document, **self.series.percentiles()._asdict(), "floor": first, "other_floors": further}
+        return {**document, **measurement.percentiles()._asdict(), "floor": first, "other_floors": further}
 
-    def _floor(self, floor: Series) -> dict[str, Any]:
-        measurement = floor.measurement
+    def _floor(self, floor: Measurement) -> dict[str, Any]:
         return {
-            "name": measurement.name,
-            "unit": measurement.unit,
+            "name": floor.name,
+            "unit": floor.unit,
             **floor.percentiles()._asdict(),
             "ratio": self.ratio(floor),
         }

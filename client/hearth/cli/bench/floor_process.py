@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hearth.cli.bench import floor_server
 from hearth.errors import HearthError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 Kind = Literal["unix", "tcp"]
 _START_S = 30.0
@@ -37,7 +35,6 @@ class FloorProcess:
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
-        self._addresses: Addresses | None = None
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             # In a separate session: a terminal's Ctrl-C reaches only the command, which then ends this process. -P:
@@ -49,14 +46,9 @@ class FloorProcess:
         except OSError as error:
             raise _not_started(error.strerror or str(error)) from None
 
-    @property
+    @functools.cached_property
     def addresses(self) -> Addresses:
         """Addresses of the process. Blocks until it is ready. Raises `FloorError` if it does not start."""
-        if self._addresses is None:
-            self._addresses = self._read_addresses()
-        return self._addresses
-
-    def _read_addresses(self) -> Addresses:
         timer = threading.Timer(_START_S, self.process.kill)
         timer.start()
         try:
@@ -79,14 +71,6 @@ class FloorProcess:
         for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
-
-    def __enter__(self) -> FloorProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _not_started(reason: str) -> FloorError:

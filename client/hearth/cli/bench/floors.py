@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.cli.bench.floor_process import FloorError
 from hearth.cli.bench.floor_server import CHUNK, DOWN, HEADER, SERVICE, UP
 from hearth.cli.bench.sampling import After, Measurement, Once
-from hearth.cli.format.sizes import size_name
+from hearth.cli.format.units import size_name
 
 if TYPE_CHECKING:
     from hearth.cli.bench.floor_process import FloorProcess
@@ -109,15 +109,10 @@ class Floors:
         with self._stream("Acknowledge") as (outgoing, answers):
 
             def once() -> None:
-                records: list[bytes] = []
-                sent = 0
-                for index in range(count):
-                    records.append(_RECORD.pack(b"x"))
-                    if len(records) == _PER_BATCH or index == count - 1:
-                        outgoing.put(b"".join(records))
-                        records.clear()
-                        sent += 1
-                for _ in range(sent):
+                firsts = range(0, count, _PER_BATCH)
+                for first in firsts:
+                    outgoing.put(b"".join([_RECORD.pack(b"x") for _ in range(first, min(first + _PER_BATCH, count))]))
+                for _ in firsts:
                     next(answers)
 
             yield once

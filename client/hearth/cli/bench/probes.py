@@ -8,19 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth.cli.bench.sampling import After, Measurement, Once
-from hearth.cli.format.sizes import size_name
+from hearth.cli.format.units import size_name
 from hearth.errors import TransferError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from hearth.blocking.array import DeviceArray
     from hearth.blocking.device import Device
     from hearth.blocking.function import Function
     from hearth.blocking.node import Node
-
-    _Copy = Callable[[npt.NDArray[np.uint8]], object]
-    """Copies all of a host array, to the device or from it."""
 
 SOURCE = r"""
 extern "C" __global__ void nothing() {}
@@ -38,11 +36,11 @@ class Probes:
 
     def launch(self) -> Measurement:
         """Returns the measurement of one launch and a synchronize: a round trip through all layers."""
-        return Measurement("launch_synchronize", "launch + synchronize", "us", self._launching)
+        return Measurement("launch_synchronize", "launch + synchronize", "us", partial(self._launching, 1))
 
     def launches(self, count: int) -> Measurement:
         """Returns the measurement of `count` launches that are sent ahead, with one wait at the end."""
-        return Measurement("launches", "pipelined launches", "1/s", partial(self._launching_many, count), count)
+        return Measurement("launches", "pipelined launches", "1/s", partial(self._launching, count), count)
 
     def small(self) -> Measurement:
         """Returns the measurement of a small write, followed by a read."""
@@ -73,17 +71,7 @@ class Probes:
     # ---- launches ----
 
     @contextlib.contextmanager
-    def _launching(self) -> Iterator[Once]:
-        nothing, device = _kernel(self._device, "nothing"), self._device
-
-        def once() -> None:
-            nothing((1,), (1,), ())
-            device.synchronize()
-
-        yield once
-
-    @contextlib.contextmanager
-    def _launching_many(self, count: int) -> Iterator[Once]:
+    def _launching(self, count: int) -> Iterator[Once]:
         nothing, device = _kernel(self._device, "nothing"), self._device
 
         def once() -> None:
@@ -121,11 +109,11 @@ class Probes:
         import numpy as np
 
         host, back = _bytes(SMALL), np.zeros(SMALL, np.uint8)
-        with _array(self._device, SMALL) as (write, read):
+        with _array(self._device, SMALL) as x:
 
             def once() -> None:
-                write(host)
-                read(back)
+                x.set(host)
+                x.get(out=back)
 
             yield once
             _check(back, host)
@@ -133,10 +121,10 @@ class Probes:
     @contextlib.contextmanager
     def _uploading(self, size: int) -> Iterator[Once]:
         host, device = _bytes(size), self._device
-        with _array(device, size) as (write, _):
+        with _array(device, size) as x:
 
             def once() -> None:
-                write(host)
+                x.set(host)
                 device.synchronize()
 
             yield once  # not checked here, because reading needs a separate right; the download checks the data
@@ -146,12 +134,12 @@ class Probes:
         import numpy as np
 
         host, back = _bytes(size), np.zeros(size, np.uint8)
-        with _array(self._device, size) as (write, read):
-            write(host)
+        with _array(self._device, size) as x:
+            x.set(host)
             self._device.synchronize()
 
             def once() -> None:
-                read(back)
+                x.get(out=back)
 
             yield once
             _check(back, host)
@@ -165,18 +153,14 @@ def _kernel(device: Device, name: str) -> Function:
 
 
 @contextlib.contextmanager
-def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
-    """Yields functions that write to and read from `size` bytes on the device, which are freed at the end."""
+def _array(device: Device, size: int) -> Iterator[DeviceArray]:
+    """Yields an array of `size` bytes on the device, which is freed at the end."""
     import numpy as np
 
     x = device.empty(size, np.uint8)
     try:
         device.synchronize()  # waits, so that a refused allocation is not measured as a transfer
-
-        def read(out: npt.NDArray[np.uint8]) -> None:
-            x.get(out=out)
-
-        yield x.set, read
+        yield x
     finally:
         x.free()
 

@@ -13,11 +13,9 @@ from hearth.cli.format.table import number, table
 from hearth_proto import VERSION
 
 if TYPE_CHECKING:
-    from hearth.cli.bench.figures import Figure, Series
+    from hearth.cli.bench.figures import Figure
     from hearth.cli.bench.floor_process import Kind
-
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
+    from hearth.cli.bench.sampling import Measurement
 
 _HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "floor measured")
 _OVER = {"unix": "a Unix socket", "tcp": "loopback TCP"}
@@ -45,7 +43,6 @@ class BenchReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
         return {
-            "schema": SCHEMA,
             "target": self.target,
             "daemon": {"version": self.daemon_version, "node": self.node},
             "device": {"ordinal": self.device, "name": self.device_name, "backend": self.backend},
@@ -81,14 +78,14 @@ class BenchReport:
 
 def _rows(figure: Figure) -> list[tuple[str, ...]]:
     """Returns the figure's row, and a row for each further floor."""
-    measurement = figure.series.measurement
+    measurement = figure.measurement
     if figure.error is not None:
         return [(measurement.name, f"not measured: {one_line(figure.error.message)}")]
-    percentiles = figure.series.percentiles()
+    percentiles = measurement.percentiles()
     values = (*map(number, percentiles[:3]), measurement.unit, str(percentiles.n))
     first_floor, *further_floors = (_floor_cells(figure, floor) for floor in figure.floors)
     return [(measurement.name, *values, *first_floor), *((*("",) * 6, *cells) for cells in further_floors)]
 
 
-def _floor_cells(figure: Figure, floor: Series) -> tuple[str, ...]:
-    return (number(floor.percentiles().p50), number(figure.ratio(floor)), floor.measurement.name)
+def _floor_cells(figure: Figure, floor: Measurement) -> tuple[str, ...]:
+    return (number(floor.percentiles().p50), number(figure.ratio(floor)), floor.name)

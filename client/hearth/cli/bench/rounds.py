@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hearth.cli.bench.figures import Figure, Series
+from hearth.cli.bench.figures import Figure
 from hearth.cli.bench.floor_process import FloorError
 from hearth.errors import (
     ClosedError,
@@ -61,9 +61,9 @@ def plan(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort) -
         *((probes.download(size), (floors.download(size), floors.copy(size))) for size in sizes),
         (probes.connection(), (floors.connection(),)),
     ]
-    shared: dict[str, Series] = {}
+    shared: dict[str, Measurement] = {}
     return [
-        Figure(Series(measurement), tuple(shared.setdefault(floor.key, Series(floor)) for floor in floors_of_it))
+        Figure(measurement, tuple(shared.setdefault(floor.key, floor) for floor in floors_of_it))
         for measurement, floors_of_it in pairs
     ]
 
@@ -81,19 +81,19 @@ def run(
         for figure in figures:
             if figure.error is not None:
                 continue
-            show_progress(f"{round_}/{effort.rounds}: {figure.series.measurement.name}")
+            show_progress(f"{round_}/{effort.rounds}: {figure.measurement.name}")
             _measure(figure, effort.seconds, settle)
             if figure.error is not None:
                 continue
             for floor in figure.floors:
-                if floor.measurement.key not in measured:
-                    measured.add(floor.measurement.key)
-                    floor.samples += _sample_floor(floor.measurement, effort.floor_seconds)
+                if floor.key not in measured:
+                    measured.add(floor.key)
+                    _sample_floor(floor, effort.floor_seconds)
 
 
 def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None:
     try:
-        figure.series.samples += figure.series.measurement.samples(seconds)
+        figure.measurement.sample(seconds)
     except _FATAL:
         raise
     except HearthError as error:
@@ -108,10 +108,10 @@ def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None
         settle()
 
 
-def _sample_floor(floor: Measurement, seconds: float) -> list[float]:
+def _sample_floor(floor: Measurement, seconds: float) -> None:
     import grpc
 
     try:
-        return floor.samples(seconds, _MIN_FLOOR_SAMPLES)
+        floor.sample(seconds, _MIN_FLOOR_SAMPLES)
     except (OSError, MemoryError, StopIteration, grpc.RpcError) as error:
         raise FloorError(f"this machine's floor cannot be measured ({floor.name}): {error!r}") from None

@@ -1,15 +1,15 @@
-"""Repeated measurement of one operation: the durations of its runs."""
+"""Repeated measurement of one operation: the durations of its runs, and their percentiles."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from hearth.cli.format.percentiles import Better
-
+Better = Literal["lower", "higher"]
 Unit = Literal["us", "ms", "1/s", "GB/s"]
 After = Callable[[], object]
 Once = Callable[[], After | None]
@@ -18,9 +18,37 @@ Once = Callable[[], After | None]
 _MAX_SAMPLES = 100_000
 
 
-@dataclass(frozen=True)
+class Percentiles(NamedTuple):
+    """Percentiles of `n` samples. p99: 99 of 100 samples were at least as good.
+
+    So it is the low end of a rate, and the high end of a latency.
+    """
+
+    p50: float
+    p90: float
+    p99: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float], better: Better) -> Percentiles:
+        """Returns the percentiles of `samples`. Raises `ValueError` if there are none."""
+        if not samples:
+            raise ValueError("no samples")
+        ordered = sorted(samples, reverse=better == "higher")
+        return cls(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99), len(ordered))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Returns a quantile of sorted samples, by linear interpolation between neighbours, like NumPy's default."""
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+@dataclass
 class Measurement:
-    """An operation to time, of a daemon or of this machine alone."""
+    """An operation to time, of a daemon or of this machine alone, and its samples from all rounds."""
 
     key: str
     name: str
@@ -29,16 +57,22 @@ class Measurement:
     """Context manager that prepares the operation, yields it, and cleans up."""
     amount: float = 1
     """Number of launches or bytes in one run, for rates."""
+    samples: list[float] = field(default_factory=list)
+    """Samples so far, in `unit`."""
 
     @property
     def better(self) -> Better:
         """Direction in which values improve: "lower" or "higher"."""
         return "lower" if self.unit in ("us", "ms") else "higher"
 
-    def samples(self, seconds: float, minimum: int = 1) -> list[float]:
-        """Takes as many samples as fit into `seconds`, in `unit`, but at least `minimum`."""
+    def sample(self, seconds: float, minimum: int = 1) -> None:
+        """Adds as many samples as fit into `seconds`, but at least `minimum`."""
         with self.opened() as once:
-            return [self.value(duration) for duration in _measure_durations(once, seconds, minimum)]
+            self.samples += [self.value(duration) for duration in _measure_durations(once, seconds, minimum)]
+
+    def percentiles(self) -> Percentiles:
+        """Returns the percentiles of the samples. Raises `ValueError` if there are none."""
+        return Percentiles.of(self.samples, self.better)
 
     def value(self, seconds: float) -> float:
         """Converts the duration of one run, `seconds`, to `unit`."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from hearth.cli.format.complaint import one_line
 from hearth.errors import HearthError
 
-Status = Literal["ok", "warning", "failed", "skipped"]
+Status = Literal["failed", "warning", "ok", "skipped"]
+"""Statuses of a check, the worst first."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,10 @@ class Findings:
         """True if no check failed."""
         return all(check.status != "failed" for check in self.checks)
 
-    def count(self) -> Iterator[tuple[int, Status]]:
-        """Yields the number of checks of each status, the worst first."""
-        kinds: tuple[Status, ...] = ("failed", "warning", "ok", "skipped")
-        for status in kinds:
-            number = sum(check.status == status for check in self.checks)
-            if number:
-                yield number, status
+    def counts(self) -> str:
+        """Returns the number of checks of each status as text, the worst first."""
+        numbers = Counter(check.status for check in self.checks)
+        return ", ".join(f"{numbers[status]} {status}" for status in get_args(Status) if numbers[status])
 
 
 def run_bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
@@ -67,7 +66,6 @@ def run_bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[C
     thread and blocks nothing.
     """
     results: list[Check] = []
-    done = threading.Event()
 
     def run() -> None:
         try:
@@ -75,12 +73,12 @@ def run_bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[C
             results.extend([result] if isinstance(result, Check) else result)
         except Exception as error:
             results.append(failed_check(name, error))
-        finally:
-            done.set()
 
     started = time.perf_counter()
-    threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True).start()
-    if not done.wait(seconds):
+    thread = threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
         detail = f"the check did not finish within {seconds:g} s"
         return [
             Check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 import platform
 import re
@@ -37,6 +38,9 @@ _DAEMON_PREFIXES = (
     "HEARTH_TEST_", *(f"HEARTH_{section}_" for section in _DAEMON_SECTIONS),
 )  # fmt: skip
 """Beginnings of the variables that the daemon reads."""
+_COMPARISONS = {
+    ">=": operator.ge, "<=": operator.le, "<": operator.lt, ">": operator.gt, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
 
 
 def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
@@ -68,24 +72,8 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
 
 def in_range(version: str, requirement: str) -> bool:
     """True if `version` satisfies a range such as ``>=6.31.1,<8``. Pre-releases count as their release."""
-    version_numbers = _numbers(version)
-    for clause in requirement.split(","):
-        match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", clause)
-        if match is None:
-            continue
-        bound_numbers = _numbers(match[2])
-        length = max(len(version_numbers), len(bound_numbers))
-        left, right = (
-            (*version_numbers, *(0,) * (length - len(version_numbers))),
-            (*bound_numbers, *(0,) * (length - len(bound_numbers))),
-        )
-        holds = {
-            ">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right,
-            "!=": left != right,
-        }  # fmt: skip
-        if not holds[match[1]]:
-            return False
-    return True
+    clauses = (re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", clause) for clause in requirement.split(","))
+    return all(_COMPARISONS[clause[1]](_numbers(version), _numbers(clause[2])) for clause in clauses if clause)
 
 
 def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
@@ -158,5 +146,9 @@ def _requirements() -> dict[str, str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version, without zeros at the end, so that 1.0 equals 1."""
     match = re.match(r"[\d.]*", version)
-    return tuple(int(part) for part in (match[0] if match else "").split(".") if part)
+    numbers = [int(part) for part in (match[0] if match else "").split(".") if part]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)

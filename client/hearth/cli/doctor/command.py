@@ -12,17 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
+from hearth.cli.doctor.check import Check, Findings, failed_check, run_bounded
+from hearth.cli.format import output
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hearth.blocking.node import Node
-    from hearth.cli.doctor.check import Check, Findings
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
 
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
 _NETWORK = ("name", "port", "protocol")
 _SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
 _CLOSE_S = 3.0
@@ -38,7 +38,6 @@ def add_to(commands: Any) -> None:
         help="find problems and suggest remedies",
         description="Checks everything that a first result requires: versions, environment, network, certificate, "
         "daemon, devices, compiler. The exit status is 1 if a check failed.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--device",
@@ -46,8 +45,7 @@ def add_to(commands: Any) -> None:
         metavar="N",
         help="check only this device (default: all devices that are serving)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document")
     parser.set_defaults(run=run)
 
 
@@ -56,26 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     Never raises for a problem of the daemon or of the path to it.
     """
-    from hearth.cli.doctor.check import Findings
-
     findings = Findings() if arguments.json else Findings(_print)
     target = _examine(arguments, findings)
     if arguments.json:
-        import json
-
-        print(json.dumps(_document(findings, target), indent=2))
+        output.print_json(_document(findings, target))
     else:
-        counted = ", ".join(f"{number} {status}" for number, status in findings.count())
-        print(f"\n{counted}")
-    sys.stdout.flush()
+        print(f"\n{findings.counts()}", flush=True)
     return 0 if findings.healthy else 1
 
 
 def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None:
     from hearth.cli.doctor import client
-    from hearth.cli.doctor.check import Check, failed_check
     from hearth.endpoint import target as targets
-    from hearth.errors import HearthError
 
     seconds = arguments.timeout
     findings.run("client", seconds, client.versions)
@@ -102,15 +92,8 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
 
 
 def _find_credentials(arguments: argparse.Namespace, findings: Findings, target: Target) -> Credentials | None:
-    from hearth.cli.doctor.check import Check, failed_check
-    from hearth.endpoint import credentials
-    from hearth.errors import HearthError
-
     try:
-        token = connect_options._token(arguments)
-        result = credentials.find(
-            target, token, arguments.ca, arguments.certificate, arguments.key, insecure=arguments.insecure
-        )
+        result = connect_options.find_credentials(arguments, target)
     except HearthError as error:
         findings.add(failed_check("credentials", error))
         return None
@@ -156,8 +139,6 @@ def _check_path(
 
 def _check_session(arguments: argparse.Namespace, findings: Findings, target: Target, credentials: Credentials) -> None:
     """Makes the checks that need a session, and closes the session."""
-    from hearth.cli.doctor.check import Check, run_bounded
-
     nodes: list[Node] = []
     timed_out = threading.Event()
     before = time.time()
@@ -192,7 +173,6 @@ def _check_daemon(
     after: float,
 ) -> None:
     from hearth.cli.doctor import daemon
-    from hearth.cli.doctor.check import Check
 
     seconds = arguments.timeout
     if not findings.run("daemon", seconds, lambda: daemon.versions(node)):
@@ -239,7 +219,6 @@ def _print(checks: Sequence[Check]) -> None:
 
 def _document(findings: Findings, target: Target | None) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "target": connect_options.target_text(target) if target is not None else None,
         "healthy": findings.healthy,
         "checks": [vars(check) for check in findings.checks],

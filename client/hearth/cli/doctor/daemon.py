@@ -27,6 +27,15 @@ OPEN_TENANT = "default"
 """Tenant of all clients at a daemon without tenants."""
 _RECENT_S = 3600.0
 _SLOW_S = 10.0
+_STATE_FIXES = {
+    "fenced": "find the cause in the daemon's log, then run `hearth restart-device {}` (requires the right to "
+    "administer)",
+    "lost": "a new process is being started: check again in a second",
+    "stalled": "the device process continues, or is replaced after devices.ping_timeout; check for a debugger or an "
+    "overloaded machine",
+    "starting": "check again in a second",
+}
+"""What to do about a device in a state in which it does not serve. `{}` stands for its number."""
 _SOURCE = """
 extern "C" __global__ void doctor_%s(const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -87,24 +96,9 @@ def _device(device: DeviceInfo) -> Check:
     if device.generation > 1:
         detail += f", generation {device.generation}"
     reason = f": {device.detail}" if device.detail else ""
-    if device.state == "fenced":
-        fix = (
-            f"find the cause in the daemon's log, then run `hearth restart-device {device.ordinal}` (requires the "
-            "right to administer)"
-        )
-        return Check(name, "failed", detail + reason, fix)
-    if device.state == "lost":
-        return Check(name, "warning", detail + reason, "a new process is being started: check again in a second")
-    if device.state == "stalled":
-        fix = (
-            "the device process continues, or is replaced after devices.ping_timeout; check for a debugger or "
-            "an overloaded machine"
-        )
-        return Check(name, "warning", detail + reason, fix)
-    if device.state == "starting":
-        return Check(name, "warning", detail + reason, "check again in a second")
     if device.state != "serving":
-        return Check(name, "warning", detail + reason, "check the daemon's log")
+        fix = _STATE_FIXES.get(device.state, "check the daemon's log").format(device.ordinal)
+        return Check(name, "failed" if device.state == "fenced" else "warning", detail + reason, fix)
     if properties.backend == "cuda":
         major, minor = properties.compute_capability
         detail += f"; sm_{major}{minor}, driver {properties.driver_version}, runtime {properties.runtime_version}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -9,9 +10,9 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hearth.cli.doctor.check import Check
 from hearth.endpoint.credentials import Credentials
@@ -51,7 +52,8 @@ def unix_socket(path: str) -> list[Check]:
         return [Check(name, "failed", f"{path}: {getattr(error, 'strerror', None) or error}", _START)]
     if not stat.S_ISSOCK(status.st_mode):
         return [Check(name, "failed", f"{path} is not a socket", "specify the path of the daemon's hearth.sock")]
-    owner = f"owner {_user(status.st_uid)}:{_group(status.st_gid)}, mode {stat.S_IMODE(status.st_mode):04o}"
+    user, group = _account(pwd.getpwuid, status.st_uid), _account(grp.getgrgid, status.st_gid)
+    owner = f"owner {user}:{group}, mode {stat.S_IMODE(status.st_mode):04o}"
     failure = _connection_failure(path, owner)
     if failure is not None:
         return [failure]
@@ -88,22 +90,17 @@ def _connection_failure(path: str, owner: str) -> Check | None:
 
 def _membership_advice(path: Path) -> str:
     try:
-        group = _group(path.stat().st_gid)
+        group = _account(grp.getgrgid, path.stat().st_gid)
     except OSError:
         group = "hearth"
-    return f"request membership of the group {group!r} (usermod -aG {group} {_user(os.getuid())}), then log in again"
+    user = _account(pwd.getpwuid, os.getuid())
+    return f"request membership of the group {group!r} (usermod -aG {group} {user}), then log in again"
 
 
-def _user(number: int) -> str:
+def _account(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Returns the name of a user (`pwd.getpwuid`) or group (`grp.getgrgid`), or its number if it has none."""
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return str(entry(number)[0])
     except KeyError:
         return str(number)
 
@@ -186,12 +183,8 @@ def _protocol(target: Target, seconds: float) -> str:
         return HTTP
     if len(answer) >= 9 and answer[3] == _SETTINGS:
         return GRPC
-    context = _unverified()
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]),
-        ):
+        with _handshake(target, seconds, _unverified()):
             return TLS
     except ssl.SSLError as error:
         if "ALERT" in (error.reason or "") or "CERTIFICATE" in (error.reason or ""):
@@ -208,16 +201,12 @@ def certificate(target: Target, credentials: Credentials, files: tuple[str, str]
     """
     import ssl
 
-    host, _ = host_and_port(target)
     context = ssl.create_default_context(cadata=credentials.ca.decode() if credentials.ca else None)
     context.set_alpn_protocols(["h2"])
     if files is not None:
         context.load_cert_chain(*files)
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host) as secured,
-        ):
+        with _handshake(target, seconds, context) as secured:
             return certificate_expiry(secured.getpeercert() or {}, time.time())
     except ssl.SSLCertVerificationError as error:
         names, expiry = _rejected_certificate(target, seconds)
@@ -271,18 +260,12 @@ def _rejected_certificate(target: Target, seconds: float) -> tuple[str, str]:
     import ssl
 
     try:
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            _unverified().wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
-        ):
+        with _handshake(target, seconds, _unverified()) as secured:
             der = secured.getpeercert(binary_form=True)
         context = ssl.create_default_context(cadata=der)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        with (
-            socket.create_connection(host_and_port(target), seconds) as connection,
-            context.wrap_socket(connection, server_hostname=host_and_port(target)[0]) as secured,
-        ):
+        with _handshake(target, seconds, context) as secured:
             peer = secured.getpeercert() or {}
     except (OSError, ValueError):
         return "", ""
@@ -292,6 +275,17 @@ def _rejected_certificate(target: Target, seconds: float) -> tuple[str, str]:
 def _names(peer: Mapping[str, object]) -> str:
     names = peer.get("subjectAltName", ())
     return ", ".join(str(name) for _, name in names) if isinstance(names, tuple) else ""
+
+
+@contextlib.contextmanager
+def _handshake(target: Target, seconds: float, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    """Yields a connection to the target after a TLS handshake, for which the server's name is the target's host."""
+    host, port = host_and_port(target)
+    with (
+        socket.create_connection((host, port), seconds) as connection,
+        context.wrap_socket(connection, server_hostname=host) as secured,
+    ):
+        yield secured
 
 
 def _unverified() -> ssl.SSLContext:

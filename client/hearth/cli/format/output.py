@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 SCHEMA = 1
 """Schema number of every document. Under the same number, keys may be added, but none is renamed."""
@@ -19,25 +16,19 @@ _UNBOUNDED = 1_000_000
 RED, GREEN, YELLOW, BOLD = "31", "32", "33", "1"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the option ``--json``."""
-    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1; base units)')
-
-
 def emit(document: Mapping[str, Any], as_json: bool, text: str) -> None:
     """Prints the document as JSON, or `text`, which contains the same for people."""
     if as_json:
-        import json
+        print_json(document)
+    else:
+        print(text, flush=True)
 
-        text = json.dumps({"schema": SCHEMA, **document}, indent=2)
-    print(text, flush=True)
 
-
-def emit_line(document: Mapping[str, Any]) -> None:
-    """Prints the document as JSON on one line, for commands that print several."""
+def print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Prints the document as JSON, with `SCHEMA`. None for `indent`: on one line, for commands that print several."""
     import json
 
-    print(json.dumps({"schema": SCHEMA, **document}), flush=True)
+    print(json.dumps({"schema": SCHEMA, **document}, indent=indent), flush=True)
 
 
 def columns() -> int:
@@ -50,12 +41,6 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Paint:
-    """Adds colours to text if `shown` is True, otherwise leaves it unchanged."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-
-    def __call__(self, text: str, *codes: str) -> str:
-        """Returns `text` in the colours of `codes`; its visible width does not change."""
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._shown and codes and text else text
+def paint(text: str, codes: Sequence[str], colour: bool) -> str:
+    """Returns `text` in the colours of `codes` if `colour` is True; its visible width does not change."""
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if colour and codes and text else text

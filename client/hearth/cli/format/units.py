@@ -1,11 +1,35 @@
-"""Formats figures for people; JSON documents use base units."""
+"""Figures as people write and read them: "64MiB", "12.3k", "2 min 5 s". JSON documents use base units."""
 
 from __future__ import annotations
 
-from hearth.cli.format.sizes import GIB, KIB, MIB, size_name
+import re
 
 NONE = "-"
 """Text of an unknown value."""
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_FACTORS = {
+    "": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9,
+    "tb": 10**12,
+}  # fmt: skip
+_WRITTEN = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_UNITS = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+
+
+def parse_size(text: str) -> int:
+    """Returns the size in bytes. Raises `ValueError`."""
+    match = _WRITTEN.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f'{text!r} is not a size; use a form like "64MiB" or "1GiB", or a number of bytes')
+    return int(float(match[1]) * factor)
+
+
+def size_name(size: int) -> str:
+    """Formats a size in the largest unit of which it is at least 1, with at most one decimal."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size} bytes"
 
 
 def size(value: float | None) -> str:
@@ -73,9 +97,6 @@ def bar(ratio: float | None, cells: int) -> str:
     """Returns a bar such as "[####----]", with `cells` characters between the brackets."""
     filled = 0 if ratio is None else min(cells, max(0, round(ratio * cells)))
     return f"[{'#' * filled}{'-' * (cells - filled)}]"
-
-
-_UNITS = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 
 def _three_digits(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hearth.cli.format.complaint import invalid_argument
-from hearth.cli.format.sizes import size_name
+from hearth.cli.format.units import size_name
 from hearth.cli.run.spec import Array, FromFile, Generated, Scalar, Spec
 from hearth.errors import ArgumentError
 
@@ -22,16 +22,13 @@ MAX_SHOWN = 1000
 """Maximum number of elements of an array that is printed, or included in a document, in full."""
 
 
-def value_of(spec: Scalar) -> Any:
-    """Returns the value as a NumPy scalar of its type."""
-    return np.dtype(spec.dtype).type(spec.value)
-
-
-def host_array(spec: Array) -> Host | None:
-    """Returns the array's initial contents, C-contiguous and in native byte order.
+def host_value(spec: Spec) -> Any:
+    """Returns the value as a NumPy scalar, or the array's initial contents, C-contiguous and in native byte order.
 
     Returns None for a result, which is initially zero on the device. Raises `ArgumentError`.
     """
+    if isinstance(spec, Scalar):
+        return np.dtype(spec.dtype).type(spec.value)
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _generate(spec.source)
@@ -96,11 +93,7 @@ def write(path: str, array: Host, force: bool) -> None:
             try:
                 target.hardlink_to(draft)  # unlike a rename, never replaces another file
                 return
-            except FileExistsError:
-                raise invalid_argument(
-                    f"the result {path!r} has been created in the meantime", "overwrite the file with --force"
-                ) from None
-            except OSError:  # a file system without hard links
+            except OSError:  # the file exists, or the file system has no hard links
                 if os.path.lexists(target):
                     raise invalid_argument(
                         f"the result {path!r} has been created in the meantime", "overwrite the file with --force"

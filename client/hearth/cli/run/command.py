@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hearth.cli import connect_options
-from hearth.cli.format.complaint import complain
-from hearth.cli.format.sizes import parse_size
+from hearth.cli.format import output
+from hearth.cli.format.complaint import complain, invalid_argument
+from hearth.cli.format.units import parse_size
 from hearth.errors import ArgumentError, AuthenticationError, CompileError, DeviceLostError
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def add_to(commands: Any) -> None:
         description="Compiles a CUDA C++ file (or loads .ptx, .cubin) on a daemon's device and launches one kernel.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="kernel.cu, .ptx, .cubin or .fatbin file; /dev/stdin reads a pipe")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="argument of the kernel, see below")
@@ -106,7 +106,7 @@ def add_to(commands: Any) -> None:
         help="pass an option to NVRTC, e.g. --option=--use_fast_math",
     )
     connect_options.add_options(parser)
-    parser.set_defaults(run=run, usual_launch_timeout=LAUNCH_S)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,20 +114,22 @@ def run(arguments: argparse.Namespace) -> int:
     from hearth.cli.run import arrays, sources
     from hearth.cli.run import kernel as run_kernel
 
+    if arguments.launch_timeout is None and not arguments.shared:
+        arguments.launch_timeout = LAUNCH_S
     specs = _parse_specs(arguments.arguments)
     code = sources.read_code(arguments.file)
     explicit = sources.headers_of_options(arguments.header)
     headers = sources.headers_of(arguments.file, code, arguments.include, explicit)
     arrays.check_result_files(specs, arguments.force)
     arrays.check_memory(specs)
-    values = [_host_value(spec) for spec in specs]
+    values = [arrays.host_value(spec) for spec in specs]
     with _connect(arguments) as node:
         device = node.device(arguments.device)
         printed: list[str] = []
         if arguments.json:
             node.on_output(printed.append)
         try:
-            module, kernel = run_kernel.load(arguments, device, code, headers)
+            kernel = run_kernel.load(arguments, device, code, headers)
         except CompileError as error:
             return _report_compile_error(arguments.file, error)
         try:
@@ -136,7 +138,6 @@ def run(arguments: argparse.Namespace) -> int:
             error.fix = "find writes out of bounds with --mode validate; allow more time with --launch-timeout."
             raise
         report.printed = "".join(printed)
-        del module
     return _finish(arguments, report)
 
 
@@ -156,16 +157,7 @@ def _parse_specs(texts: Sequence[str]) -> list[Spec]:
     try:
         return parse_all(texts)
     except SpecError as error:
-        raise ArgumentError(
-            f"{error}.", reason="INVALID_ARGUMENT", fix="see `hearth run --help` for the forms of an argument."
-        ) from None
-
-
-def _host_value(spec: Spec) -> Any:
-    from hearth.cli.run import arrays
-    from hearth.cli.run.spec import Scalar
-
-    return arrays.value_of(spec) if isinstance(spec, Scalar) else arrays.host_array(spec)
+        raise invalid_argument(str(error), "see `hearth run --help` for the forms of an argument") from None
 
 
 def _report_compile_error(file: str, error: CompileError) -> int:
@@ -193,9 +185,7 @@ def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
             complain(f"argument {result.argument} could not be written: {result.error}")
             status = 1
     if arguments.json:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+        output.print_json(report.to_json())
     else:
         print(report.to_text(), end="")
     return status

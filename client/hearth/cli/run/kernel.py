@@ -9,21 +9,19 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hearth.cli.format.complaint import invalid_argument
 from hearth.cli.run.report import Result, RunReport
 from hearth.cli.run.spec import Array, Generated, Spec
-from hearth.errors import ArgumentError, HearthError
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
     from hearth.blocking.function import Function
-    from hearth.blocking.module import RawModule
     from hearth.blocking.node import Node
 
 
-def load(
-    arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
-) -> tuple[RawModule, Function]:
-    """Returns the module and its kernel.
+def load(arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]) -> Function:
+    """Returns the kernel of the module of `code`.
 
     Waits for the compile, and prints the compiler's warnings on stderr. Raises `ArgumentError` if the kernel is missing
     or ambiguous.
@@ -44,28 +42,24 @@ def load(
         module = device.RawModule(code, options=options, headers=headers, name_expressions=[name])
         with contextlib.suppress(HearthError):  # a C++ function that is not a template also has such a name
             module.compile()
-            return module, module.get_function(name)
-        raise ArgumentError(
-            f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}.",
-            reason="INVALID_ARGUMENT",
-            fix='use one of these names; for an instance of a template use e.g. --kernel "scale<float>".',
+            return module.get_function(name)
+        raise invalid_argument(
+            f"{arguments.file!r} has no kernel {name!r}; it has {_list_names(names)}",
+            'use one of these names; for an instance of a template use e.g. --kernel "scale<float>"',
         )
-    return module, module.get_function(name)
+    return module.get_function(name)
 
 
 def _only_kernel(names: Sequence[str], file: str) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise ArgumentError(
-            f'{file!r} has no extern "C" __global__ function.',
-            reason="INVALID_ARGUMENT",
-            fix='write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>".',
+        raise invalid_argument(
+            f'{file!r} has no extern "C" __global__ function',
+            'write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>"',
         )
-    raise ArgumentError(
-        f"{file!r} has {len(names)} kernels: {_list_names(names)}.",
-        reason="INVALID_ARGUMENT",
-        fix=f"specify one: --kernel {names[0]}.",
+    raise invalid_argument(
+        f"{file!r} has {len(names)} kernels: {_list_names(names)}", f"specify one: --kernel {names[0]}"
     )
 
 
@@ -104,12 +98,11 @@ def launch(
     device.synchronize()  # waits for the uploads, so that they are not measured
     if not arguments.json:
         print(report.heading(), flush=True)
-    limit: float | None = arguments.launch_timeout or (None if arguments.shared else arguments.usual_launch_timeout)
     profile = device.profile() if arguments.timed else None
     with profile or contextlib.nullcontext():
         kernel(
             grid, arguments.block, tuple(kernel_arguments), arguments.shared_mem, mode=arguments.mode,
-            iterations=arguments.iterations, timeout=limit,
+            iterations=arguments.iterations, timeout=arguments.launch_timeout,
         )  # fmt: skip
     device.synchronize()
     if profile is not None:

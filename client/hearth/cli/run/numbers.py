@@ -49,6 +49,8 @@ _EXAMPLES = {
 _SHIFTED = re.compile(r"(\d+)\s*(<<|\*\*)\s*(\d+)", re.ASCII)
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|\d[\d_]*)", re.ASCII)
 _BITS = 64
+_LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "complex64": 3.4028234663852886e38}
+"""Largest finite values of the types that have a smaller range than Python's numbers."""
 
 
 class SpecError(ValueError):
@@ -71,24 +73,33 @@ def number(dtype: str, text: str, at: int = 0, kind: str = "") -> Number:
     """Parses a value of the type `dtype` and checks its range. Raises `SpecError`."""
     text = text.strip()
     try:
-        if dtype == "bool":
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if "int" in dtype:
-            return _integer(dtype, text, at, kind)
-        if dtype.startswith("float"):
-            real = float.fromhex(text) if "0x" in text.lower() else float(text)
-            return _fits(dtype, real, real, at, kind)
-        value = complex(text.replace(" ", ""))
-        _fits(dtype, value.real, value, at, kind)
-        _fits(dtype, value.imag, value, at, kind)
-        return value
-    except (KeyError, OverflowError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
+        value = _parse(dtype, text)
+    except (KeyError, OverflowError, ValueError):
         form = {"b": "true or false", "c": "a complex number such as 1+2j"}.get(dtype[0], "a number")
         raise SpecError(
             f"{text!r} is not a valid {dtype}: use {'an integer' if 'int' in dtype else form}", at, kind
         ) from None
+    if "int" in dtype:
+        bits, signed = int(dtype.lstrip("uint")), dtype.startswith("int")
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        if not low <= value.real <= high:
+            raise SpecError(f"{text} is not between {low} and {high}, the range of {dtype}", at, kind)
+    maximum = _LARGEST.get(dtype, math.inf)
+    for part in (value.real, value.imag):
+        if math.isfinite(part) and abs(part) > maximum:
+            raise SpecError(f"{part} is beyond {maximum}, the maximum of {dtype}", at, kind)
+    return value
+
+
+def _parse(dtype: str, text: str) -> Number:
+    """Parses a value of the type `dtype`, of any size. Raises `KeyError`, `OverflowError` or `ValueError`."""
+    if dtype == "bool":
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    if "int" in dtype:
+        return integer(text)
+    if dtype.startswith("float"):
+        return float.fromhex(text) if "0x" in text.lower() else float(text)
+    return complex(text.replace(" ", ""))
 
 
 def integer(text: str) -> int:
@@ -121,25 +132,6 @@ def dimensions(text: str) -> tuple[int, int, int]:
         )
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
-
-
-def _integer(dtype: str, text: str, at: int, kind: str) -> int:
-    value = integer(text)
-    bits, signed = int(dtype.lstrip("uint")), dtype.startswith("int")
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    if not low <= value <= high:
-        raise SpecError(f"{text} is not between {low} and {high}, the range of {dtype}", at, kind)
-    return value
-
-
-_LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "complex64": 3.4028234663852886e38}
-
-
-def _fits(dtype: str, part: float, value: Number, at: int, kind: str) -> Number:
-    maximum = _LARGEST.get(dtype, math.inf)
-    if math.isfinite(part) and abs(part) > maximum:
-        raise SpecError(f"{part} is beyond {maximum}, the maximum of {dtype}", at, kind)
-    return value
 
 
 def near(name: str, names: Mapping[str, object] | Sequence[str]) -> str:

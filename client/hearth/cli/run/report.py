@@ -8,9 +8,6 @@ from typing import Any
 from hearth.cli.format.table import number
 from hearth.cli.run.arrays import Host, format_array, to_lists
 
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
-
 
 @dataclass
 class Result:
@@ -100,7 +97,6 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
         document: dict[str, Any] = {
-            "schema": SCHEMA,
             "file": self.file,
             "kernel": self.kernel,
             "grid": list(self.grid),

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hearth.cli.format.complaint import invalid_argument
-from hearth.errors import ArgumentError
 
 _INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)""", re.MULTILINE)
 MAX_HEADERS = 1000
@@ -97,14 +96,9 @@ def _text(path: str) -> str:
 
 def _read(path: str) -> bytes:
     try:
-        file = Path(path)
-        if not file.exists() or file.is_file():
-            return file.read_bytes()
-        kind = "a directory" if file.is_dir() else "not a regular file"
-        if file.is_dir():
-            raise invalid_argument(f"{path!r} is {kind}", "specify a regular file")
-        return file.read_bytes()  # /dev/stdin, a pipe
+        if not Path(path).is_dir():
+            return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise (error if isinstance(error, ArgumentError) else
-               invalid_argument(f"{path!r} cannot be read: {reason}", "use a readable file")) from None  # fmt: skip
+        raise invalid_argument(f"{path!r} cannot be read: {reason}", "use a readable file") from None
+    raise invalid_argument(f"{path!r} is a directory", "specify a regular file")

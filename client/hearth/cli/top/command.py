@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from hearth.cli.format.complaint import one_line
 from hearth.errors import ClosedError, HearthError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hearth.cli.top.frame import Outage
     from hearth.cli.top.rates import Document
@@ -37,7 +38,6 @@ def add_to(commands: Any) -> None:
         "Press q to quit. If the daemon becomes unreachable, the command waits for it. If stdout is not a "
         "terminal, and with --once, --iterations or --json, each update is printed below the last; the "
         "first one appears after one interval. Opens no session.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="time between updates (%(default)g)"
@@ -45,8 +45,7 @@ def add_to(commands: Any) -> None:
     number = parser.add_mutually_exclusive_group()
     number.add_argument("--iterations", type=_count, metavar="N", help="quit after N updates")
     number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one update")
-    parser.add_argument("--json", action="store_true", help="print one JSON document per line, with rates")
-    connect_options.add_arguments(parser)
+    connect_options.add_arguments(parser, json_help="print one JSON document per line, with rates")
     parser.set_defaults(run=run)
 
 
@@ -104,7 +103,7 @@ def _print(arguments: argparse.Namespace, admin: AdminClient, first: Document) -
         except HearthError as error:
             view.record_failure(one_line(str(error)), time.time())
         if arguments.json:
-            output.emit_line(_document(view, connect_options.target_text(admin.target)))
+            output.print_json(_document(view, connect_options.target_text(admin.target)), indent=None)
         else:
             _print_frame(view, first=printed == 0)
         printed += 1
@@ -112,14 +111,17 @@ def _print(arguments: argparse.Namespace, admin: AdminClient, first: Document) -
 
 
 def _print_frame(view: View, *, first: bool) -> None:
+    lines = _lines(view, output.columns())
+    print("\n".join(lines if first else ["", *lines]), flush=True)
+
+
+def _lines(view: View, columns: int, rows: int | None = None) -> list[str]:
+    """Returns the lines of a frame, in colour if stdout shows colours."""
     from hearth.cli.top.frame import frame
 
-    paint, columns = output.Paint(output.in_colour()), output.columns()
-    lines = [
-        line.render(columns, paint)
-        for line in frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns)
-    ]
-    print("\n".join(lines if first else ["", *lines]), flush=True)
+    colour = output.in_colour()
+    shown = frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns, rows=rows)
+    return [line.render(columns, colour) for line in shown]
 
 
 def _document(view: View, target: str) -> dict[str, Any]:
@@ -160,16 +162,14 @@ class _Watch:
         self._interval = interval
         self._wake = wake
         self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._results: list[tuple[float, Document | HearthError]] = []
+        self._results: queue.SimpleQueue[tuple[float, Document | HearthError]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hearth-top", daemon=True)
         self._thread.start()
 
-    def pop_all(self) -> list[tuple[float, Document | HearthError]]:
-        """Returns and removes the answers and errors since the last call, each with its time."""
-        with self._lock:
-            results, self._results = self._results, []
-        return results
+    def pop_all(self) -> Iterator[tuple[float, Document | HearthError]]:
+        """Yields and removes the answers and errors since the last call, each with its time."""
+        while not self._results.empty():
+            yield self._results.get()
 
     def end(self) -> None:
         """Cancels the call in progress and ends the thread."""
@@ -186,8 +186,7 @@ class _Watch:
                 return
             except HearthError as error:
                 result = error
-            with self._lock:
-                self._results.append((time.time(), result))
+            self._results.put((time.time(), result))
             self._wake()
 
 
@@ -205,22 +204,13 @@ def _live(admin: AdminClient, first: Document, interval: float) -> int:
                     else:
                         view.record_answer(result, at)
                 view.check_overdue(time.time(), interval)
-                _draw(screen, view)
+                screen.draw(_lines(view, *screen.size))
                 if _QUIT & set(screen.wait(_REDRAW_S)):
                     return 0
         except EOFError:
             return 0  # the terminal has been closed
         finally:
             watch.end()
-
-
-def _draw(screen: Any, view: View) -> None:
-    from hearth.cli.top.frame import frame
-
-    columns, rows = screen.size
-    paint = output.Paint(output.in_colour())
-    shown = frame(view.before, view.now, outage=view.outage, at=time.time(), columns=columns, rows=rows)
-    screen.draw([line.render(columns, paint) for line in shown])
 
 
 def _interval(text: str) -> float:

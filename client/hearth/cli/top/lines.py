@@ -41,6 +41,7 @@ _LAYOUTS = (
 )
 """The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
 the bar repeats the figure beside it."""
+SESSION_HEADER = ("SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT")
 _INDENT = " " * 8
 _TENANT_WIDTH = 16
 _BAR_CELLS = 10
@@ -54,9 +55,9 @@ class ScreenLine(NamedTuple):
     text: str = ""
     codes: tuple[str, ...] = ()
 
-    def render(self, columns: int, paint: output.Paint) -> str:
-        """Returns the text, cut to `columns` and in colour."""
-        return paint(fit(self.text, columns), *self.codes)
+    def render(self, columns: int, colour: bool) -> str:
+        """Returns the text, cut to `columns`, and in colour if `colour` is True."""
+        return output.paint(fit(self.text, columns), self.codes, colour)
 
 
 def clock(document: Document) -> float:
@@ -93,10 +94,11 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
     entries = document.get("devices", ())
     if not entries:
         return [ScreenLine("no devices")]
-    groups = next(
-        (candidate for layout in _LAYOUTS if _fits(candidate := _devices(entries, rates, layout), columns)), []
-    )
-    headings, *rows = groups or _devices(entries, rates, _LAYOUTS[-1])
+    for layout in _LAYOUTS:
+        groups = _devices(entries, rates, layout)
+        if all(width(text) <= columns for texts in groups for text in texts):
+            break
+    headings, *rows = groups
     lines = [ScreenLine(text, (output.BOLD,)) for text in headings]
     for device, texts in zip(entries, rows, strict=True):
         codes = () if device.get("state") == "serving" else (output.RED,)
@@ -116,10 +118,6 @@ def _loads(device: Mapping[str, Any]) -> str:
         return ""
     subject = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
     return f"{subject} for kernels to end, the longest for {units.duration(longest)}"
-
-
-def _fits(groups: list[tuple[str, ...]], columns: int) -> bool:
-    return all(width(text) <= columns for texts in groups for text in texts)
 
 
 def _devices(
@@ -181,27 +179,29 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
     if not entries:
         return [ScreenLine("no sessions")]
     now = clock(document)
-    rows = [
-        [
-            printable(session["id"]),
-            units.share(used.get(session["id"])),
-            units.duration(session.get("device_seconds")),
-            ",".join(map(str, session.get("devices", ()))) or units.NONE,
-            fit(printable(session.get("tenant", "")), _TENANT_WIDTH),
-            units.duration(now - session.get("opened_unix", now)),
-            lease(session.get("connected", False), session.get("lease_left_seconds")),
-            client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
-        ]
-        for session in entries
-    ]
-    header = ["SESSION", "BUSY", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
+    rows = []
+    for session in entries:
+        name, time_used, devices, tenant, *others = session_cells(session, now)
+        rows.append(
+            [name, units.share(used.get(session["id"])), time_used, devices, fit(tenant, _TENANT_WIDTH), *others]
+        )
+    header = [SESSION_HEADER[0], "BUSY", *SESSION_HEADER[1:]]
     heading, *lines = table(header, rows, frozenset({1, 2, 5})).splitlines()
     return [ScreenLine(heading, (output.BOLD,)), *map(ScreenLine, lines)]
 
 
-def lease(connected: bool, seconds_left: float | None) -> str:
-    """Returns the state of a session's lease: connected, or the time left."""
-    return "connected" if connected else f"{units.duration(seconds_left)} left"
+def session_cells(session: Mapping[str, Any], now: float) -> list[str]:
+    """Returns the cells of `SESSION_HEADER` for a session of a status document. `now`: seconds since 1970."""
+    lease = "connected" if session.get("connected") else f"{units.duration(session.get('lease_left_seconds'))} left"
+    return [
+        printable(session["id"]),
+        units.duration(session.get("device_seconds")),
+        ",".join(map(str, session.get("devices", ()))) or units.NONE,
+        printable(session.get("tenant", "")),
+        units.duration(now - session.get("opened_unix", now)),
+        lease,
+        client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
+    ]
 
 
 def client(name: str, dedicated: bool, process: str = "") -> str:

@@ -21,9 +21,11 @@ class Rates(NamedTuple):
     """Bytes per second from the device."""
 
 
-_COUNTERS = ("device_busy_ns", "kernel_launches", "commands", "host_to_device_bytes", "device_to_host_bytes")
-"""Names of a device's counters, in the order of `Rates`."""
-_FACTORS = (1e-9, 1.0, 1.0, 1.0, 1.0)
+_COUNTERS = {
+    "device_busy_ns": 1e-9, "kernel_launches": 1.0, "commands": 1.0, "host_to_device_bytes": 1.0,
+    "device_to_host_bytes": 1.0,
+}  # fmt: skip
+"""A device's counters, in the order of `Rates`, and the factor of the rate of each."""
 NAMES = (
     "busy_ratio", "launches_per_second", "commands_per_second", "received_bytes_per_second", "sent_bytes_per_second",
 )  # fmt: skip
@@ -41,12 +43,6 @@ def elapsed(before: Document | None, now: Document) -> float | None:
     return float(seconds) if seconds > 0 else None
 
 
-def reported_rates(device: Mapping[str, Any]) -> Rates:
-    """Returns the rates that the daemon reports; None for missing ones."""
-    throughput = device.get("throughput") or {}
-    return Rates(*(throughput.get(name) for name in NAMES))
-
-
 def device_rates(before: Document | None, now: Document) -> dict[int, Rates]:
     """Returns the rates by ordinal, computed from the two documents.
 
@@ -58,12 +54,13 @@ def device_rates(before: Document | None, now: Document) -> dict[int, Rates]:
     for device in now.get("devices", ()):
         ordinal, counters = device["ordinal"], device.get("counters") or {}
         if seconds is None or ordinal not in counted:
-            by_ordinal[ordinal] = reported_rates(device)
+            reported = device.get("throughput") or {}
+            by_ordinal[ordinal] = Rates(*map(reported.get, NAMES))
         else:
             by_ordinal[ordinal] = Rates(
                 *(
                     _rate(counted[ordinal].get(name), counters.get(name), seconds, factor)
-                    for name, factor in zip(_COUNTERS, _FACTORS, strict=True)
+                    for name, factor in _COUNTERS.items()
                 )
             )
     return by_ordinal

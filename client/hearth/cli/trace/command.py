@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hearth.cli.format import output
 from hearth.cli.format.complaint import complain, invalid_argument
 from hearth.errors import ArgumentError
 
@@ -32,7 +33,6 @@ def add_to(commands: Any) -> None:
         help="record and summarize what a program does on its devices",
         description="Records every command of a program with its times, or summarizes such a recording. The files can "
         "be opened at https://ui.perfetto.dev and in chrome://tracing.",
-        allow_abbrev=False,
     )
     parts = parser.add_subparsers(title="parts", metavar="record|show", required=True)
     record: argparse.ArgumentParser = parts.add_parser(
@@ -40,7 +40,6 @@ def add_to(commands: Any) -> None:
         help="run a program and record it",
         epilog=_RECORD_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     record.add_argument("--output", "-o", default=_DEFAULT, metavar="FILE", help="(%(default)s)")
     record.add_argument("--force", action="store_true", help="overwrite a file that is not a trace")
@@ -49,7 +48,7 @@ def add_to(commands: Any) -> None:
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="program to run, and its arguments, after --"
     )
     record.set_defaults(run=run_record)
-    show: argparse.ArgumentParser = parts.add_parser("show", help="summarize a recording", allow_abbrev=False)
+    show: argparse.ArgumentParser = parts.add_parser("show", help="summarize a recording")
     show.add_argument("file", metavar="FILE", help="file written by `hearth trace record`, HEARTH_TRACE or Trace.save")
     show.add_argument(
         "--top", type=_count, default=_TOP, metavar="N", help="maximum number of rows of each table (%(default)s)"
@@ -65,13 +64,9 @@ def run_record(arguments: argparse.Namespace) -> int:
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise ArgumentError(
-            "no program was specified.",
-            reason="INVALID_ARGUMENT",
-            fix="use e.g. hearth trace record -- python my_program.py.",
-        )
-    output = Path(arguments.output)
-    _check_output(output, arguments.force)
+        raise invalid_argument("no program was specified", "use e.g. hearth trace record -- python my_program.py")
+    file = Path(arguments.output)
+    _check_output(file, arguments.force)
     status, documents = trace_program.run_traced(program)
     if status:
         complain(f"the program ended with status {status}")
@@ -82,7 +77,7 @@ def run_record(arguments: argparse.Namespace) -> int:
         return status or 1
     document = trace_file.merge(documents)
     try:
-        trace_file.write(output, document)
+        trace_file.write(file, document)
     except OSError as error:
         complain(f"{arguments.output!r} could not be written: {error.strerror or error}")
         return status or 1
@@ -109,7 +104,7 @@ def _show(path: str, document: Any, arguments: argparse.Namespace) -> None:
     except NotATraceError as error:
         raise _no_trace(path, str(error)) from None
     if arguments.json:
-        print(json.dumps(report.to_json(path, summary), indent=2))
+        output.print_json(report.to_json(path, summary))
     else:
         print(report.to_text(path, summary, arguments.top))
 
@@ -123,25 +118,25 @@ def _load(path: str) -> Any:
         raise _no_trace(path, f"the file is not valid JSON ({error})") from None
 
 
-def _check_output(output: Path, force: bool) -> None:
+def _check_output(file: Path, force: bool) -> None:
     """Raises `ArgumentError` if the output cannot be written.
 
     Raises it too if the output would overwrite a file other than a trace without `force`.
     """
-    if output.is_dir():
-        raise invalid_argument(f"the output {str(output)!r} is a directory", "specify a file")
-    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
-        raise invalid_argument(f"{str(output.parent)!r} is not a writable directory", "use another --output")
-    if force or not output.exists():
+    if file.is_dir():
+        raise invalid_argument(f"the output {str(file)!r} is a directory", "specify a file")
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise invalid_argument(f"{str(file.parent)!r} is not a writable directory", "use another --output")
+    if force or not file.exists():
         return
     try:
-        with output.open("rb") as file:
-            start = file.read(64).lstrip()
+        with file.open("rb") as existing:
+            start = existing.read(64).lstrip()
     except OSError:
         start = b"?"
     if start and not (start.startswith(b"{") and b'"traceEvents"' in start):
         raise invalid_argument(
-            f"{str(output)!r} exists and is not a trace", "use another --output, or overwrite the file with --force"
+            f"{str(file)!r} exists and is not a trace", "use another --output, or overwrite the file with --force"
         )
 
 

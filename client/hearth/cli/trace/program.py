@@ -13,8 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hearth.cli.format.complaint import complain
-from hearth.errors import ArgumentError
+from hearth.cli.format.complaint import complain, invalid_argument
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 _AFTER_SIGNAL = 128
@@ -40,10 +39,9 @@ def _run(program: Sequence[str], environment: dict[str, str]) -> int:
     try:
         process = subprocess.Popen(program, env=environment)
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"{program[0]!r} cannot be run: {getattr(error, 'strerror', None) or error}.",
-            reason="INVALID_ARGUMENT",
-            fix="write the program and its arguments after --, e.g. hearth trace record -- python my_program.py.",
+        raise invalid_argument(
+            f"{program[0]!r} cannot be run: {getattr(error, 'strerror', None) or error}",
+            "write the program and its arguments after --, e.g. hearth trace record -- python my_program.py",
         ) from None
 
     def pass_on(number: int, _frame: FrameType | None) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hearth.cli.format.sizes import size_name
 from hearth.cli.format.table import number, table
+from hearth.cli.format.units import size_name
 from hearth.cli.trace.summary import Row, Summary
 
-SCHEMA = 1
-"""Schema number; increases with every change that may break a reader of the document."""
 _LONGEST = 60
 
 
@@ -43,7 +41,6 @@ def to_text(path: str, summary: Summary, top: int) -> str:
 def to_json(path: str, summary: Summary) -> dict[str, Any]:
     """Returns the JSON document, with all rows."""
     return {
-        "schema": SCHEMA,
         "file": path,
         "span_us": summary.span_us,
         "dropped": summary.dropped,

@@ -6,7 +6,7 @@ data.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +79,7 @@ class Summary:
     others: list[Row] = field(default_factory=list)
     streams: list[Track] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
-    errors: dict[tuple[str, str], int] = field(default_factory=dict)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of errors, by command and reason."""
     dropped: int = 0
     lost: int = 0
@@ -99,9 +99,7 @@ class NotATraceError(ValueError):
 
 def summarize(document: Any) -> Summary:
     """Returns the summary of a trace. Raises `NotATraceError`."""
-    entries = (
-        document if isinstance(document, list) else document.get("traceEvents") if isinstance(document, dict) else None
-    )
+    entries = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise NotATraceError("the document has no list traceEvents")
     processes, threads = _names(entries)
@@ -120,8 +118,7 @@ def summarize(document: Any) -> Summary:
             key = (process.removeprefix(_HOST), args.get("seq"), args.get("index"))
             if key not in seen_errors:
                 seen_errors.add(key)
-                failure = (name, str(args["error"]))
-                summary.errors[failure] = summary.errors.get(failure, 0) + 1
+                summary.errors[name, str(args["error"])] += 1
         if process.startswith((_HOST, _KERNELS)):
             continue
         start, size = _time(entry.get("ts")), args.get("bytes", 0)
@@ -130,9 +127,8 @@ def summarize(document: Any) -> Summary:
         if "started_us" in args and "ended_us" in args:  # the track may show the command shorter than it was
             us = max(0.0, _time(args["ended_us"]) - _time(args["started_us"]))
         kind = "kernels" if "grid" in args else "transfers" if size else "others"
-        label = name.removeprefix(f"{category} ") if kind == "kernels" else category or name
-        if kind == "others":
-            label = name
+        labels = {"kernels": name.removeprefix(f"{category} "), "transfers": category or name, "others": name}
+        label = labels[kind]
         rows[kind].setdefault(label, Row(label)).add(us, size)
         track = (entry.get("pid"), entry.get("tid"))
         spans[entry.get("pid")].append(_Span(track, name, start, start + _time(entry.get("dur"))))

@@ -11,7 +11,7 @@ import pytest
 
 from hearth import errors
 from hearth.cli.bench import rounds
-from hearth.cli.bench.figures import Figure, Series
+from hearth.cli.bench.figures import Figure
 from hearth.cli.bench.floor_process import FloorError, FloorProcess, Kind
 from hearth.cli.bench.floors import Floors
 from hearth.cli.bench.report import BenchReport
@@ -36,10 +36,10 @@ def measurement(key: str, log: list[str], error: BaseException | None = None, un
 
 
 def figures(log: list[str], refused: BaseException | None) -> list[Figure]:
-    shared = Series(measurement("floor", log))
+    shared = measurement("floor", log)
     return [
-        Figure(Series(measurement("one", log, refused)), (shared,)),
-        Figure(Series(measurement("two", log)), (shared, Series(measurement("other floor", log)))),
+        Figure(measurement("one", log, refused), (shared,)),
+        Figure(measurement("two", log), (shared, measurement("other floor", log))),
     ]
 
 
@@ -61,7 +61,7 @@ def test_refusal_of_one_figure_does_not_stop_the_others(error: BaseException) ->
     one, two = measured = figures(log, error)
     rounds.run(measured, QUICK, lambda: settled.append(1), silent)
     assert one.error is not None and one.error.reason in ("QUOTA_EXCEEDED", "OUT_OF_MEMORY") and settled == [1]
-    assert log.count("one") == 1 and two.error is None and two.series.percentiles().n > 0
+    assert log.count("one") == 1 and two.error is None and two.measurement.percentiles().n > 0
 
 
 @pytest.mark.parametrize("error", [errors.ConnectError("gone"), errors.DeviceLostError("gone"), KeyboardInterrupt()])
@@ -71,7 +71,7 @@ def test_errors_that_end_the_bench(error: BaseException) -> None:
 
 
 def test_a_floor_that_fails_is_an_error_of_hearths() -> None:
-    figure = Figure(Series(measurement("one", [])), (Series(measurement("floor", [], BrokenPipeError("ended"))),))
+    figure = Figure(measurement("one", []), (measurement("floor", [], BrokenPipeError("ended")),))
     with pytest.raises(FloorError, match=r"floor cannot be measured .*BrokenPipeError"):
         rounds.run([figure], QUICK, lambda: None, silent)
 
@@ -88,17 +88,23 @@ def counted(takes: float, calls: list[int], ended: list[int], after: float = 0) 
     return Measurement("", "", "ms", lambda: contextlib.nullcontext(once))
 
 
+def sampled(operation: Measurement, seconds: float, minimum: int = 1) -> list[float]:
+    """Returns the samples of the measurement after `sample`."""
+    operation.sample(seconds, minimum)
+    return operation.samples
+
+
 def test_slow_operations_run_once_and_quick_ones_are_warmed_up() -> None:
     calls: list[int] = []
     ended: list[int] = []
-    assert len(counted(0.01, calls, ended).samples(0.005)) == 1 == len(calls)
-    assert len(counted(0.01, calls, ended).samples(0.005, 3)) == 3 == len(calls) - 1
-    assert len(counted(0, calls, ended).samples(0.01)) < len(calls) - 4
+    assert len(sampled(counted(0.01, calls, ended), 0.005)) == 1 == len(calls)
+    assert len(sampled(counted(0.01, calls, ended), 0.005, 3)) == 3 == len(calls) - 1
+    assert len(sampled(counted(0, calls, ended), 0.01)) < len(calls) - 4
     assert len(ended) == len(calls)
 
 
 def test_cleanup_is_not_timed() -> None:
-    (taken,) = counted(0.01, [], [], after=1).samples(0.005)
+    (taken,) = sampled(counted(0.01, [], [], after=1), 0.005)
     assert 10 <= taken < 1000
 
 
@@ -111,25 +117,25 @@ def test_units() -> None:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_the_floors_of_this_machine(kind: Kind) -> None:
-    with FloorProcess(kind) as process:
+    with contextlib.closing(FloorProcess(kind)) as process:
         floors = Floors(process)
         for floor in (
             floors.launch(), floors.launches(100), floors.small(4096), floors.connection(), floors.upload(100_001),
             floors.download(3_000_001), floors.copy(4096),
         ):  # fmt: skip
-            found = floor.samples(0.001, 3)
+            found = sampled(floor, 0.001, 3)
             assert len(found) >= 3 and min(found) > 0, floor.name
         assert process.process.poll() is None
         process.process.kill()
         process.process.wait()
-        gone = Figure(Series(measurement("one", [])), (Series(floors.upload(4096)),))
+        gone = Figure(measurement("one", []), (floors.upload(4096),))
         with pytest.raises(FloorError):
             rounds.run([gone], QUICK, lambda: None, silent)
 
 
 def test_a_process_for_the_floors_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with FloorProcess("tcp") as process, pytest.raises(FloorError, match="did not start"):
+    with contextlib.closing(FloorProcess("tcp")) as process, pytest.raises(FloorError, match="did not start"):
         assert process.addresses
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(FloorError, match="No such file"):
@@ -137,8 +143,8 @@ def test_a_process_for_the_floors_that_does_not_start(monkeypatch: pytest.Monkey
 
 
 def test_the_report() -> None:
-    def series(name: str, samples: list[float], unit: Unit) -> Series:
-        return Series(Measurement(name, name, unit, contextlib.nullcontext, 1), samples)  # type: ignore[arg-type]
+    def series(name: str, samples: list[float], unit: Unit) -> Measurement:
+        return Measurement(name, name, unit, contextlib.nullcontext, 1, samples)  # type: ignore[arg-type]
 
     times = Figure(series("latency", [30.0, 10.0, 20.0], "us"), (series("echo", [5.0], "us"),))
     rates = Figure(
@@ -168,7 +174,7 @@ def test_the_report() -> None:
     ]
     assert "another host" in text[-1]
     document = json.loads(json.dumps(report.to_json()))
-    assert document["schema"] == 1 and document["device"] == {"ordinal": 3, "name": "H200", "backend": "cuda"}
+    assert document["device"] == {"ordinal": 3, "name": "H200", "backend": "cuda"}
     latency, upload, launch = document["figures"]
     assert latency["floor"] == {"name": "echo", "unit": "us", "p50": 5, "p90": 5, "p99": 5, "n": 1, "ratio": 4}
     assert [floor["ratio"] for floor in upload["other_floors"]] == [0.25]

@@ -64,7 +64,7 @@ def test_findings_are_printed_at_once_and_counted() -> None:
     assert not findings.run("c", 5, lambda: Check("c", "failed", "", "do")) and not findings.healthy
     findings.skip(("d", "e"), "the check 'c' did not pass")
     assert [len(each) for each in told] == [1, 1, 1, 2]
-    assert list(findings.count()) == [(1, "failed"), (1, "warning"), (1, "ok"), (2, "skipped")]
+    assert findings.counts() == "1 failed, 1 warning, 1 ok, 2 skipped"
 
 
 # ---- this side ----

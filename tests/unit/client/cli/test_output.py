@@ -16,7 +16,7 @@ def test_a_document_or_text(capsys: Any) -> None:
     written = capsys.readouterr().out
     assert json.loads(written) == {"schema": 1, "a": "\x1b[2J"} and "\x1b" not in written
     output.emit({"a": 1}, False, "text")
-    output.emit_line({"a": 1})
+    output.print_json({"a": 1}, indent=None)
     assert capsys.readouterr().out == 'text\n{"schema": 1, "a": 1}\n'
 
 
@@ -45,9 +45,9 @@ def test_colours(tty: bool, variables: dict[str, str], coloured: bool, monkeypat
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    paint = output.Paint(output.in_colour())
-    assert paint("x", output.BOLD, output.RED) == ("\x1b[1;31mx\x1b[0m" if coloured else "x")
-    assert paint("x") == "x" and paint("", output.RED) == ""
+    colour = output.in_colour()
+    assert output.paint("x", (output.BOLD, output.RED), colour) == ("\x1b[1;31mx\x1b[0m" if coloured else "x")
+    assert output.paint("x", (), colour) == "x" and output.paint("", (output.RED,), colour) == ""
 
 
 @pytest.mark.parametrize(

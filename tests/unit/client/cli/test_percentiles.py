@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.cli.format.percentiles import Percentiles, quantile
-from hearth.cli.format.sizes import parse_size, size_name
+from hearth.cli.bench.sampling import Percentiles, quantile
 from hearth.cli.format.table import number, table
+from hearth.cli.format.units import parse_size, size_name
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
 

@@ -13,7 +13,7 @@ from hearth.errors import ArgumentError
 
 
 def made(text: str) -> np.ndarray:  # type: ignore[type-arg]
-    array = arrays.host_array(parse(text))  # type: ignore[arg-type]
+    array = arrays.host_value(parse(text))
     assert array is not None
     return array
 
@@ -32,7 +32,7 @@ def test_generated_arrays() -> None:
     assert made("random:bool[100]").dtype == bool and made("random:c128[4]").dtype == np.complex128
     with pytest.raises(ArgumentError, match="low < high"):
         made("random:i32[4]:low=5:high=5")
-    assert arrays.host_array(parse("out:f32[4]")) is None  # type: ignore[arg-type]
+    assert arrays.host_value(parse("out:f32[4]")) is None
 
 
 def test_arrays_larger_than_the_memory_are_refused() -> None:

@@ -16,7 +16,6 @@ from hearth.cli.top.lines import ScreenLine
 
 GIB = 1 << 30
 STARTED = 1_790_000_000.0
-PLAIN = output.Paint(False)
 
 
 def device(ordinal: int, busy_s: float = 0.0, launches: int = 0, **more: Any) -> dict[str, Any]:
@@ -63,7 +62,7 @@ NOW = document(
 
 
 def shown(lines: list[ScreenLine], columns: int = 200) -> list[str]:
-    return [line.render(columns, PLAIN) for line in lines]
+    return [line.render(columns, colour=False) for line in lines]
 
 
 # ---- rates ----
@@ -234,15 +233,15 @@ def test_status() -> None:
             }
         ] * 7,
     }  # fmt: skip
-    text = status_text(found, "unix:/run/hearth.sock", 200, PLAIN)
+    text = status_text(found, "unix:/run/hearth.sock", 200, colour=False)
     assert text.startswith("box: not ready\nhearthd 0.1.0, up 1 min 42 s, at unix:/run/hearth.sock\n")
     assert "sessions: 3 (2 connected); tenants: 1" in text and "25 %" in text and "\n        failed 5 times\n" in text
     assert "1 min ago: device 1, generation 4: DEVICE_LOST: an illegal address (kernels: saxpy, bad?)" in text
     assert text.endswith("... 2 more")
-    assert "draining" in status_text({**found, "draining": True}, "x", 200, PLAIN)
+    assert "draining" in status_text({**found, "draining": True}, "x", 200, colour=False)
 
 
 def test_minimal_status_document() -> None:
-    text = status_text({}, "host:1", 80, PLAIN)
+    text = status_text({}, "host:1", 80, colour=False)
     assert "not ready" in text and "no devices" in text
     assert shown(frame(None, {}, at=0.0, columns=80), 80)
