@@ -220,7 +220,6 @@ def refusal(name: str) -> UnsupportedAttributeError:
     """
     return UnsupportedAttributeError(
         f"Hearth has no {name}, which CuPy has.",
-        reason="UNSUPPORTED",
         fix=f"{fixes().get(name, 'see docs/coming-from-cupy.md')}.",
         details={"name": name},
     )

@@ -112,12 +112,11 @@ def node() -> Node:
     except ValueError:
         raise UnsupportedError(
             "hearth.dask.node() can be used only in tasks on a Dask worker.",
-            reason="UNSUPPORTED",
             fix="use hearth.connect() here.",
         ) from None
     plugin = worker.plugins.get(NAME)
     if not isinstance(plugin, HearthPlugin):
-        raise UnsupportedError(f"worker {worker.address} has no HearthPlugin.", reason="UNSUPPORTED", fix=_FIX)
+        raise UnsupportedError(f"worker {worker.address} has no HearthPlugin.", fix=_FIX)
     return plugin.node()
 
 

@@ -98,11 +98,11 @@ class CompileError(HearthError):
 class LaunchError(HearthError):
     """A launch was refused because of its grid, block, shared memory or arguments, or the kernel failed."""
 
+    _class_reason = "LAUNCH_INVALID"
+
 
 class LaunchTypeError(LaunchError, TypeError):
     """A kernel argument is of a type that cannot be passed to a kernel."""
-
-    _class_reason = "LAUNCH_INVALID"
 
 
 class OutOfMemoryError(HearthError, MemoryError):
@@ -164,6 +164,8 @@ class SessionExpiredError(HearthError):
 class AuthenticationError(HearthError):
     """The caller has no valid credentials, or no right to perform the request."""
 
+    _class_reason = "UNAUTHENTICATED"
+
 
 class UnsupportedError(HearthError):
     """The daemon, the device or this version of the client cannot do this."""
@@ -182,6 +184,8 @@ class UnsupportedAttributeError(UnsupportedError, AttributeError):
 class UnavailableError(HearthError):
     """The daemon or the device does not accept work: it is draining, overloaded, or fenced after too many faults."""
 
+    _class_reason = "DEVICE_UNAVAILABLE"
+
 
 class ConnectError(UnavailableError, ConnectionError):
     """No daemon answers at the address, or the connection to the daemon broke."""
@@ -197,7 +201,7 @@ def broken(message: str, fix: str = "connect again.") -> ConnectError:
     Returns:
         A `ConnectError` whose `broken` is True.
     """
-    error = ConnectError(message, reason="DEVICE_UNAVAILABLE", fix=fix)
+    error = ConnectError(message, fix=fix)
     error.broken = True
     return error
 
@@ -220,6 +224,8 @@ class CancelledError(HearthError):
 
 class ClosedError(HearthError):
     """The node is closed, or it was opened in the parent process before a fork."""
+
+    _class_reason = "CANCELLED"
 
 
 class ArgumentError(HearthError, ValueError):

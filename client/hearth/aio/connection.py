@@ -194,7 +194,6 @@ class LoopConnection(Connection):
             return attachment  # if it has just failed, its use raises the error
         raise UnavailableError(
             f"device {self.ordinal} is being reattached, and its arrays are being restored.",
-            reason="DEVICE_UNAVAILABLE",
             fix="call await gpu.ready() first.",
         )
 

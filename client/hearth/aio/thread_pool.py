@@ -97,7 +97,6 @@ class Threads:
             task.set_exception(
                 HearthError(
                     f"no thread could be started: {error}.",
-                    reason="INTERNAL",
                     fix="raise the limit on threads (ulimit -u); no thread can be started while Python shuts down.",
                 )
             )

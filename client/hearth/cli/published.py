@@ -35,7 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     if "published" not in status:
         raise UnsupportedError(
             f"hearthd {printable(status.get('version', '?'))} at {target} does not list its published arrays.",
-            reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )
     arrays = [_document(entry) for entry in status["published"]]

@@ -24,7 +24,6 @@ def check(timeout: float) -> None:
     if not valid:
         raise ArgumentError(
             f"timeout is {timeout!r}; it must be a number of seconds above 0.",
-            reason="INVALID_ARGUMENT",
             fix="pass a timeout above 0, in seconds.",
         )
 

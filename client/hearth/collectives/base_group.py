@@ -515,9 +515,7 @@ class BaseGroup(Generic[D, A]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(
-                f"{self!r} is closed.", reason="CANCELLED", fix="create another group: hearth.Group(devices)."
-            )
+            raise ClosedError(f"{self!r} is closed.", fix="create another group: hearth.Group(devices).")
 
     def _begin(self, timeout: float | None) -> int:
         self._check_open()
@@ -525,7 +523,6 @@ class BaseGroup(Generic[D, A]):
             raise ArgumentError(
                 f"timeout is {timeout} s for an operation inside a batch, which has one timeout for all "
                 "its operations.",
-                reason="INVALID_ARGUMENT",
                 fix="pass it to the batch: with group.batch(timeout=...).",
             )
         return timeouts.nanoseconds(timeout)
@@ -556,7 +553,6 @@ class BaseGroup(Generic[D, A]):
         if part.peer == part.rank:
             raise ArgumentError(
                 f"rank {part.rank} sends to or receives from itself outside a batch, and would block forever.",
-                reason="INVALID_ARGUMENT",
                 fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
         order = self._pair(part.rank, part.peer)

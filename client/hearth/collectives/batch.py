@@ -35,9 +35,7 @@ def open_batch(owner: object) -> Batch | None:
 def check_none_open(owner: object) -> None:
     """Raises `ArgumentError` if a batch of the group `owner` is open in this thread (or task)."""
     if open_batch(owner) is not None:
-        raise ArgumentError(
-            f"a batch of {owner!r} is already open here.", reason="INVALID_ARGUMENT", fix="use the open batch."
-        )
+        raise ArgumentError(f"a batch of {owner!r} is already open here.", fix="use the open batch.")
 
 
 class Batch:
@@ -70,7 +68,6 @@ class Batch:
                 raise ArgumentError(
                     f"rank {rank} uses {stream or 'its default stream'} here, but used "
                     f"{self._streams[rank] or 'its default stream'} earlier in the batch.",
-                    reason="INVALID_ARGUMENT",
                     fix="use one stream of each device for the whole batch: select it around the batch.",
                 )
         self._streams.update(current_streams)

@@ -32,20 +32,17 @@ def check_devices(devices: Sequence[D]) -> list[D]:
     if not devices:
         raise ArgumentError(
             "a group requires at least one device.",
-            reason="INVALID_ARGUMENT",
             fix="pass devices, e.g. Group(node.devices).",
         )
     for member in devices:
         if not isinstance(member, BaseDevice):
             raise DtypeError(
                 f"{member!r} is not a device.",
-                reason="INVALID_ARGUMENT",
                 fix="pass devices, e.g. Group([a.device(0), b.device(0)]).",
             )
     if len({device._connection for device in devices}) != len(devices):
         raise ArgumentError(
             f"a device is listed twice in {[device.ordinal for device in devices]}.",
-            reason="INVALID_ARGUMENT",
             fix="list each device once.",
         )
     return devices
@@ -76,7 +73,6 @@ def named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set
         if not ranks:
             raise ArgumentError(
                 f"{member!r} is not a device of the group.",
-                reason="INVALID_ARGUMENT",
                 fix="use the devices in group.devices.",
             )
         named |= ranks
@@ -98,7 +94,6 @@ def remaining(group: object, devices: Sequence[D], excluded: Collection[int]) ->
     if not devices_left:
         raise ArgumentError(
             f"all devices of {group!r} are excluded.",
-            reason="INVALID_ARGUMENT",
             fix="exclude fewer devices with `without`.",
         )
     return devices_left
@@ -120,6 +115,5 @@ def rank_of(group: object, devices: Sequence[D], array: BaseArray) -> int:
             return rank
     raise ArgumentError(
         f"array is {array!r}, which is on no device of {group!r}.",
-        reason="INVALID_ARGUMENT",
         fix="pass an array that is on one of group.devices.",
     )

@@ -127,7 +127,6 @@ class Operands(Generic[A]):
             raise ArgumentError(
                 f"{name} is {array!r}{session_note}; rank {rank} of the group is device {device.ordinal} of "
                 f"{device.node.name}.",
-                reason="INVALID_ARGUMENT",
                 fix="pass the arrays in the order of group.devices.",
             )
         checked: A = array
@@ -137,14 +136,12 @@ class Operands(Generic[A]):
         if isinstance(arrays, BaseArray) or not isinstance(arrays, Iterable):
             raise DtypeError(
                 f"{name} is a {type(arrays).__name__}; it must be a list of {len(self._devices)} arrays.",
-                reason="INVALID_ARGUMENT",
                 fix="pass one array for each device, in the group's order.",
             )
         entries = list(arrays)
         if len(entries) != len(self._devices):
             raise ArgumentError(
                 f"{name} has {len(entries)} entries; the group has {len(self._devices)} devices.",
-                reason="INVALID_ARGUMENT",
                 fix="pass one array for each device, in the group's order.",
             )
         return entries
@@ -171,7 +168,6 @@ def check_rank(name: str, rank: Any, ranks: int) -> int:
     if isinstance(rank, bool) or not 0 <= number < ranks:
         raise ArgumentError(
             f"{name} is {rank!r}; the group has ranks 0 to {ranks - 1}.",
-            reason="INVALID_ARGUMENT",
             fix="pass an index into group.devices.",
             details={name: str(rank), "ranks": str(ranks)},
         )
@@ -198,13 +194,11 @@ def check_array(name: str, array: Any) -> Any:
     if not isinstance(array, BaseArray):
         raise DtypeError(
             f"{name} is a {type(array).__name__}; it must be a device array.",
-            reason="INVALID_ARGUMENT",
             fix="upload it with node.device(i).asarray(...).",
         )
     if array._rows is not None:
         raise ArgumentError(
             f"{name} is {array!r} with strides {array.strides}; a collective requires contiguous memory.",
-            reason="INVALID_ARGUMENT",
             fix="pass x.copy().",
         )
     array._usable()
@@ -273,7 +267,6 @@ def share_shape(name: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
     if not array.shape or array.shape[0] % ranks:
         raise ArgumentError(
             f"{name} has shape {array.shape}; its first dimension cannot be divided evenly among {ranks} ranks.",
-            reason="INVALID_ARGUMENT",
             fix=f"pad or reshape it so that its first dimension is a multiple of {ranks}.",
             details={"shape": str(array.shape), "ranks": str(ranks)},
         )

@@ -86,4 +86,4 @@ def _is_in_place(kind: str, rank: int, source: Span, destination: Span) -> bool:
 
 
 def _overlap_error(message: str, fix: str) -> ArgumentError:
-    return ArgumentError(f"{message}.", reason="INVALID_ARGUMENT", fix=fix)
+    return ArgumentError(f"{message}.", fix=fix)

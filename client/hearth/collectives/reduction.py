@@ -83,7 +83,6 @@ def reduction(op: str | PremulSum, array: BaseArray, ranks: int, premultiplies: 
         reductions = ", ".join(operation for operation in OPS if operation != PREMUL_SUM)
         raise ArgumentError(
             f"op is {op!r}, which is not a reduction.",
-            reason="INVALID_ARGUMENT",
             fix=f"use one of {reductions}, or hearth.premul_sum(factor).",
         )
     dtype_name = name_of(array.dtype)
@@ -108,7 +107,6 @@ def reduction(op: str | PremulSum, array: BaseArray, ranks: int, premultiplies: 
         if not premultiplies:
             raise UnsupportedError(
                 f"{op!r}: a daemon of the group does not have this reduction.",
-                reason="UNSUPPORTED",
                 fix="update the daemon, or multiply the arrays with a kernel before a sum.",
             )
         factors = _factors(op, np.dtype(dtype) if components > 1 else array.dtype, ranks)
@@ -127,14 +125,12 @@ def _factors(op: PremulSum, dtype: np.dtype[np.generic], ranks: int) -> tuple[by
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
             f"{op!r}: the factor must be a real number that {dtype} can represent.",
-            reason="INVALID_ARGUMENT",
             fix="pass a number of that dtype, or one for each rank; reduce floats for a factor below 1.",
             details={"dtype": dtype.name},
         ) from None
     if factors.ndim and factors.size != ranks:
         raise ArgumentError(
             f"{op!r} has {factors.size} factors; the group has {ranks} devices.",
-            reason="INVALID_ARGUMENT",
             fix="pass one factor, or one for each device, in the group's order.",
             details={"factors": str(factors.size), "ranks": str(ranks)},
         )

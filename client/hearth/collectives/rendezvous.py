@@ -135,7 +135,6 @@ def _next_answer(answers: SimpleQueue[HearthError | None], deadline: float, time
     except Empty:
         return TimeoutError(
             f"the daemons of the group did not connect to each other within {timeout:g} s.",
-            reason="DEADLINE_EXCEEDED",
             fix="check that they can reach the first device's daemon, or pass Group a longer timeout.",
         )
 

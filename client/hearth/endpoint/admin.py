@@ -65,7 +65,6 @@ class AdminClient:
         if not isinstance(document, dict):
             raise HearthError(
                 f"the daemon at {self.target.address} did not return a status document.",
-                reason="INTERNAL",
                 fix="install the same version on both sides.",
             )
         return document
@@ -181,6 +180,5 @@ class AdminClient:
         return UnsupportedError(
             f"the daemon at {self.target.address} is hearthd {node.server_version}, which does not "
             f"support {method}; this client is {VERSION}.",
-            reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )

@@ -88,7 +88,6 @@ def find(
     if tls_arguments and not target.tls:
         raise ArgumentError(
             f"{' and '.join(tls_arguments)} can be used only with TLS, and {target.address} is used without TLS.",
-            reason="INVALID_ARGUMENT",
             fix=f'use TLS: "https://{target.address}".'
             if not target.unix_path
             else "omit them: a Unix socket needs no TLS.",
@@ -97,7 +96,6 @@ def find(
     if secret and not (target.tls or target.loopback or insecure):
         raise AuthenticationError(
             f"a token (from {origin}) would be sent unencrypted to {target.address} (from {target.origin}).",
-            reason="UNAUTHENTICATED",
             fix=f'use TLS: "https://{target.address}"; or pass insecure=True on a network that you trust.',
         )
     if not target.tls:
@@ -111,7 +109,6 @@ def find(
         present = "certificate" if pem["certificate"] is not None else "key"
         raise ArgumentError(
             f"a client certificate and its key must be given together; only the {present} is given.",
-            reason="INVALID_ARGUMENT",
             fix="pass both certificate= and key=, or set HEARTH_CERTIFICATE and HEARTH_KEY.",
         )
     parts = [f"a token from {origin}"] if secret else []
@@ -187,7 +184,6 @@ def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
             f"{origin} cannot be read: {getattr(error, 'strerror', None) or 'it is not a text file'}.",
-            reason="INVALID_ARGUMENT",
             fix="use a readable file that contains only the token.",
         ) from None
     return _checked(text, origin), origin
@@ -205,9 +201,7 @@ def _checked(token: str, origin: str) -> str:
             if not token
             else "not a valid token: it contains spaces, line breaks or characters that are not ASCII"
         )
-        raise ArgumentError(
-            f"{origin} is {problem}.", reason="INVALID_ARGUMENT", fix="pass the token as printed by `hearthd token`."
-        )
+        raise ArgumentError(f"{origin} is {problem}.", fix="pass the token as printed by `hearthd token`.")
     return token
 
 
@@ -225,13 +219,11 @@ def _pem(path: str | os.PathLike[str] | None, origin: str) -> bytes | None:
     except OSError as error:
         raise ArgumentError(
             f"{path} (from {origin}) cannot be read: {error.strerror}.",
-            reason="INVALID_ARGUMENT",
             fix="use a readable PEM file.",
         ) from None
     if b"-----BEGIN " not in data:
         raise ArgumentError(
             f"{path} (from {origin}) is not a PEM file.",
-            reason="INVALID_ARGUMENT",
             fix='convert the file, e.g. with "openssl".',
         )
     return data

@@ -62,7 +62,6 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
     if target.tls and any(text in error.message for text in _DISTRUST):
         return AuthenticationError(
             f"the certificate of the daemon at {address} is not trusted: {_verification(error.message)}.",
-            reason="UNAUTHENTICATED",
             fix="pass the authority that issued it as ca= (or HEARTH_CA), and connect by a name that the "
             "certificate contains.",
         )
@@ -81,26 +80,22 @@ def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> H
     if protocol == PLAIN and _speaks_http(target):
         return ConnectError(
             f"the server at {address} speaks HTTP/1, not gRPC: it is the daemon's status page, or another server.",
-            reason="DEVICE_UNAVAILABLE",
             fix="use the gRPC port, 7421 by default; 7422 is the default port of the status page.",
         )
     if target.tls and protocol == WANTS_CERTIFICATE:
         return AuthenticationError(
             f"the daemon at {address} requires a client certificate and did not accept the credentials sent: "
             f"{credentials.shown}.",
-            reason="UNAUTHENTICATED",
             fix="pass certificate= and key= (or set HEARTH_CERTIFICATE and HEARTH_KEY), issued by its client_ca.",
         )
     if target.tls and protocol == PLAIN:
         return ConnectError(
             f"the daemon at {address} does not speak TLS.",
-            reason="DEVICE_UNAVAILABLE",
             fix=f'use "{target.address}" without https://, or configure [tls] in the daemon.',
         )
     if not target.tls and protocol in (TLS, WANTS_CERTIFICATE):
         return ConnectError(
             f"the daemon at {address} requires TLS, and the client connected without TLS.",
-            reason="DEVICE_UNAVAILABLE",
             fix=f'use "https://{target.address}".',
         )
     return None
@@ -109,7 +104,6 @@ def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> H
 def _not_listening(address: str, error: HearthError, reason: str = "") -> ConnectError:
     return ConnectError(
         f"no daemon answers at {address}: {reason or _short(error.message)}",
-        reason="DEVICE_UNAVAILABLE",
         fix="start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or "
         "HEARTH_TARGET.",
         retry_after=error.retry_after or _AGAIN_S,
@@ -122,7 +116,6 @@ def _unanswered(address: str, error: HearthError) -> ConnectError:
         return _not_listening(address, error)
     return ConnectError(
         f"the daemon at {address} accepts connections, but did not answer in time; the request may still take effect.",
-        reason="DEVICE_UNAVAILABLE",
         fix="look for the cause in the daemon's log, or use a longer timeout.",
         retry_after=error.retry_after or _AGAIN_S,
     )
@@ -143,7 +136,6 @@ def _no_socket(target: Target, address: str) -> ConnectError | None:
         except PermissionError:
             return ConnectError(
                 f"user {os.geteuid()} may not use the socket at {address}: permission denied{_owner(path)}.",
-                reason="DEVICE_UNAVAILABLE",
                 fix="use the daemon's TCP address, run this program as the daemon's user, or list users in the "
                 "daemon's [[tenants]], which opens the socket to them.",
             )

@@ -73,7 +73,6 @@ def open_session(
     if not isinstance(name, str) or not encode.encodable(name):
         raise ArgumentError(
             f"name is {name!r}, which cannot be encoded as UTF-8.",
-            reason="INVALID_ARGUMENT",
             fix="pass a str that can be encoded as UTF-8.",
         )
     request = encode.open_session(
@@ -130,7 +129,6 @@ def _by_grpc(
         raise UnsupportedError(
             "this process was forked from one that had already connected; gRPC's threads do not survive a "
             "fork, and a new connection would hang.",
-            reason="UNSUPPORTED",
             fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True

@@ -90,7 +90,6 @@ def _parse(target: str, origin: str) -> Target:
         if (length := len(os.fsencode(path))) > _MAX_PATH:
             raise ArgumentError(
                 f"the path of the Unix socket {path!r} (from {origin}) has {length} bytes; {_MAX_PATH} are possible.",
-                reason="INVALID_ARGUMENT",
                 fix="use a shorter path, such as a symbolic link to the directory of the socket.",
             )
         return Target(f"unix:{path}", True, origin)
@@ -110,6 +109,5 @@ def _parse(target: str, origin: str) -> Target:
 def _malformed(target: str, origin: str) -> ArgumentError:
     return ArgumentError(
         f"{target!r} (from {origin}) is not an address of a daemon.",
-        reason="INVALID_ARGUMENT",
         fix='use "host:7421", "https://host:7421" for TLS, "unix:/run/hearth/hearth.sock", or "local".',
     )

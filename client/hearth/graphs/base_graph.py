@@ -314,7 +314,6 @@ class BaseGraph(CupyNames, Program):
             missing = "else_ and no switch_" if branches else "conditional nodes"
             raise UnsupportedError(
                 f"the daemon is of an older version, which has no {missing}.",
-                reason="UNSUPPORTED",
                 fix="record an if_ for each body, or update the daemon."
                 if limits.graph_conditionals
                 else "read the condition, and launch one graph or another, or update the daemon.",
@@ -490,7 +489,6 @@ def _relaxed(mode: str | int | None) -> bool:
     if relaxed is None:
         raise ArgumentError(
             f"mode is {mode!r}, which is no mode of a capture.",
-            reason="INVALID_ARGUMENT",
             fix='choose "thread_local", which refuses work on streams outside the capture, or "relaxed", in which such '
             "work runs at once.",
         )

@@ -118,7 +118,6 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
                 f"launch {index} is {launch!r}, which does not describe a launch.",
-                reason="INVALID_ARGUMENT",
                 fix="pass (kernel, grid, block, args), optionally followed by shared_mem.",
             )
         kernel, *arguments = launch

@@ -36,7 +36,6 @@ def condition_operand(array: Any, connection: Connection) -> tuple[int, int]:
     ):
         raise ArgumentError(
             f"{array!r} is not the condition of a graph on device {connection.ordinal}.",
-            reason="INVALID_ARGUMENT",
             fix="pass an array of one element of type int32 or uint32 on that device: gpu.zeros((), np.uint32).",
         )
     array._usable()
@@ -59,7 +58,6 @@ def case_value(value: SupportsIndex) -> int:
     if not 0 <= number < MAX_CASES:
         raise ArgumentError(
             f"{value!r} is not the value of a case.",
-            reason="INVALID_ARGUMENT",
             fix=f"pass an integer from 0 to {MAX_CASES - 1}; no body runs for other values of the condition.",
         )
     return number

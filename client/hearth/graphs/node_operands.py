@@ -48,14 +48,12 @@ def command(kind: str, args: Sequence[Any], connection: Connection) -> commands_
         if array._connection is not connection:
             raise ArgumentError(
                 f"{array!r} belongs to another device or session.",
-                reason="INVALID_ARGUMENT",
                 fix="pass arrays of the device of the graph.",
             )
     destination = args[0]
     if not destination.nbytes:
         raise ArgumentError(
             f"{destination!r} has no bytes, and a node of a graph has.",
-            reason="INVALID_ARGUMENT",
             fix="record the graph again.",
         )
     return _copy(destination, args[1]) if kind == "copy" else _fill(destination, args[1])
@@ -65,13 +63,11 @@ def _copy(destination: ArrayLike, source: ArrayLike) -> commands_pb2.Command:
     if source._shape != destination._shape or source.dtype != destination.dtype:
         raise ArgumentError(
             f"{source!r} cannot be copied into {destination!r}.",
-            reason="INVALID_ARGUMENT",
             fix="use reshape or view, so that shape and dtype are the same.",
         )
     if destination._memory is source._memory and device_copy.overlap(destination, source):
         raise ArgumentError(
             "the arrays overlap, and a graph cannot copy through new memory.",
-            reason="INVALID_ARGUMENT",
             fix="copy to another array.",
         )
     if isinstance(destination._rows, StrideLayout) or isinstance(source._rows, StrideLayout):
@@ -98,6 +94,5 @@ def _several_nodes(kind: str, array: ArrayLike) -> ArgumentError:
     return ArgumentError(
         f"a {kind} of {array!r} is not one node of a graph, because its elements are not contiguous or have a size "
         "that the daemon cannot repeat.",
-        reason="INVALID_ARGUMENT",
         fix="pass a contiguous array, or record the graph again.",
     )

@@ -110,13 +110,10 @@ class Program(ABC):
             raise connection.refusal.again()
         space = self._space
         if self._closed:
-            raise InvalidHandleError(
-                f"{self._noun} was closed.", reason="INVALID_HANDLE", fix="keep it until its last launch."
-            )
+            raise InvalidHandleError(f"{self._noun} was closed.", fix="keep it until its last launch.")
         if space is None:
             raise ArgumentError(
                 f"{self._noun} has not been recorded.",
-                reason="INVALID_ARGUMENT",
                 fix=f"record it first: with gpu.{self._kind}() as x.",
             )
         attachment = connection.attachment()
@@ -137,7 +134,6 @@ class Program(ABC):
         if self._handle or self._closed:
             raise ArgumentError(
                 f"{self._noun} has already been recorded.",
-                reason="INVALID_ARGUMENT",
                 fix=f"create another one: gpu.{self._kind}().",
             )
 
@@ -168,7 +164,6 @@ def count(n: SupportsIndex) -> int:
     if not 1 <= number <= COUNT_MAX:
         raise ArgumentError(
             f"n is {n!r}; it must be an integer from 1 to 2**64 - 1.",
-            reason="INVALID_ARGUMENT",
             fix="skip the launch when there is nothing to do." if n == 0 else "check how the value is computed.",
         )
     return number

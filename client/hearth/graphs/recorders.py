@@ -222,7 +222,6 @@ def lost_handle_error(subject: str, connection: Connection, space: Space | None)
     lost_with = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
     return InvalidHandleError(
         f"{subject} was lost with {lost_with}.",
-        reason="INVALID_HANDLE",
         fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
         details={} if space is None else {"generation": str(space.generation)},
     )

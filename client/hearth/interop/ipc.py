@@ -100,7 +100,7 @@ class Exported:
             ClosedError: The export is closed.
         """
         if self.closed:
-            raise ClosedError("this export is closed.", reason="CANCELLED", fix="export the array again: x.ipc().")
+            raise ClosedError("this export is closed.", fix="export the array again: x.ipc().")
         return self._mapping.address + self._array._offset
 
     @property

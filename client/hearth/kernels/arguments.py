@@ -111,7 +111,6 @@ class Signature:
                 raise LaunchError(
                     f"argument {index} ends {offset + size} bytes into the parameters; a kernel has at "
                     f"most {launches.MAX_PARAMETER_BYTES} bytes of parameters.",
-                    reason="LAUNCH_INVALID",
                     fix="pass large structs through device memory.",
                 )
             entries.append(launches.LayoutEntry(offset, size, pointer, read_only))
@@ -285,7 +284,6 @@ def dimensions(name: str, value: object) -> tuple[int, int, int]:
     if not 1 <= len(axes) <= 3:
         raise LaunchError(
             f"{name} has {len(axes)} axes; it must have one to three.",
-            reason="LAUNCH_INVALID",
             fix=f"pass {name}=(x,), (x, y) or (x, y, z).",
         )
     numbers = [1, 1, 1]
@@ -293,13 +291,11 @@ def dimensions(name: str, value: object) -> tuple[int, int, int]:
         if type(axis) is not int and (isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer)):
             raise LaunchTypeError(
                 f"{name}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it must be an integer.",
-                reason="LAUNCH_INVALID",
                 fix="use // for the division, or int().",
             )
         if not 1 <= axis <= _DIM_MAX:
             raise LaunchError(
                 f"{name}.{_AXES[index]} is {axis}; it must be from 1 to {_DIM_MAX}.",
-                reason="LAUNCH_INVALID",
                 fix="skip the launch when there is nothing to do." if axis == 0 else "check how the value is computed.",
             )
         numbers[index] = int(axis)

@@ -212,7 +212,6 @@ class BaseFunction(CupyNames):
         if not isinstance(args, _LISTS):
             raise LaunchTypeError(
                 f"args is a {type(args).__name__}; it must be a tuple of the kernel's arguments.",
-                reason="LAUNCH_INVALID",
                 fix="write f(grid, block, (x,)), with the comma.",
             )
         connection = self._connection
@@ -355,7 +354,6 @@ class BaseFunction(CupyNames):
         if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
             raise LaunchError(
                 f"f[{geometry!r}] is not a valid launch geometry.",
-                reason="LAUNCH_INVALID",
                 fix="use f[grid, block](args...).",
             )
         grid, block = geometry[:2]
@@ -367,7 +365,6 @@ class BaseFunction(CupyNames):
                 raise LaunchTypeError(
                     f"launch of {self.name}: {self.name}[grid, block](...) takes no keywords, such as "
                     f"{next(iter(unknown))}.",
-                    reason="LAUNCH_INVALID",
                     fix=f"write {self.name}(grid, block, (arguments...), timeout=...); "
                     f"{self.name}[grid, block, stream, shared_mem](arguments...) takes a stream and shared memory.",
                     details={"keyword": next(iter(unknown))},
@@ -386,7 +383,6 @@ class BaseFunction(CupyNames):
         if n < 0 or block < 0:
             raise ArgumentError(
                 f"forall has {n} threads in blocks of {block}; a number is negative.",
-                reason="INVALID_ARGUMENT",
                 fix="pass 0 or more.",
             )
         return self[blocks, block, stream, shared_mem] if blocks else _launch_nothing
@@ -463,7 +459,6 @@ class BaseFunction(CupyNames):
         if array._connection is not self._connection:
             raise LaunchError(
                 f"{subject} is {array!r}, which belongs to another device or session than {self!r}.",
-                reason="LAUNCH_INVALID",
                 fix="use arrays and kernels of one device; copy through the host with gpu.asarray(x.get()).",
                 details=details,
             )
@@ -475,7 +470,6 @@ class BaseFunction(CupyNames):
             raise
         raise LaunchError(
             f"{subject}, {array!r}, was restored in a new device process during the launch.",
-            reason="LAUNCH_INVALID",
             fix="launch the kernel again.",
             details=details,
         )

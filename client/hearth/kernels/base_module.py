@@ -79,9 +79,7 @@ class BaseModule(CupyNames, Generic[F, G]):
         self._device = device
         self._connection = device._connection
         if (code is None) == (path is None):
-            raise ArgumentError(
-                "pass either code or path, not both or none.", reason="INVALID_ARGUMENT", fix="pass e.g. code=source."
-            )
+            raise ArgumentError("pass either code or path, not both or none.", fix="pass e.g. code=source.")
         if path is not None:
             from pathlib import Path
 
@@ -98,7 +96,6 @@ class BaseModule(CupyNames, Generic[F, G]):
             if isinstance(value, str):
                 raise DtypeError(
                     f"{name} is a str; it must be a sequence of str.",
-                    reason="INVALID_ARGUMENT",
                     fix=f"pass {name}=({value!r},).",
                 )
         self._load = _serialized(inputs, list(options), list(name_expressions or ()), dict(headers or {}))
@@ -128,7 +125,7 @@ class BaseModule(CupyNames, Generic[F, G]):
             ArgumentError: `name` is not a text.
         """
         if not isinstance(name, str) or not name or not encodable(name):
-            raise ArgumentError(f"{name!r} is not a kernel name.", reason="INVALID_ARGUMENT", fix="pass a str.")
+            raise ArgumentError(f"{name!r} is not a kernel name.", fix="pass a str.")
         return self._function_type(self, name)
 
     def _request_global(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
@@ -156,7 +153,6 @@ class BaseModule(CupyNames, Generic[F, G]):
         if shapes.bytes_of(axes, kind) != size:
             raise ArgumentError(
                 f"{name} has {size} bytes; shape {axes} of {kind} takes {shapes.bytes_of(axes, kind)} bytes.",
-                reason="INVALID_ARGUMENT",
                 fix="pass the type and shape of the variable's declaration.",
             )
         assert attachment.space is not None
@@ -251,7 +247,6 @@ def _as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
         raise ArgumentError(
             f"a variable of {variable.nbytes} bytes cannot be set from an array of {host.nbytes} bytes "
             f"({host.dtype} {host.shape}).",
-            reason="INVALID_ARGUMENT",
             fix="pass an array for the whole variable, or set a part with get_global(name, dtype, "
             "shape)[a:b].set(...).",
         )
@@ -288,11 +283,10 @@ def _inputs(codes: Sequence[Any], connection: Connection) -> list[tuple[int, byt
         UnsupportedError: The daemon is too old to link modules.
     """
     if not codes:
-        raise ArgumentError("code is an empty list.", reason="INVALID_ARGUMENT", fix="pass at least one input.")
+        raise ArgumentError("code is an empty list.", fix="pass at least one input.")
     if len(codes) > 1 and not connection.limits.links:
         raise UnsupportedError(
             f"the daemon does not link modules; code has {len(codes)} inputs.",
-            reason="UNSUPPORTED",
             fix='put the sources into one, or use a daemon with the feature "linking".',
         )
     inputs = []
@@ -301,13 +295,11 @@ def _inputs(codes: Sequence[Any], connection: Connection) -> list[tuple[int, byt
         if not isinstance(item, str | bytes | bytearray):
             raise DtypeError(
                 f"{name} is a {type(item).__name__}; it must be str or bytes.",
-                reason="INVALID_ARGUMENT",
                 fix="pass str or bytes.",
             )
         if isinstance(item, str) and not encodable(item):
             raise DtypeError(
                 f"{name} is a str that cannot be encoded as UTF-8.",
-                reason="INVALID_ARGUMENT",
                 fix="read the file as UTF-8, or pass bytes.",
             )
         data = item.encode() if isinstance(item, str) else bytes(item)
@@ -365,7 +357,6 @@ def check_order(code: object, name: object) -> None:
     if isinstance(code, str) and code.isidentifier() and isinstance(name, str) and "{" in name:
         raise ArgumentError(
             f"code is {code!r} and name is source text of {len(name)} characters: they are in the wrong order.",
-            reason="INVALID_ARGUMENT",
             fix=f"pass the source first: gpu.RawKernel(source, {code!r}).",
         )
 
@@ -391,12 +382,9 @@ def _keyword_notes(keywords: Mapping[str, Any]) -> str:
 
         correction = suggestion(name, names(BaseModule))
         if correction != ".":
-            raise UnsupportedTypeError(
-                f"a module has no keyword {name}{correction}", reason="UNSUPPORTED", fix="correct the keyword."
-            )
+            raise UnsupportedTypeError(f"a module has no keyword {name}{correction}", fix="correct the keyword.")
         raise UnsupportedError(
             f"{name}={value!r} is not supported: the daemon compiles the code.",
-            reason="UNSUPPORTED",
             fix="omit it; pass headers={...} for additional include files.",
         )
     return "".join(notes)

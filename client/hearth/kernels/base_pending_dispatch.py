@@ -222,9 +222,7 @@ class BasePendingDispatch(ABC):
         Raises the error of a failed dispatch, and `ArgumentError` while it is pending.
         """
         if not self.done():
-            raise ArgumentError(
-                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() first, or check done()."
-            )
+            raise ArgumentError("the dispatch is still pending.", fix="call result() first, or check done().")
         self._finish(None)
         answer = self._job.result
         assert answer is not None
@@ -253,7 +251,6 @@ class BasePendingDispatch(ABC):
             if self._carrier.is_alive():
                 raise TimeoutError(
                     f"the dispatch did not complete within {time.monotonic() - started:.3g} s; it continues.",
-                    reason="DEADLINE_EXCEEDED",
                     fix="wait again, or with a longer timeout.",
                 )
         elif job.result is None:

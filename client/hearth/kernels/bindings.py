@@ -146,13 +146,11 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
         if value is not None and not isinstance(value, tuple | list):
             raise LaunchTypeError(
                 f"{name} is a {type(value).__name__}; it must be a list.",
-                reason="LAUNCH_INVALID",
                 fix=f"pass {name}=[...].",
             )
     if args is not None and (ins or outs or scalars):
         raise ArgumentError(
             "args contains all arguments, so it cannot be combined with ins, outs and scalars.",
-            reason="INVALID_ARGUMENT",
             fix="pass either args=[In(a), Out(shape, dtype), ...], or ins=, outs= and scalars=.",
         )
     if args is not None:
@@ -166,7 +164,6 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
         else:
             raise LaunchTypeError(
                 f"outs[{index}] is {value!r}; an output requires a shape and a dtype.",
-                reason="LAUNCH_INVALID",
                 fix="use outs=[((rows, columns), np.float32)], or hearth.Out(shape, dtype).",
             )
     return [*ordered, *scalars]
@@ -271,7 +268,6 @@ def output_destinations(args: Sequence[Any], out: Sequence[Array | None] | None)
         count = f"has {len(out)} entries" if isinstance(out, tuple | list) else f"is a {type(out).__name__}"
         raise ArgumentError(
             f"out {count}; the dispatch has {len(expected)} outputs.",
-            reason="INVALID_ARGUMENT",
             fix="pass out=[array or None for each output].",
         )
     destinations = []
@@ -283,11 +279,10 @@ def output_destinations(args: Sequence[Any], out: Sequence[Array | None] | None)
             description = f"{host.dtype} {host.shape}" if isinstance(host, np.ndarray) else type(host).__name__
             raise ArgumentError(
                 f"out[{index}] is {description}; output {index} is {dtype} {shape}.",
-                reason="INVALID_ARGUMENT",
                 fix=f"pass np.empty({shape}, {str(dtype)!r}).",
             )
         elif not host.flags.writeable:
-            raise ArgumentError(f"out[{index}] is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
+            raise ArgumentError(f"out[{index}] is read-only.", fix="pass a writable array.")
         direct = host.flags.c_contiguous and host.dtype.isnative
         destinations.append(Output(host, host if direct else np.empty(shape, dtype)))
     return destinations
@@ -359,15 +354,12 @@ def _host(array: Any) -> Array:
     Raises `DtypeError` for objects that device memory cannot hold.
     """
     if isinstance(array, DeviceOperand):
-        raise LaunchTypeError(
-            f"{array!r} is already on the device.", reason="LAUNCH_INVALID", fix="pass it directly, without In."
-        )
+        raise LaunchTypeError(f"{array!r} is already on the device.", fix="pass it directly, without In.")
     try:
         host = np.asarray(array)
     except (TypeError, ValueError) as error:
         raise DtypeError(
             f"this {type(array).__name__} cannot be converted to an array ({error}).",
-            reason="INVALID_ARGUMENT",
             fix="pass an object that np.asarray accepts.",
         ) from None
     return np.asarray(host, shapes.dtype_of(host.dtype), order="C")
@@ -383,7 +375,6 @@ def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None
     if not isinstance(range, slice) or range.step not in (None, 1) or not shape:
         raise ArgumentError(
             f"range is {range!r} for an output of shape {shape}; it must be a slice of the first axis with step 1.",
-            reason="INVALID_ARGUMENT",
             fix="use range=slice(start, stop).",
         )
     length = shape[0]

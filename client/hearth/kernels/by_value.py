@@ -35,7 +35,6 @@ class Struct(ByValue):
         if self.align < 1 or self.align & (self.align - 1):
             raise LaunchError(
                 f"the alignment of a struct is {self.align}; it must be a power of two.",
-                reason="LAUNCH_INVALID",
                 fix="pass the value of alignof() in C.",
             )
         if type(self.data) is not bytes:
@@ -60,6 +59,5 @@ def _bytes_of(data: Any) -> bytes:
     except (TypeError, ValueError, BufferError) as error:
         raise LaunchTypeError(
             f"the data of a struct is a {type(data).__name__}, which has no bytes ({error}).",
-            reason="LAUNCH_INVALID",
             fix="pass bytes: a.tobytes() for an array, struct.pack(...) for numbers.",
         ) from None

@@ -98,13 +98,11 @@ def job_of(
     if getattr(function, "_connection", None) is not connection:
         raise LaunchTypeError(
             f"{function!r} is not a kernel of {device!r}.",
-            reason="LAUNCH_INVALID",
             fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
         )
     if isinstance(grid, DeviceOperand):
         raise LaunchTypeError(
             f"the grid of the dispatch is {grid!r}; a dispatch takes no grid in device memory.",
-            reason="LAUNCH_INVALID",
             fix="launch the kernel, f(grid, block, args), or pass the grid as integers.",
         )
     args = bindings.in_order(*argument_lists)
@@ -155,7 +153,6 @@ def _set_launch_options(
     if (flags or options.cluster is not None) and not supported:
         raise UnsupportedError(
             "the daemon is of an older version, whose dispatches have no mode, cluster or cooperative launch.",
-            reason="UNSUPPORTED",
             fix="copy the arrays to the device, launch the kernel and read the results, or update the daemon.",
         )
     dispatch.mode = getattr(commands_pb2, f"LAUNCH_MODE_{options.mode.upper()}")

@@ -111,13 +111,11 @@ def packed(attributes: LaunchAttributes, connection: Connection) -> Attributes:
     if not isinstance(attributes, LaunchAttributes):
         raise ArgumentError(
             f"attributes is {attributes!r}, which is a {type(attributes).__name__}.",
-            reason="INVALID_ARGUMENT",
             fix="pass a hearth.LaunchAttributes(...) or None.",
         )
     if not connection.limits.launch_attributes:
         raise UnsupportedError(
             "the daemon does not take attributes of launches.",
-            reason="UNSUPPORTED",
             fix='leave attributes out, or use a daemon with the feature "launch_attributes".',
         )
     return Attributes(
@@ -159,7 +157,6 @@ def _packed_window(window: AccessPolicyWindow, connection: Connection) -> Access
     if window.array._connection is not connection:
         raise ArgumentError(
             f"the access-policy window has {window.array!r}, which belongs to another device or session.",
-            reason="INVALID_ARGUMENT",
             fix="use an array of the device that runs the kernel.",
         )
     connection.check(window.array._memory, f"the access-policy window's array, {window.array!r},")
@@ -174,9 +171,7 @@ def _packed_window(window: AccessPolicyWindow, connection: Connection) -> Access
 
 
 def _invalid(name: str, value: object, allowed: str) -> ArgumentError:
-    return ArgumentError(
-        f"{name} is {value!r}.", reason="INVALID_ARGUMENT", fix=f"pass {allowed}.", details={"argument": name}
-    )
+    return ArgumentError(f"{name} is {value!r}.", fix=f"pass {allowed}.", details={"argument": name})
 
 
 def _listed(names: tuple[str, ...]) -> str:

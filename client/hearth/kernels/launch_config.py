@@ -98,7 +98,6 @@ def flags_of(mode: str, cooperative: bool | str) -> int:
     if mode not in MODES:
         raise ArgumentError(
             f"mode is {mode!r}, which is not a launch mode.",
-            reason="INVALID_ARGUMENT",
             fix=f"use one of {', '.join(map(repr, MODES))}.",
         )
     flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
@@ -106,7 +105,6 @@ def flags_of(mode: str, cooperative: bool | str) -> int:
         if cooperative != FIT:
             raise ArgumentError(
                 f"cooperative is {cooperative!r}, which is not a kind of cooperative launch.",
-                reason="INVALID_ARGUMENT",
                 fix=f"use True, False or {FIT!r}.",
             )
         flags |= LaunchFlag.FIT
@@ -120,13 +118,11 @@ def check_shared_mem(shared_mem: int) -> None:
     except TypeError:
         raise LaunchTypeError(
             f"shared_mem is {shared_mem!r} ({type(shared_mem).__name__}); it must be an integer.",
-            reason="LAUNCH_INVALID",
             fix="use int(...) or //.",
         ) from None
     if not 0 <= shared_mem <= SHARED_MAX:
         raise LaunchError(
             f"shared_mem is {shared_mem} bytes; it must be from 0 to {SHARED_MAX}.",
-            reason="LAUNCH_INVALID",
             fix="check gpu.properties.shared_mem_per_block_optin.",
         )
 
@@ -136,7 +132,6 @@ def check_iterations(iterations: int) -> None:
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations <= ITERATIONS_MAX:
         raise LaunchError(
             f"iterations is {iterations!r}; it must be an integer from 1 to {ITERATIONS_MAX}.",
-            reason="LAUNCH_INVALID",
             fix="skip the launch when there is nothing to repeat."
             if iterations == 0
             else "check how the value is computed.",
@@ -166,6 +161,5 @@ def _check_grid(grid: DeviceOperand) -> None:
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(
             f"the grid is {grid!r}; a grid in device memory must be an array of three uint32.",
-            reason="LAUNCH_INVALID",
             fix="let a kernel write three unsigned int into gpu.zeros(3, np.uint32), or pass integers.",
         )

@@ -80,7 +80,6 @@ def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
     if not is_address(array):
         raise LaunchTypeError(
             f"pointer takes a device array, not {array!r} ({type(array).__name__}).",
-            reason="LAUNCH_INVALID",
             fix="upload the data with x = gpu.asarray(...), and use hearth.pointer(x).",
         )
     try:
@@ -88,7 +87,6 @@ def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
     except TypeError:
         raise LaunchTypeError(
             f"the offset of a pointer is {offset!r} ({type(offset).__name__}); it must be an integer.",
-            reason="LAUNCH_INVALID",
             fix="pass a number of bytes.",
         ) from None
     if isinstance(array, Pointer):
@@ -161,7 +159,6 @@ def struct_of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
             raise LaunchTypeError(
                 f"a struct of {len(block)} bytes has a pointer at byte {at!r}; a pointer has {POINTER_BYTES} bytes, "
                 "which must lie inside the struct and not in another pointer.",
-                reason="LAUNCH_INVALID",
                 fix="use the offsetof() of the pointer in C; of a ctypes structure it is Type.field.offset.",
             )
         block[at : at + POINTER_BYTES] = bytes(POINTER_BYTES)
@@ -240,7 +237,6 @@ def checked_target(subject: str, value: Any) -> DeviceOperand | None:
         fix = "use hearth.pointer(x, offset in bytes) for the address of a device array x; None is a null pointer."
     raise LaunchTypeError(
         f"{subject} is {value!r} ({kind}); it must be a device array, a pointer or None.",
-        reason="LAUNCH_INVALID",
         fix=fix,
     )
 
@@ -323,7 +319,6 @@ def check_supported(supported: bool) -> None:
     if not supported:
         raise UnsupportedError(
             "this daemon takes no device pointers in structs, and makes no arrays of pointers.",
-            reason="UNSUPPORTED",
             fix="pass the arrays as separate arguments, or update the daemon to a version with the feature "
             '"struct_pointers".',
         )
@@ -416,7 +411,6 @@ def _listed(targets: Iterable[Any]) -> tuple[tuple[int, ...], Dtype, bytes, _Tar
     if not isinstance(targets, list | tuple):
         raise LaunchTypeError(
             f"pointers takes a list of device arrays, not {targets!r} ({type(targets).__name__}).",
-            reason="LAUNCH_INVALID",
             fix="pass [x, y, None, (z, offset in bytes)], or a NumPy array of structures with fields of dtype object.",
         )
     targets_found: list[tuple[int, DeviceOperand]] = []
@@ -433,7 +427,6 @@ def _check(connection: Connection, target: Any) -> None:
     if target._connection is not connection:
         raise UnsupportedError(
             f"the target {target!r} belongs to another device or session than the array of pointers.",
-            reason="UNSUPPORTED",
             fix="use arrays of one device; copy through the host with gpu.asarray(x.get()).",
         )
     connection.check(target._memory, f"the target {target!r}")

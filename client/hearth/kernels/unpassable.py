@@ -54,7 +54,7 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
                 "upload it with gpu.asarray(...) and pass the result.",
             )
     return LaunchTypeError(
-        f"argument {index} is {description}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
+        f"argument {index} is {description}; it cannot be passed to a kernel.", fix=fix,
         details={"argument": str(index)},
     )  # fmt: skip
 
@@ -87,7 +87,6 @@ def too_large(index: int, arg: int) -> LaunchError:
     """
     return LaunchError(
         f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer at most.",
-        reason="LAUNCH_INVALID",
         fix="pass np.uint64(x) for an unsigned parameter of 8 bytes.",
         details={"argument": str(index)},
     )
@@ -100,6 +99,5 @@ def out_of_range(args: Sequence[Any]) -> LaunchError:
             return too_large(index, arg)
     return LaunchError(
         "the values of the arguments are out of the range of their types.",
-        reason="LAUNCH_INVALID",
         fix="wrap each value in the type that the kernel declares, e.g. np.uint64(...).",
     )

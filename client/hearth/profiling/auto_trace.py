@@ -236,7 +236,6 @@ def check(file: Path, path: str) -> None:
         return
     raise ArgumentError(
         f"{path!r} (from {VARIABLE}) {problem}.",
-        reason="INVALID_ARGUMENT",
         fix=f"use a file, e.g. {VARIABLE}=/tmp/trace-%p.json, or unset it.",
     )
 

@@ -30,7 +30,6 @@ class BaseTrace:
         if max_events is not None and not 0 < max_events < 2**32:
             raise ArgumentError(
                 f"max_events is {max_events}; it must be from 1 to 2**32 - 1.",
-                reason="INVALID_ARGUMENT",
                 fix="pass an integer from 1 to 2**32 - 1.",
             )
         self._connection = connection

@@ -599,7 +599,7 @@ class Attachment:
 
 def closed() -> ClosedError:
     """Returns the error that every use of a closed node raises."""
-    return ClosedError("this node is closed.", reason="CANCELLED", fix="connect again with hearth.connect().")
+    return ClosedError("this node is closed.", fix="connect again with hearth.connect().")
 
 
 def unanswered(device: int, timeout: float) -> TimeoutError:

@@ -354,9 +354,7 @@ class Connection(ABC):
         if self.refusal is not None:
             raise self.refusal.again()
         if memory.owner is None:
-            raise InvalidHandleError(
-                f"{subject} was freed.", reason="INVALID_HANDLE", fix="keep the array until its last use."
-            )
+            raise InvalidHandleError(f"{subject} was freed.", fix="keep the array until its last use.")
         if memory.space.lost and memory not in self.durables:
             raise self._lost(memory, subject)
         attachment = self.attachment()  # attaching to a new generation restores durable buffers
@@ -367,7 +365,6 @@ class Connection(ABC):
     def _lost(self, memory: Memory, subject: object) -> HearthError:
         return BufferLostError(
             f"{subject} was lost with generation {memory.space.generation} of device {self.ordinal}.",
-            reason="BUFFER_LOST",
             fix="upload or compute it again; modules and streams remain usable.",
             details={"generation": str(memory.space.generation)},
         )

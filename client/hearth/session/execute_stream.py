@@ -125,9 +125,7 @@ class ExecuteStream:
         except HearthError as refusal:
             error = refusal
         except Exception as failure:  # otherwise every waiting thread would wait forever
-            error = HearthError(
-                f"the connection failed: {failure!r}.", reason="INTERNAL", fix="connect again, and report the error."
-            )
+            error = HearthError(f"the connection failed: {failure!r}.", fix="connect again, and report the error.")
         if isinstance(error, DeviceLostError):
             attachment.session.device_lost = True
         attachment.end(error)
@@ -245,7 +243,6 @@ class ExecuteStream:
         return ConnectError(
             f"the connection to {self._transport.target} was lost and could not be restored within "
             f"{seconds:.3g} s: {cause.message}",
-            reason="DEVICE_UNAVAILABLE",
             fix="check that the daemon is running and reachable, then connect again; the daemon frees the "
             "session's memory on the device if the client does not return within the lease of "
             f"{self._lease:g} s.",

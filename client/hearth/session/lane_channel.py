@@ -479,7 +479,7 @@ def _lane_error(error: Exception) -> HearthError:
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_lost(error)
     # otherwise every waiting thread would wait forever
-    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL", fix="connect again, and report the error.")
+    return HearthError(f"the lane failed: {error!r}.", fix="connect again, and report the error.")
 
 
 def lane_lost(cause: object) -> HearthError:

@@ -231,7 +231,6 @@ class Reply:
         self.abandon()
         return TimeoutError(
             f"no answer within {timeout:g} s; the work continues.",
-            reason="DEADLINE_EXCEEDED",
             fix="wait again, or with a longer timeout.",
         )
 
@@ -471,6 +470,5 @@ def segment_gone(error: HearthError) -> HearthError:
     """
     return TransferError(
         f"a copy was lost with the connection over which its memory was shared ({error.message})",
-        reason="TRANSFER_ABORTED",
         fix="copy the array again.",
     )

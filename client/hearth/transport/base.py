@@ -276,11 +276,10 @@ def unanswered(target: str) -> TimeoutError:
     """Returns the error for a call that was not answered in time."""
     return TimeoutError(
         f"the daemon at {target} did not answer in time.",
-        reason="DEADLINE_EXCEEDED",
         fix="check the daemon with `hearth status`, or use a longer timeout.",
     )
 
 
 def closed(target: str) -> ClosedError:
     """Returns the error that every use of a closed connection raises."""
-    return ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")
+    return ClosedError(f"the connection to {target} is closed.", fix="connect again.")

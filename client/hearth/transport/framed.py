@@ -162,7 +162,6 @@ class _Answer:
             decode_error = error
         raise HearthError(
             f"the daemon's answer cannot be decoded: {decode_error}.",
-            reason="INTERNAL",
             fix="install the same version on both sides.",
         )
 

@@ -69,9 +69,7 @@ class FramedExchange:
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
-            raise errors.ArgumentError(
-                f"{error}.", reason="INVALID_ARGUMENT", fix="use shorter values without NUL characters."
-            ) from None
+            raise errors.ArgumentError(f"{error}.", fix="use shorter values without NUL characters.") from None
         end = b"" if more else frames.encode(Kind.END)
         # Sent in one piece, so that the daemon wakes once. If the daemon has hung up, the receiving thread finds the
         # reason.

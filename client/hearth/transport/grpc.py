@@ -273,7 +273,6 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",
-            reason="UNSUPPORTED",
             fix="check the address: the default gRPC port is 7421.",
         )
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))

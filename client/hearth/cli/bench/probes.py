@@ -178,6 +178,5 @@ def _check(actual: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -
     if not np.array_equal(actual, expected):
         raise TransferError(
             "the data read back differ from the data written.",
-            reason="TRANSFER_ABORTED",
             fix="check the device and the connection with `hearth doctor`.",
         )

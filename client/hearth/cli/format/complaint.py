@@ -24,4 +24,4 @@ def complain(text: str) -> None:
 
 def invalid_argument(problem: str, fix: str) -> ArgumentError:
     """Returns the error of an invalid argument of a command. `problem` and `fix` have no full stop."""
-    return ArgumentError(f"{problem}.", reason="INVALID_ARGUMENT", fix=f"{fix}.")
+    return ArgumentError(f"{problem}.", fix=f"{fix}.")
