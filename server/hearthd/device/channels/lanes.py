@@ -65,7 +65,7 @@ class LaneConnections:
         outbox: Outbox,
         executor: LaneExecutor,
         journal: ProcessLog,
-        descriptors: DescriptorSocket | None,
+        descriptors: DescriptorSocket,
     ) -> None:
         self._loop = loop
         self._outbox = outbox
@@ -78,8 +78,7 @@ class LaneConnections:
         which it is kept."""
         self._numbers = itertools.count(1)
         executor.in_order[Kind.LIVE] = self._begin
-        if descriptors is not None:
-            descriptors.register(LANE, self._arrived)
+        descriptors.register(LANE, self._arrived)
 
     def opened(self, channel: int) -> None:
         """Begins the lane that was waiting for this channel, if any."""
@@ -189,9 +188,8 @@ class LaneConnections:
 
     def drop(self, channel: int) -> None:
         """Closes the channel's lane, if it has one."""
-        if self._descriptors is not None:
-            # handles earlier messages of the front, whichever of the two sockets the loop polled first
-            self._descriptors.receive()
+        # handles earlier messages of the front, whichever of the two sockets the loop polled first
+        self._descriptors.receive()
         waiting = self._waiting.pop(channel, None)
         if waiting is not None:
             waiting[0].close()

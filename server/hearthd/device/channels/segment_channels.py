@@ -39,7 +39,7 @@ class SegmentConnections:
         segments: Segments,
         transfers: Transfers,
         journal: ProcessLog,
-        descriptors: DescriptorSocket | None,
+        descriptors: DescriptorSocket,
     ) -> None:
         self._loop = loop
         self._segments = segments
@@ -52,8 +52,7 @@ class SegmentConnections:
         self._latest = 0
         """Highest channel opened so far: channels are numbered in ascending order."""
         segments.journal = journal
-        if descriptors is not None:
-            descriptors.register(SEGMENTS, self._arrived)
+        descriptors.register(SEGMENTS, self._arrived)
 
     def opened(self, channel: int) -> None:
         """Begins the connections that were waiting for this channel."""

@@ -296,7 +296,7 @@ class Stripes:
         sessions: Callable[[int], DeviceSession | None],
         transfers: Transfers,
         journal: ProcessLog,
-        descriptors: DescriptorSocket | None,
+        descriptors: DescriptorSocket,
     ) -> None:
         self._loop = loop
         self._sessions = sessions
@@ -311,8 +311,7 @@ class Stripes:
         and the descriptors socket are not ordered."""
         transfers.on_close = self._closed
         transfers.stripes = lambda: sum(map(len, self._by_channel.values()))
-        if descriptors is not None:
-            descriptors.register(STRIPE, self.handed_over)
+        descriptors.register(STRIPE, self.handed_over)
 
     def opened(self, channel: int) -> None:
         """Begins the stripes that were waiting for this channel."""

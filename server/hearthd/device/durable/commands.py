@@ -46,13 +46,10 @@ class SnapshotCommands:
         self.answered = self._resources.answered
         """Handles the front's answers to requests."""
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
-        self._served = False
 
-    def listen(self, descriptors: DescriptorSocket | None) -> None:
+    def listen(self, descriptors: DescriptorSocket) -> None:
         """Registers the handler for the sessions' files."""
-        self._served = descriptors is not None
-        if descriptors is not None:
-            descriptors.register("snapshot", self._resources.session_files.received)
+        descriptors.register("snapshot", self._resources.session_files.received)
 
     # ---- commands ----
 
@@ -104,10 +101,6 @@ class SnapshotCommands:
 
     def _check(self, buffer: Buffer) -> None:
         """Raises Refusal for a buffer that could not be restored."""
-        if not self._served:
-            raise Refusal(
-                Reason.UNSUPPORTED, "this device process cannot receive files from the front", fix="use hearthd serve"
-            )
         if buffer.read_only is ATTACHED:
             problem = f"{ATTACHED.why}; only its publisher can make it durable"
             fix = "attach it again after a loss, or make a copy of it durable"

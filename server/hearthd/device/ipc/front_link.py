@@ -60,7 +60,8 @@ class FrontLink:
     def __init__(self, device: DeviceContext, reservations: Reservations) -> None:
         self.device = device
         self.reservations = reservations
-        self.descriptors: DescriptorSocket | None = None
+        self.descriptors: DescriptorSocket
+        """The socket that passes memory to the front; set by `Publishing.listen`."""
 
     # ---- requests and answers ----
 
@@ -100,19 +101,12 @@ class FrontLink:
 
     # ---- memory that several processes map ----
 
-    def sender(self) -> DescriptorSocket:
-        """Returns the socket that passes memory to the front. Raises Refusal(UNSUPPORTED) if there is none."""
-        if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
-        return self.descriptors
-
     def hand_over(self, kind: str, file: int, memory: SharedMemory) -> None:
         """Passes memory to the front, as the file with this number. Raises Refusal."""
-        sender = self.sender()
         try:
             descriptor = self.device.server.export_shared(memory)
             try:
-                sender.send(kind, {"file": file}, [descriptor])
+                self.descriptors.send(kind, {"file": file}, [descriptor])
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -62,7 +62,6 @@ class Lending:
 
     def lend(self, call: int, session: DeviceSession, handle: int, number: int, file: int) -> None:
         """Sends the buffer's memory to the front as soon as all earlier work on the buffer is done. Raises Refusal."""
-        self._link.sender()
         self._check_number(session, number)
         buffer = session.buffers.find(handle)
         if not buffer.size and buffer.lost is None:

@@ -52,15 +52,12 @@ class Publishing:
         """Files that arrived before the frame that needs them, by number."""
         self._expected: dict[int, Frame] = {}
 
-    def listen(
-        self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: DescriptorSocket | None
-    ) -> None:
+    def listen(self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: DescriptorSocket) -> None:
         """Registers the handlers of the front's frames, and of the files that are sent separately."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
         self._link.descriptors = descriptors
-        if descriptors is not None:
-            descriptors.register(FILE, self._file_arrived)
+        descriptors.register(FILE, self._file_arrived)
 
     def gauges(self) -> dict[str, int]:
         """Returns the numbers of published, attached and exported buffers of this process, for the metrics."""

@@ -65,14 +65,13 @@ class DownloadChunkMemory:
     def listen(
         self,
         control: Callable[[Kind, Callable[[Frame], None]], None],
-        descriptors: DescriptorSocket | None,
+        descriptors: DescriptorSocket,
         journal: ProcessLog,
     ) -> None:
         """Registers the handlers of the front's messages."""
         self._journal = journal
         control(Kind.SLOTS, self._returned)
-        if descriptors is not None:
-            descriptors.register(chunk_ring.FILE, self._offered)
+        descriptors.register(chunk_ring.FILE, self._offered)
 
     def gauges(self) -> dict[str, int]:
         """Returns the number of slots and of those in use, for the metrics."""
