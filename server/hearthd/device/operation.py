@@ -422,6 +422,28 @@ def internal_error(name: str, error: Exception) -> Refusal:
     )
 
 
+def destruction(
+    origin: Origin,
+    release: Callable[[], None],
+    writes: Sequence[Hashable],
+    answer: commands_pb2.Result | None = None,
+) -> Operation:
+    """Returns the operation that releases an object whose handle has been destroyed, and then answers.
+
+    It runs behind earlier commands on the objects in `writes`. If it will not run, because the session ends, the object
+    is released all the same.
+    """
+
+    def run() -> bool:
+        release()
+        origin.reply(answer)
+        return True
+
+    operation = Operation(origin, run, writes=writes)
+    operation.on_failure = lambda _refusal: release()
+    return operation
+
+
 def submit(operation: Operation) -> None:
     """Runs the operation now, or defers it until the objects that it waits for are available.
 

@@ -41,7 +41,7 @@ from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.holdings import Holdings, Keepers, Uses
 from hearthd.device.launch.idle_load import IdleLoad
 from hearthd.device.launch.watchdog import Watchdog
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -92,7 +92,7 @@ class GraphCommands:
         if command.discard:
             session.graphs.pop(command.graph)
             no_graph = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._release_operation(origin, entry, *streams, answer=no_graph)
+            return destruction(origin, partial(self._release, entry), (*streams, entry), no_graph)
         entry.unsettled += 1
         operation = Operation(origin, partial(self._instantiate, origin, entry), writes=(*streams, entry))
         operation.on_failure = partial(self._fail, entry)
@@ -138,23 +138,6 @@ class GraphCommands:
             details={**refusal.details, "graph": entry.handle},
         )
         self._release(entry)
-
-    def _release_operation(
-        self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
-    ) -> Operation:
-        """Returns the operation that releases a graph.
-
-        It runs behind earlier commands of the graph and of the stream that records it.
-        """
-
-        def run() -> bool:
-            self._release(entry)
-            origin.reply(answer)
-            return True
-
-        operation = Operation(origin, run, writes=(*recording, entry))
-        operation.on_failure = lambda _: self._release(entry)
-        return operation
 
     # ---- conditional nodes ----
 
@@ -395,7 +378,7 @@ class GraphCommands:
         if entry.order.recording:
             entry.check()
         session.graphs.pop(command.graph)
-        return self._release_operation(origin, entry)
+        return destruction(origin, partial(self._release, entry), (entry,))
 
     # ---- end of streams and sessions ----
 

@@ -18,7 +18,7 @@ from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.holdings import Holdings, Keepers
 from hearthd.device.launch.idle_load import LocalMemoryWait
 from hearthd.device.launch.watchdog import Watchdog
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
@@ -178,15 +178,7 @@ class PreparedCommands:
     def destroy(self, origin: Origin, command: commands_pb2.DestroyPrepared) -> Operation:
         """Destroys the handle now; earlier launches still run."""
         entry: PreparedEntry = origin.session.prepared.pop(command.prepared)
-
-        def run() -> bool:
-            entry.holdings.release()
-            origin.reply()
-            return True
-
-        operation = Operation(origin, run, writes=(entry,))
-        operation.on_failure = lambda _: entry.holdings.release()
-        return operation
+        return destruction(origin, entry.holdings.release, (entry,))
 
     def close(self, session: DeviceSession) -> None:
         """Releases the buffers and modules that the session's lists hold."""

@@ -15,7 +15,7 @@ from hearthd.device.compiler import device_functions
 from hearthd.device.compiler.options import valid_options
 from hearthd.device.compiler.service import Callback, Compiled
 from hearthd.device.context import DeviceContext
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.printf_capture import may_print
 from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
@@ -168,16 +168,7 @@ class ModuleCommands:
             del session.functions.items[handle]
         for handle in [h for h, buffer in session.buffers.items.items() if buffer.module is entry]:
             session.buffers.pop(handle)
-
-        def run() -> bool:
-            self.release(session, entry)
-            origin.reply()
-            return True
-
-        operation = Operation(origin, run, writes=(entry, *entry.variables.values()))
-        # The session ends, and the handle has already been removed.
-        operation.on_failure = lambda _refusal: self.release(session, entry)
-        return operation
+        return destruction(origin, partial(self.release, session, entry), (entry, *entry.variables.values()))
 
     def release(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """Marks the module's handle as destroyed, and unloads its code if no holder is left, behind its last launch."""

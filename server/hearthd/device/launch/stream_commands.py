@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.published_events import PublishedEvents, check_owned
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.platform.event_loop import countdown
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.session.session import DeviceSession
@@ -54,16 +54,9 @@ class StreamCommands:
             raise Refusal(Reason.INVALID_ARGUMENT, "the default stream cannot be destroyed", fix="close the session")
         stream = session.streams.pop(command.stream)
         capture = stream.capture
-
-        def run() -> bool:
-            self._end(session, stream)
-            origin.reply()
-            return True
-
         # A recorded command of another stream of the capture may still wait.
-        operation = Operation(origin, run, writes=(stream,) if capture is None else (stream, capture.entry))
-        operation.on_failure = lambda _: self._end(session, stream)
-        return operation
+        writes = (stream,) if capture is None else (stream, capture.entry)
+        return destruction(origin, partial(self._end, session, stream), writes)
 
     def _end(self, session: DeviceSession, stream: LogicalStream) -> None:
         """Releases what a destroyed stream holds."""
@@ -189,15 +182,7 @@ class StreamCommands:
     def destroy_event(self, origin: Origin, command: commands_pb2.DestroyEvent) -> Operation:
         """Destroys the handle now; the event is released behind earlier commands that use it."""
         event = origin.session.events.pop(command.event)
-
-        def run() -> bool:
-            self._published.release(event)
-            origin.reply()
-            return True
-
-        operation = Operation(origin, run, writes=(event,))
-        operation.on_failure = lambda _: self._published.release(event)
-        return operation
+        return destruction(origin, partial(self._published.release, event), (event,))
 
     # ---- waiting ----
 

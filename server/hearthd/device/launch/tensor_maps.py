@@ -14,7 +14,7 @@ from hearthd.device.backend import tensor_map
 from hearthd.device.backend.tensor_map import Im2col, Im2colWide, TensorMapSpec, Tile
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.holdings import Keepers
-from hearthd.device.operation import Operation, Origin
+from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_errors import poisoned
@@ -63,15 +63,7 @@ class TensorMapCommands:
         """Destroys the handle now, and releases the memory behind waiting launches."""
         session = origin.session
         entry = session.tensor_maps.pop(command.tensor_map)
-
-        def run() -> bool:
-            self._release(session, entry.buffer)
-            origin.reply()
-            return True
-
-        operation = Operation(origin, run, writes=(entry.buffer,))
-        operation.on_failure = lambda _: self._release(session, entry.buffer)
-        return operation
+        return destruction(origin, partial(self._release, session, entry.buffer), (entry.buffer,))
 
     def close(self, session: DeviceSession) -> None:
         """Releases the memory that the tensor maps of an ended session hold."""
