@@ -305,7 +305,7 @@ class BrokeredLibraries:
         self._making: dict[str, threading.Lock] = {}
         self._files: dict[str, int] = {}
 
-    def library(self, name: str, _folder: Path, _sources: Sequence[str], *_more: str) -> Path:
+    def library(self, name: str) -> Path:
         """Returns the path of the shared object. Raises Refusal. Different libraries may be compiled concurrently."""
         with self._lock:
             making = self._making.setdefault(name, threading.Lock())

@@ -265,13 +265,8 @@ class BrokerRequests:
                 answer, code = protocol.pack_image(image)
                 return {**answer, "cached": cached}, code
             case "library":
-                return {}, [self._library(str(head.get("name", "")))]
+                return {}, [self._cpu.toolchain().library(str(head.get("name", ""))).read_bytes()]
         raise Refusal(Reason.INTERNAL, f"unknown request to the broker: {head.get('ask')!r}")
-
-    def _library(self, name: str) -> bytes:
-        from hearthd.device.cpu import libraries
-
-        return libraries.library_path(name, self._cpu.toolchain()).read_bytes()
 
     # ---- segments ----
 

@@ -34,14 +34,13 @@ from hearthd.device.cpu.guards import CpuGuard, make_guard
 from hearthd.device.cpu.launch import CpuLauncher, no_clusters
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.memory import CpuHostBuffer, CpuHostPool, CpuMemory, Heap
-from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
+from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID, MAX_THREADS
 from hearthd.device.cpu.shared_memory import CpuSharedMemory, SharedMemorySegments
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.resources.budget import GRANULARITY
 from hearthd.shared.device_spec import DeviceSpec
 
 ALIGNMENT = 256
-MAX_THREADS = occupancy.MAX_BLOCK
 SHARED_MEM = 48 << 10
 SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block in bytes: those of an H100, so that a kernel that fits here also fits
@@ -57,8 +56,8 @@ inline PTX."""
 class CpuServer:
     """A virtual device. Streams are threads; completed events wake the device-handle thread."""
 
-    def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
-        """`libraries` makes the backend's own libraries; None: this process's toolchain makes them."""
+    def __init__(self, spec: DeviceSpec, maker: LibraryMaker) -> None:
+        """`maker` builds the backend's own libraries."""
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self.streams: list[CpuStream] = []
@@ -67,7 +66,6 @@ class CpuServer:
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir)
-        maker: Callable[[], LibraryMaker] = self._compiler.toolchain if libraries is None else lambda: libraries
         self._communicators = CpuCommunicators(maker)
         self._segments = SharedMemorySegments(self._heap)
         self._launcher = CpuLauncher(maker, self._properties.multiprocessor_count)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
+from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.ranks import Ranks, address, communicator
 
 BARRIER = CollectiveExchange("barrier")
@@ -160,7 +162,7 @@ def test_an_abort_at_any_time(processes: Ranks, aborting_rank: int, coming: set[
 @pytest.fixture
 def alone() -> Iterator[SharedExchange]:
     """Provides rank 0 of two, in this process; the other rank never joins."""
-    end = SharedExchange.attach(SharedExchange.create(2), 0, 2)
+    end = SharedExchange.attach(shared_segment.create(2, find_toolchain()), 0, 2, find_toolchain())
     yield end
     end.close()
 
