@@ -18,7 +18,7 @@ from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
 from hearthd.device.compiler import protocol
-from hearthd.device.compiler.images import CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
 
 _END_S = 3.0
 """Seconds that `close` waits for the broker to stop its workers and clean up."""

@@ -11,8 +11,9 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
+from hearthd.device.compiler.cancel_token import CancelToken
 from hearthd.device.compiler.image_store import ImageStore
-from hearthd.device.compiler.images import CancelToken, ImageSource
+from hearthd.device.compiler.images import ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
 IDLE_S = 30.0

@@ -216,6 +216,11 @@ class CompileWorker:
                 shutil.rmtree(self.scratch, ignore_errors=True)
             return self._ended
 
+    def stop(self) -> WorkerDied:
+        """Kills the worker and its children, and releases its resources."""
+        self.kill()
+        return self.end()
+
     def _process_runs(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
