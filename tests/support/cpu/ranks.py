@@ -39,7 +39,7 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
         assert end is not None
         pipe.send("begun")
         try:
-            end.exchange(operations, timeout_s)
+            end.run(end.prepare(operations), timeout_s)
         except Refusal as refusal:
             pipe.send((refusal.reason, refusal.message))
         else:

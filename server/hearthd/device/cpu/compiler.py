@@ -22,7 +22,6 @@ from hearthd.device.compiler.includes import check_name
 from hearthd.device.compiler.limits import CompilerEnded
 from hearthd.device.cpu.cache import private_dir
 from hearthd.device.cpu.images import image
-from hearthd.device.cpu.images.elf import static_shared_bytes
 from hearthd.device.cpu.options import ARCHITECTURE, parse_cpu_options
 from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.translation import collisions, warp_synchronous
@@ -218,9 +217,7 @@ def _link(toolchain: Toolchain, directory: Path) -> bytes:
     completed = toolchain.run(link, directory)
     if completed.status != 0:
         raise _failure(completed, Messages(completed.log, {}, str(directory)))
-    return image.pack(
-        (directory / "module.so").read_bytes(), static_shared_bytes((directory / "module.o").read_bytes())
-    )
+    return image.pack((directory / "module.so").read_bytes(), (directory / "module.o").read_bytes())
 
 
 def _without_include(prelude: Sequence[str], extra: Sequence[str]) -> list[str]:

@@ -62,11 +62,11 @@ def recipe(name: str) -> Recipe:
 
     Raises Refusal.
     """
-    if name == "runtime":  # launches kernels
+    if name == "runtime":  # launches kernels; see `hearthd.device.cpu.module.load_runtime`
         # fiber.h pushes onto the stack in the middle of functions.
         options = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
         return Recipe(RUNTIME, _sources(RUNTIME), ["-ftls-model=initial-exec", *options])
-    if name == "exchange":
+    if name == "exchange":  # moves bytes between the ranks of a group
         # The library copies whole blocks and waits, so more optimization would not make it faster.
         return Recipe(EXCHANGE, [source for source in _sources(EXCHANGE) if source != _REDUCE], ["-O1"])
     prefix, _, dtype = name.partition("-")
@@ -77,11 +77,6 @@ def recipe(name: str) -> Recipe:
 
 def _sources(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.cpp"))
-
-
-def exchange(maker: LibraryMaker) -> ctypes.CDLL:
-    """Loads the library that moves bytes between the ranks of a group."""
-    return _load(maker.library("exchange"))
 
 
 class Arithmetic(NamedTuple):
@@ -95,7 +90,7 @@ class Arithmetic(NamedTuple):
 
 def reduction(dtype: str, maker: LibraryMaker) -> Arithmetic:
     """Returns the functions for numbers of the dtype, which are compiled if necessary."""
-    library = _load(maker.library(f"reduce-{dtype}"))
+    library = load(f"reduce-{dtype}", maker)
     return Arithmetic(_address(library.hearth_reduce), _address(library.hearth_scale))
 
 
@@ -105,7 +100,9 @@ def _address(function: object) -> int:
     return address
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def load(name: str, maker: LibraryMaker) -> ctypes.CDLL:
+    """Returns a library of `recipe`, except the runtime, loaded into this process. Raises Refusal."""
+    path = maker.library(name)
     with _lock:
         library = _loaded.get(path)
         if library is None:

@@ -347,7 +347,7 @@ def _files_digest() -> bytes:
     digest = hashlib.sha256()
     package = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += [*package.rglob("*.py"), package.parent / "compiler" / "options.py"]
+    files += [*package.rglob("*.py"), *(package.parent / "compiler" / name for name in ("elf.py", "options.py"))]
     for path in sorted(files):
         digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()

@@ -72,39 +72,35 @@ class CpuCommunicators:
     def __init__(self, maker: LibraryMaker) -> None:
         self._maker = maker
         self._requested: set[str] = set()
-        """Dtypes whose arithmetic has been requested; the empty string stands for the library that every group
-        needs."""
+        """Names of the libraries whose compile has been requested."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         """Starts, on a separate thread, to compile the libraries that an accepted operation needs."""
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
         if kind not in REDUCING:  # moves bytes, regardless of the dtype
-            self._start_build("")
+            self._start_build("exchange")
             return
         if dtype not in DTYPES:
             raise _unsupported(f"{kind} of {dtype or 'an unnamed dtype'} cannot be computed", "dtype", dtype, DTYPES)
         if op not in OPS:
             raise _unsupported(f"{kind} has no reduction {op!r}", "op", op, OPS)
-        self._start_build("")
-        self._start_build(dtype)
+        self._start_build("exchange")
+        self._start_build(f"reduce-{dtype}")
 
-    def _start_build(self, dtype: str) -> None:
-        """Starts to compile the arithmetic of a dtype that an operation will need.
+    def _start_build(self, name: str) -> None:
+        """Starts to compile a library that an operation will need.
 
         The compile runs concurrently with the work before the operation.
         """
-        if dtype not in self._requested:
-            self._requested.add(dtype)
-            threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
+        if name not in self._requested:
+            self._requested.add(name)
+            threading.Thread(target=self._build, args=(name,), name="exchange build", daemon=True).start()
 
-    def _build(self, dtype: str) -> None:
+    def _build(self, name: str) -> None:
         # The first use encounters the same error, and reports it.
         with _BUILD_SLOTS, contextlib.suppress(Refusal, OSError):
-            if dtype:
-                libraries.reduction(dtype, self._maker)
-            else:
-                libraries.exchange(self._maker)
+            libraries.load(name, self._maker)
 
     def unique_id(self, ranks: int) -> bytes:
         return shared_segment.create(ranks, self._maker)

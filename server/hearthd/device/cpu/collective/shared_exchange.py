@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import threading
 from collections.abc import Iterable, Sequence
@@ -114,11 +113,7 @@ class SharedExchange:
                 )
         return ExchangeCall(operations)
 
-    def exchange(self, operations: Sequence[CollectiveExchange], timeout_s: float | None = None) -> None:
-        """Prepares and runs the operations; see `run`."""
-        self.run(self.prepare(operations), timeout_s)
-
-    def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
+    def run(self, call: ExchangeCall, timeout_s: float) -> None:
         """Runs all operations of the call as one group. Blocks until every participating rank has done its part.
 
         Collectives run in the order of the list, sends and receives in any order, so that none of them waits for
@@ -133,7 +128,7 @@ class SharedExchange:
         operations (the communicator is aborted as well); COMMUNICATOR_FAILED if the communicator was aborted;
         NO_COMPILER if the arithmetic had to be compiled first, and that failed.
         """
-        limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
+        limit = int(timeout_s * 1e9)
         report = _Report()
         self._load(call)  # not while busy: an abort must not wait for the compiler
         with self._busy:
@@ -147,7 +142,7 @@ class SharedExchange:
             if status != _ABORTED:
                 self._code.hearth_segment_abort(self._base)  # the other ranks must not wait for this rank now
         if status == _TIMED_OUT:
-            raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
+            raise self._timed_out(call.operations[report.operation], report.missing, timeout_s)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
         raise self._failure(

@@ -36,7 +36,7 @@ def library(maker: LibraryMaker) -> ctypes.CDLL:
 
     Calls release the GIL.
     """
-    code = libraries.exchange(maker)
+    code = libraries.load("exchange", maker)
     code.hearth_segment_bytes.restype = ctypes.c_uint64
     code.hearth_segment_bytes.argtypes = [ctypes.c_uint]
     code.hearth_segment_init.restype = None

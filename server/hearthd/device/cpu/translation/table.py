@@ -1,4 +1,9 @@
-"""The table of kernels and variables appended to a rewritten source: `hearth_module` in include/hearth/abi.h."""
+"""Tables appended to a rewritten source: its kernels and variables, and its constant memory.
+
+The first is `hearth_module` in include/hearth/abi.h. The second is for a program that queries the address space of a
+pointer (include/hearth/spaces.h): `__constant__` variables are ordinary ones on a CPU, and only a program that mentions
+`__isConstant` or `__isGlobal` gets a list of their addresses.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.translation import collisions
 from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration
-from hearthd.device.cpu.translation.tokens import Token, matching
+from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
+from hearthd.device.cpu.translation.unsupported import refuse
 
 TABLE_FILE = "<kernels>"
 EXPRESSION_FILE = "<name expression {}>"
+_QUERIES = frozenset({"__isConstant", "__isGlobal"})
 
 
 class ModuleTable:
@@ -41,13 +48,12 @@ class ModuleTable:
             if kernel.is_extern_c and not kernel.is_template:
                 target = "::".join((*kernel.scope, self.name_of(kernel)))
                 kernels.append(self._entry(kernel, f"&{collisions.qualified_name(target)}", kernel.name))
+        listed_names: set[str] = set()
         for variable in {v.qualified: v for v in self.declarations.variables}.values():
             target = collisions.qualified_name(variable.qualified)
-            for name in {variable.qualified, f"&{variable.qualified}"}:
-                variables.append(f"{{{_quoted(name)}, (void *)&{target}, sizeof({target})}},")
-        listed_names = {v.qualified for v in self.declarations.variables} | {
-            f"&{v.qualified}" for v in self.declarations.variables
-        }
+            for name in (variable.qualified, f"&{variable.qualified}"):
+                listed_names.add(name)
+                variables.append(f"{{{json.dumps(name)}, (void *)&{target}, sizeof({target})}},")
         for number, expression in enumerate(dict.fromkeys(name_expressions)):
             bare = collisions.local_name(expression.strip().removeprefix("&").strip())
             if not bare or ";" in bare or "\n" in bare or "#" in bare:
@@ -62,7 +68,7 @@ class ModuleTable:
             elif expression not in listed_names:
                 lines.append(f"static auto &hearth_expression_{number} = {bare};")
                 target = f"hearth_expression_{number}"
-                variables.append(f"{{{_quoted(expression)}, (void *)&{target}, sizeof({target})}},")
+                variables.append(f"{{{json.dumps(expression)}, (void *)&{target}, sizeof({target})}},")
         lines.append(f'# 1 "{TABLE_FILE}"')
         lines.append("static constexpr ::hearth::Kernel hearth_kernels[] = {")
         lines += kernels
@@ -78,7 +84,7 @@ class ModuleTable:
 
     def _entry(self, kernel: FunctionDeclaration, value: str, name: str) -> str:
         bounds = f"::hearth::launch_bounds({self._bounds(kernel)})"
-        return f"::hearth::describe_kernel<{value}>({_quoted(name)}, {bounds}),"
+        return f"::hearth::describe_kernel<{value}>({json.dumps(name)}, {bounds}),"
 
     def _bounds(self, kernel: FunctionDeclaration) -> str:
         """Returns the arguments of `__launch_bounds__`.
@@ -96,5 +102,27 @@ class ModuleTable:
         return ""
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text)
+def address_table(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> str:
+    """Returns C++ text that defines `hearth_constants`; empty for a program that does not query address spaces.
+
+    Raises `Refusal` (UNSUPPORTED) for constant memory whose address cannot be listed: a variable of a template or in a
+    function.
+    """
+    if not any(token.kind == "name" and token.text in _QUERIES for token in tokens):
+        return ""
+    marks = {index for index, token in enumerate(tokens) if token.text == "__constant__"}
+    listed_marks: set[int] = set()
+    entries: list[str] = []
+    for variable in {v.qualified: v for v in declarations.variables}.values():
+        start, end = variable.statement
+        marks_inside = marks.intersection(range(start, end))
+        if marks_inside and tokens[start].text != "template":
+            listed_marks |= marks_inside
+            name = collisions.qualified_name(variable.qualified)
+            entries.append(f"{{(const void *)&{name}, sizeof({name})}}, ")
+    if marks - listed_marks:
+        file, line = source.location(tokens[min(marks - listed_marks)].start)
+        raise refuse("the address space of a __constant__ variable of a template or a function", file, line)
+    return (
+        f'\nextern "C" {{ extern const ::hearth::Range hearth_constants[] = {{{"".join(entries)}{{nullptr, 0}}}}; }}\n'
+    )

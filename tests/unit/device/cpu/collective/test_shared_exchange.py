@@ -281,9 +281,7 @@ def test_one_rank_alone() -> None:
     for kind in COLLECTIVES:
         y = np.empty_like(x)
         op = "mean" if kind in REDUCING else ""
-        end.exchange(
-            [CollectiveExchange(kind, address(x), address(y), x.size, "float64", op), CollectiveExchange("barrier")],
-            1.0,
-        )
+        operation = CollectiveExchange(kind, address(x), address(y), x.size, "float64", op)
+        end.run(end.prepare([operation, CollectiveExchange("barrier")]), 1.0)
         np.testing.assert_array_equal(x, y)
     end.close()

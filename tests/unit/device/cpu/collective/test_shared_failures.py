@@ -176,7 +176,7 @@ def test_abort_from_another_thread_ends_a_wait(
 
     def wait() -> None:
         with pytest.raises(Refusal) as caught:
-            alone.exchange([operation], 60.0)
+            alone.run(alone.prepare([operation]), 60.0)
         outcomes.append(caught.value)
 
     waiting = threading.Thread(target=wait)
@@ -187,7 +187,7 @@ def test_abort_from_another_thread_ends_a_wait(
     assert [outcome.reason for outcome in outcomes] == [Reason.COMMUNICATOR_FAILED]
     end()  # a second call has no effect
     with pytest.raises(Refusal, match="closed" if ending == "close" else "aborted"):
-        alone.exchange([BARRIER], 60.0)
+        alone.run(alone.prepare([BARRIER]), 60.0)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_abort_from_another_thread_ends_a_wait(
 )
 def test_invalid_operation_is_refused(alone: SharedExchange, operation: CollectiveExchange) -> None:
     with pytest.raises(Refusal) as caught:
-        alone.exchange([operation], 60.0)
+        alone.run(alone.prepare([operation]), 60.0)
     assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message
     with pytest.raises(Refusal) as caught:  # the refusal has changed nothing: a valid operation waits for rank 1
-        alone.exchange([BARRIER], 0.0)
+        alone.run(alone.prepare([BARRIER]), 0.0)
     assert caught.value.reason is Reason.COLLECTIVE_TIMEOUT

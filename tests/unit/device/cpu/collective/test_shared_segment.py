@@ -53,14 +53,15 @@ def test_unrelated_process_can_join() -> None:
         from hearthd.device.cpu.toolchain import find_toolchain
         end = SharedExchange.attach(sys.argv[1].encode(), 1, 2, find_toolchain())
         x = numpy.full(300_000, 2, numpy.int64)
-        end.exchange([CollectiveExchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)
+        product = CollectiveExchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")
+        end.run(end.prepare([product]), 60.0)
         assert (x == 42).all()
     """
     other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), descriptor.decode()])
     try:
         end = SharedExchange.attach(descriptor, 0, 2, find_toolchain())
         x = np.full(300_000, 21, np.int64)
-        end.exchange([CollectiveExchange("all_reduce", address(x), address(x), x.size, "int64", "prod")], 60.0)
+        end.run(end.prepare([CollectiveExchange("all_reduce", address(x), address(x), x.size, "int64", "prod")]), 60.0)
         assert (x == 42).all()
         assert other.wait(30) == 0
         end.close()
