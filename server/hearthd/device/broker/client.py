@@ -312,15 +312,12 @@ class BrokeredLibraries:
         with making:
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = self._current(name)
+                code = self._broker.library(name)
+                file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
+                with os.fdopen(file, "wb", closefd=False) as stream:
+                    stream.write(code)
+                self._files[name] = file
         return Path(f"/proc/self/fd/{file}")
-
-    def _current(self, name: str) -> int:
-        code = memoryview(self._broker.library(name))
-        file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
-        while code:
-            code = code[os.write(file, code) :]
-        return file
 
 
 def _refusal(head: dict[str, Any]) -> Refusal:

@@ -30,7 +30,7 @@ from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache, cache_directory
 from hearthd.device.compiler.cancel_token import CancelToken
 from hearthd.device.compiler.images import CachedImages
-from hearthd.device.compiler.limits import CompileLimits
+from hearthd.device.compiler.limits import CompileLimits, internal_failure
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.worker_process import fork_worker
 from hearthd.device.platform.log import ProcessLog
@@ -232,9 +232,7 @@ class BrokerRequests:
             answer = protocol.pack_refusal(refusal)
         except Exception as error:
             traceback.print_exc()
-            answer = protocol.pack_refusal(
-                Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
-            )
+            answer = protocol.pack_refusal(internal_failure(error))
         self._free.release()
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             try:

@@ -264,7 +264,7 @@ def parse_options(options: Sequence[str]) -> CompileOptions:
     """
     result = CompileOptions()
     for text, name, value in _split(options):
-        result.options.extend(_check_option(text, name, value))
+        result.options.append(_check_option(text, name, value))
     return result
 
 
@@ -276,14 +276,12 @@ def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         text = pending.pop()
         if not text:
             continue
-        if "\n" in text or "\0" in text:
-            raise _refusal(text, "it has more than one line", "write each option in one line")
         name, value = _split_name(text)
         if value is None and _takes_value(name) and pending and (name in _PASSED_ON or not pending[-1].startswith("-")):
             value = pending.pop()
             text = f"{text} {value}"
-            if "\n" in value or "\0" in value:
-                raise _refusal(text, "it has more than one line", "write each option in one line")
+        if "\n" in text or "\0" in text:
+            raise _refusal(text, "it has more than one line", "write each option in one line")
         yield text, name, value
 
 
@@ -307,18 +305,15 @@ def _takes_value(name: str) -> bool:
     return option is not None and option.takes_value
 
 
-def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOption]:
+def _check_option(text: str, name: str, value: str | None) -> ParsedOption:
     option = _BY_NAME.get(name)
     if option is _RELOCATABLE and value == "false":
-        yield ParsedOption(text, _WHOLE_PROGRAM, "")
-        return
+        return ParsedOption(text, _WHOLE_PROGRAM, "")
     if name in _RELOCATABLE_NAMES and value is None:
-        yield ParsedOption(text, _RELOCATABLE, "true")
-        return
+        return ParsedOption(text, _RELOCATABLE, "true")
     if option is None:
         if _HOST_IGNORED.fullmatch(text):
-            yield ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
-            return
+            return ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
         host = bool(_HOST.fullmatch(text))
         reason = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
         raise _refusal(text, reason, "leave it out" if host else "see NVRTC's documentation for its name")
@@ -327,8 +322,7 @@ def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOpt
     if option.value is None:
         if value is not None:
             raise _refusal(text, "it takes no value", f"write it as -{option.short}")
-        yield ParsedOption(text, option, "")
-        return
+        return ParsedOption(text, option, "")
     value = value or option.default
     if not value:
         raise _refusal(text, "it needs a value", f"write -{option.short}{'' if option.short in _LETTERS else '='}VALUE")
@@ -338,7 +332,7 @@ def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOpt
         _check_macro(text, value)
     elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
         raise _refusal(text, "it names no macro", "write -UNAME")
-    yield ParsedOption(text, option, value)
+    return ParsedOption(text, option, value)
 
 
 def _allowed_values(option: Option) -> str:

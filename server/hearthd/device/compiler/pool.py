@@ -130,12 +130,11 @@ class CompileWorkers:
             self._closed = True
             busy, idle = list(self._busy), self._idle
             self._idle = []
+            scratch, self._scratch = self._scratch, None
         for worker in (*busy, *idle):
             worker.cancel()
         for worker in idle:
             worker.end()
-        with self._lock:
-            scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.close()
 

@@ -13,9 +13,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
 from hearthd.device.cpu.libraries import EXCHANGE, RUNTIME, recipe
 from hearthd.device.cpu.translation.collisions import PreludeNames
+from hearthd.device.platform.sandbox import reap_group
 from hearthd.shared import disk
 
 INCLUDE = Path(__file__).parent / "include"
@@ -45,8 +45,6 @@ _SUBDIRECTORIES = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 because it may be a home directory."""
 
 _F_SETSIG = 10
-_REAP_S = 1.0
-"""Seconds that the remaining processes of the compiler's driver have to end."""
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # process-wide unique symbols would link modules to each other
 RACECHECK = "HEARTH_CPU_RACECHECK"
 """Environment variable that makes kernels be compiled with checks for races in shared memory (runtime/racecheck.h)."""
@@ -81,19 +79,12 @@ class Toolchain:
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Toolchain:
         """Returns the toolchain that another process's `recipe` describes."""
-        command = tuple(map(str, recipe["command"]))
-        is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
-        return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
+        values = {field.name: recipe[field.name] for field in fields(cls)}
+        return cls(**{**values, "command": tuple(recipe["command"]), "cache_dir": Path(recipe["cache_dir"])})
 
     def recipe(self) -> Mapping[str, Any]:
         """Returns the fields as values that JSON can carry, from which `from_recipe` creates an equal toolchain."""
-        return {
-            "command": list(self.command),
-            "version": self.version,
-            "is_clang": self.is_clang,
-            "cache_dir": str(self.cache_dir),
-            "racecheck": self.racecheck,
-        }
+        return {**asdict(self), "cache_dir": str(self.cache_dir)}
 
     def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads, and the paths that it writes.
@@ -268,20 +259,8 @@ class Toolchain:
                             pipe.close()  # no process reads the remaining data
                 process.wait()
             if own_session:
-                _reap(process.pid)
+                reap_group(process.pid)
         return Completed(process.returncode, output, log.decode(errors="replace"))
-
-
-def _reap(group: int) -> None:
-    """Waits, at most 1 s, for processes that the driver started and left behind.
-
-    Has an effect only if this process adopts orphans. ziglang's driver leaves some.
-    """
-    deadline = time.monotonic() + _REAP_S
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-group, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
 
 
 @contextlib.contextmanager
