@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hearth_proto.reasons import Reason, Refusal
@@ -95,14 +95,10 @@ class _Code:
     """A library that stays loaded while this object is referenced, by functions and by queued launches."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library: ctypes.CDLL | None = library
+        self._library = library
 
-    def close(self) -> None:
-        library, self._library = self._library, None
-        if library is not None:
-            _ctypes.dlclose(library._handle)  # ctypes itself never unloads a library
-
-    __del__ = close
+    def __del__(self) -> None:
+        _ctypes.dlclose(self._library._handle)  # ctypes itself never unloads a library
 
 
 class CpuFunction:
@@ -205,7 +201,6 @@ class CpuModule:
         self._code = _Code(library)
         table = _Module.in_dll(library, "hearth_module")
         if table.abi != self.runtime.hearth_abi():
-            self.close()
             raise Refusal(
                 Reason.MODULE_INVALID,
                 "The image was compiled for another build of the CPU backend.",
@@ -213,11 +208,11 @@ class CpuModule:
             )
         kernels = [table.kernels[i] for i in range(table.kernel_count)]
         races = RaceReports(image, self.runtime) if MARK in image else None
-        self._functions: Mapping[str, CpuFunction] = {
+        self._functions = {
             kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared, races)
             for kernel, shared in zip(kernels, shared_bytes, strict=True)
         }
-        self._globals: Mapping[str, tuple[int, int]] = {
+        self._globals: dict[str, tuple[int, int]] = {
             table.globals[i].name.decode(): (table.globals[i].address or 0, table.globals[i].size)
             for i in range(table.global_count)
         }
@@ -258,12 +253,6 @@ class CpuModule:
                 details={"name": name, "globals": variables},
             )
         return variable
-
-    def close(self) -> None:
-        """Unloads the code immediately. No kernel of the module may be running or be launched later."""
-        self._functions = {}
-        self._globals = {}
-        self._code.close()
 
 
 def _load(image: bytes) -> ctypes.CDLL:

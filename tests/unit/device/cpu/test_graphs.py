@@ -23,7 +23,6 @@ from hearthd.device.backend.graph_nodes import (
 from hearthd.device.backend.resources import Function
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
 
 SOURCE = """
@@ -37,7 +36,7 @@ N = 16
 @pytest.fixture(scope="module")
 def server() -> Iterator[CpuServer]:
     # with the same cache as the other tests, because a process has only one runtime
-    made = CpuServer(DeviceSpec(0, "cpu", 0), find_toolchain())
+    made = CpuServer(DeviceSpec(0, "cpu", 0))
     yield made
     made.close()
 

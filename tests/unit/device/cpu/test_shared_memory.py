@@ -16,7 +16,6 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
 
 LIMIT = 4 << 20
@@ -25,10 +24,9 @@ SIZE = 100_001
 ATTACH = """
 import ctypes, sys
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
 file, size, write = map(int, sys.argv[1:])
-server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0), find_toolchain())
+server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0))
 memory = server.import_shared(file, size)
 assert memory.protected and not server.memory_info().in_use
 print(ctypes.string_at(memory.address, size).count(b"x"), flush=True)
@@ -46,9 +44,8 @@ server.release_shared(memory)
 EXPORT = """
 import ctypes, socket, sys
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
-server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0), find_toolchain())
+server = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0))
 memory = server.create_shared(int(sys.argv[2]))
 ctypes.memset(memory.address, 120, memory.size)
 end = socket.socket(fileno=int(sys.argv[1]))
@@ -59,7 +56,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def server() -> Iterator[CpuServer]:
-    made = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0, memory_limit=LIMIT), find_toolchain())
+    made = CpuServer(DeviceSpec(ordinal=0, backend="cpu", index=0, memory_limit=LIMIT))
     yield made
     assert made.memory_info().in_use == 0
     made.close()

@@ -16,7 +16,6 @@ from hearth_proto.frames import Flag, Frame, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.local_broker import device_process
 
@@ -69,7 +68,7 @@ class Rig:
         made = threading.Event()
 
         def main() -> None:
-            self.server = Scarce(CpuServer(spec, find_toolchain()))
+            self.server = Scarce(CpuServer(spec))
             self.process = device_process(theirs, spec, self.server)
             made.set()
             self.process.run()

@@ -16,7 +16,6 @@ from hearth_proto.launches import LaunchFlag, LayoutEntry, Record, pack, pack_la
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.local_broker import device_process
 
@@ -67,7 +66,7 @@ class Rig:
         self.sock.sendall(encode(Kind.OPEN, b"{}", channel=1))
 
     def _main(self) -> None:
-        self.server = Owned(CpuServer(self._spec, find_toolchain()))
+        self.server = Owned(CpuServer(self._spec))
         device_process(self._theirs, self._spec, self.server).run()
 
     def _until(self, kind: int) -> bytes:
