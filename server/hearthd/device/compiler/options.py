@@ -276,12 +276,14 @@ def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         text = pending.pop()
         if not text:
             continue
+        if "\n" in text or "\0" in text:
+            raise _refusal(text, "it has more than one line", "write each option in one line")
         name, value = _split_name(text)
         if value is None and _takes_value(name) and pending and (name in _PASSED_ON or not pending[-1].startswith("-")):
             value = pending.pop()
             text = f"{text} {value}"
-        if "\n" in text or "\0" in text:
-            raise _refusal(text, "it has more than one line", "write each option in one line")
+            if "\n" in value or "\0" in value:
+                raise _refusal(text, "it has more than one line", "write each option in one line")
         yield text, name, value
 
 
