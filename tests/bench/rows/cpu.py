@@ -115,8 +115,8 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
 
 def hearth(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
     """Launches the kernels from this thread with a pool of one worker. Returns seconds for each launch."""
-    from hearthd.device.cpu.compiler import compile_source
     from hearthd.device.cpu.module import CpuModule, load_runtime
+    from tests.support.cpu.kernels import compile_source
 
     toolchain = _toolchain(cache)
     load_runtime(toolchain).hearth_set_workers(1)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.feature_differences import DIFFERENCES
 from tests.support.cpu.feature_refusals import REFUSALS
 from tests.support.cpu.feature_runs import RUNS
 from tests.support.cpu.feature_table import PENDING, SLOTS, Refused, Snippet, active, joined
-from tests.support.cpu.kernels import Kernels
+from tests.support.cpu.kernels import Kernels, compile_source
 
 
 def results(snippets: Sequence[Snippet]) -> list[str]:

@@ -7,14 +7,16 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from hearthd.device.backend.compiler import Image, Source
+from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.module import CpuModule
+from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 
 
 def pack(*values: Any) -> bytes:
@@ -33,12 +35,35 @@ def pack(*values: Any) -> bytes:
     return bytes(block)
 
 
+def compile_image(
+    toolchain: Toolchain,
+    source: str,
+    options: Sequence[str] = (),
+    names: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Image:
+    """Compiles a source with this toolchain."""
+    job = Source(source, tuple(options), tuple(names), tuple((headers or {}).items()))
+    return CpuCompiler(toolchain=toolchain).compile(job)
+
+
+def compile_source(
+    toolchain: Toolchain,
+    source: str,
+    options: Sequence[str] = (),
+    names: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Returns the code of the image that `compile_image` makes."""
+    return compile_image(toolchain, source, options, names, headers).code
+
+
 class Kernels:
     """A compiled source whose kernels can be called with NumPy arrays."""
 
     def __init__(self, source: str, options: Sequence[str] = (), names: Sequence[str] = (), **headers: str) -> None:
         self.image = compile_source(find_toolchain(), source, options, names, headers)
-        self.module = CpuModule(self.image)
+        self.module = CpuModule(self.image, find_toolchain())
 
     def __call__(
         self,
@@ -59,7 +84,8 @@ def died_saying(image: bytes, name: str, block: int, folder: Path) -> str:
     script = f"""
     import pathlib, struct, numpy as np
     from hearthd.device.cpu.module import CpuModule
-    function = CpuModule(pathlib.Path({str(folder / "module.so")!r}).read_bytes()).function({name!r})
+    from hearthd.device.cpu.toolchain import find_toolchain
+    function = CpuModule(pathlib.Path({str(folder / "module.so")!r}).read_bytes(), find_toolchain()).function({name!r})
     room = np.zeros(1 << 16, np.uint64)
     function.launch((1, 1, 1), ({block}, 1, 1), 0, struct.pack("=8Q", *[room.ctypes.data] * 8), False)
     """

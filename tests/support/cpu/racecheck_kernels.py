@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.module import CpuModule
 from hearthd.device.cpu.racecheck import Race
-from tests.support.cpu.kernels import pack
+from hearthd.device.cpu.toolchain import find_toolchain
+from tests.support.cpu.kernels import compile_source, pack
 
 HEADER = r"""
 __device__ inline void put(int* place, int value) {

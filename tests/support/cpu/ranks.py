@@ -18,6 +18,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.cpu.toolchain import find_toolchain
 
 ARENA = 48 << 20
 TIMEOUT_S = 60.0
@@ -38,7 +39,7 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
         assert end is not None
         pipe.send("begun")
         try:
-            end.exchange(operations, timeout_s)
+            end.run(end.prepare(operations), timeout_s)
         except Refusal as refusal:
             pipe.send((refusal.reason, refusal.message))
         else:
@@ -52,7 +53,7 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
         if order == "join":
             if end is not None:
                 end.close()
-            end = SharedExchange.attach(*arguments)
+            end = SharedExchange.attach(*arguments, find_toolchain())
             pipe.send("joined")
         elif order == "abort":
             assert end is not None
@@ -66,7 +67,7 @@ class Ranks:
     in the rank's process."""
 
     def __init__(self, count: int) -> None:
-        shared_segment.library(None)  # builds the library once, instead of once in each of the processes
+        shared_segment.library(find_toolchain())  # builds the library once, instead of once in each of the processes
         for thread in threading.enumerate():
             # started for the communicators of another test: after a fork its locks would stay locked forever
             if thread.name == "exchange build":
@@ -89,12 +90,12 @@ class Ranks:
 
     def join(self) -> None:
         """Creates a new communicator of the same processes."""
-        self.descriptor = SharedExchange.create(self.count)
+        self.descriptor = shared_segment.create(self.count, find_toolchain())
         for rank, pipe in enumerate(self.pipes):
             pipe.send(("join", self.descriptor, rank, self.count))
         for pipe in self.pipes:
             assert pipe.recv() == "joined"
-        SharedExchange.release(self.descriptor)
+        shared_segment.release(self.descriptor)
 
     def clear(self) -> None:
         self._used = [0] * self.count

@@ -112,15 +112,10 @@ class FakeCommunicators:
 class PeerServer(CpuServer):
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
-        self.peers, self.copies = FakeCommunicators(), FakeCommunicators()
-
-    @property
-    def communicators(self) -> Any:
-        return self.peers
-
-    @property
-    def copy_communicators(self) -> Any:
-        return self.copies
+        self.communicators: Any
+        self.copy_communicators: Any
+        self.communicators = self.peers = FakeCommunicators()
+        self.copy_communicators = self.copies = FakeCommunicators()
 
 
 class PeerRig(Rig[PeerServer]):

@@ -62,8 +62,9 @@ import numpy as np
 from hearthd.shared import crash_record
 from hearthd.device.cpu.crash_recorder import CrashRecorder
 from hearthd.device.cpu.module import CpuModule
+from hearthd.device.cpu.toolchain import find_toolchain
 crashes = CrashRecorder()
-module = CpuModule(pathlib.Path(sys.argv[1]).read_bytes())
+module = CpuModule(pathlib.Path(sys.argv[1]).read_bytes(), find_toolchain())
 crashes.set_runtime(module.runtime)
 crashes.start(os.dup(int(sys.argv[2])))
 out = np.zeros(64, np.int32)

@@ -18,7 +18,7 @@ from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
 from hearthd.device.compiler import protocol
-from hearthd.device.compiler.images import CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
 
 _END_S = 3.0
 """Seconds that `close` waits for the broker to stop its workers and clean up."""
@@ -305,22 +305,19 @@ class BrokeredLibraries:
         self._making: dict[str, threading.Lock] = {}
         self._files: dict[str, int] = {}
 
-    def library(self, name: str, _folder: Path, _sources: Sequence[str], *_more: str) -> Path:
+    def library(self, name: str) -> Path:
         """Returns the path of the shared object. Raises Refusal. Different libraries may be compiled concurrently."""
         with self._lock:
             making = self._making.setdefault(name, threading.Lock())
         with making:
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = self._current(name)
+                code = self._broker.library(name)
+                file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
+                with os.fdopen(file, "wb", closefd=False) as stream:
+                    stream.write(code)
+                self._files[name] = file
         return Path(f"/proc/self/fd/{file}")
-
-    def _current(self, name: str) -> int:
-        code = memoryview(self._broker.library(name))
-        file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
-        while code:
-            code = code[os.write(file, code) :]
-        return file
 
 
 def _refusal(head: dict[str, Any]) -> Refusal:

@@ -28,9 +28,11 @@ from hearthd.device.broker.client import Broker
 from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache, cache_directory
-from hearthd.device.compiler.images import CachedImages, CancelToken
-from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.pool import CompileWorkers, fork_worker
+from hearthd.device.compiler.cancel_token import CancelToken
+from hearthd.device.compiler.images import CachedImages
+from hearthd.device.compiler.limits import CompileLimits, internal_failure
+from hearthd.device.compiler.pool import CompileWorkers
+from hearthd.device.compiler.worker_process import fork_worker
 from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.sandbox import adopt_orphans
 from hearthd.device.platform.segment_exchange import SegmentExchange
@@ -168,7 +170,9 @@ class BrokerRequests:
         journal = ProcessLog(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         self._images = CachedImages(self._workers, _cache(spec, journal))
-        self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # same limit as `CompileQueue.most`
+        self._compiles = threading.BoundedSemaphore(
+            2 * spec.compile_workers
+        )  # same limit as `CompileQueue.max_running`
         self._free = threading.BoundedSemaphore(2 * spec.compile_workers + _MAX_REQUESTS)
         self._compiler_known = threading.Event()
         """Set when the compiler is known."""
@@ -228,9 +232,7 @@ class BrokerRequests:
             answer = protocol.pack_refusal(refusal)
         except Exception as error:
             traceback.print_exc()
-            answer = protocol.pack_refusal(
-                Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
-            )
+            answer = protocol.pack_refusal(internal_failure(error))
         self._free.release()
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             try:
@@ -265,13 +267,8 @@ class BrokerRequests:
                 answer, code = protocol.pack_image(image)
                 return {**answer, "cached": cached}, code
             case "library":
-                return {}, [self._library(str(head.get("name", "")))]
+                return {}, [self._cpu.toolchain().library(str(head.get("name", ""))).read_bytes()]
         raise Refusal(Reason.INTERNAL, f"unknown request to the broker: {head.get('ask')!r}")
-
-    def _library(self, name: str) -> bytes:
-        from hearthd.device.cpu import libraries
-
-        return libraries.library_path(name, self._cpu.toolchain()).read_bytes()
 
     # ---- segments ----
 

@@ -69,7 +69,8 @@ class CompileCache:
     """
 
     def __init__(self, directory: str, max_bytes: int, secret: bytes = b"", divided: bool = False) -> None:
-        self._directory = Path(directory) if directory else None
+        self.directory = str(Path(directory)) if directory else ""
+        """Path of the cache; empty: nothing is cached."""
         self._max_bytes = max_bytes
         self._secret = secret
         self._divided = divided
@@ -77,11 +78,6 @@ class CompileCache:
         self._reported_at = float("-inf")
         self.report: Callable[[str], None] = lambda _message: None
         """Called at intervals, on any thread, while the disk is full, so that code is not cached."""
-
-    @property
-    def directory(self) -> str:
-        """Path of the cache; empty: nothing is cached."""
-        return str(self._directory or "")
 
     def pin(self, tenant: str) -> None:
         """Sets the tenant whose entries are used if the cache is divided. Only the first call has an effect."""
@@ -163,11 +159,11 @@ class CompileCache:
                 os.close(descriptor)
 
     def _path(self, name: str) -> Path | None:
-        if self._directory is None:
+        if not self.directory:
             return None
         if self._divided:
             name = self._mac(b"tenant", (self._tenant or "").encode(), name.encode()).hex()
-        return self._directory / name[:2] / name
+        return Path(self.directory, name[:2], name)
 
     def _mac(self, *parts: bytes) -> bytes:
         code = hmac.new(self._secret, digestmod=hashlib.sha256)
@@ -194,9 +190,8 @@ class CompileCache:
         return Image(code=body[4 + length :], names=head["names"], log=head["log"], kinds=head["kinds"])
 
     def _trim(self) -> None:
-        assert self._directory is not None
         entries: list[tuple[float, int, Path]] = []
-        for path in self._directory.glob("??/*"):
+        for path in Path(self.directory).glob("??/*"):
             if path.suffix == "" and not path.name.startswith("."):
                 with contextlib.suppress(OSError):
                     status = path.stat()

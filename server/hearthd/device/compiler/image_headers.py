@@ -15,10 +15,11 @@ import struct
 from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compiler import elf
 
 Capability = tuple[int, int]
 
-ELF_MAGIC = b"\x7fELF"
+ELF_MAGIC = elf.MAGIC
 LTO_IR_MAGIC = b"\xed\x43\x4e\x7f"
 ARCHIVE_MAGIC = b"!<arch>\n"
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
@@ -36,10 +37,8 @@ BINARY_MAGICS = (ELF_MAGIC, *_NAMES)
 
 EM_CUDA = 190
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _ET_REL = 1
-_SHT_NOBITS = 8
 _ABI_V1, _ABI_V2 = 51, 65
 """Values of e_ident[EI_OSABI]: with the first, the architecture is in bits 0 to 7 of e_flags; with the second, in bits
 8 to 15."""
@@ -169,13 +168,13 @@ def read_cubin(code: bytes) -> Cubin:
     if not sections:
         raise _invalid("It is an ELF file without sections, so there is no code in it.")
     if not section_count:  # there are too many for the field: the first section holds the number
-        _check_table(code, "section headers", sections, 1, section_size, _SECTION.size)
-        section_count = _SECTION.unpack_from(code, sections)[5]
-    _check_table(code, "section headers", sections, section_count, section_size, _SECTION.size)
-    for _, type_, _, _, offset, size, *_ in _SECTION.iter_unpack(
+        _check_table(code, "section headers", sections, 1, section_size, elf.SECTION.size)
+        section_count = elf.SECTION.unpack_from(code, sections)[5]
+    _check_table(code, "section headers", sections, section_count, section_size, elf.SECTION.size)
+    for _, type_, _, _, offset, size, *_ in elf.SECTION.iter_unpack(
         code[sections : sections + section_count * section_size]
     ):
-        if type_ != _SHT_NOBITS:
+        if type_ != elf.SHT_NOBITS:
             _check_range(code, "a section", offset, size)
     if names >= section_count and names != 0xFFFF:  # SHN_XINDEX: the index is stored elsewhere
         raise _invalid(f"Section {names} should contain the names of its {section_count} sections.")

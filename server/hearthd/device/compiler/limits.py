@@ -19,6 +19,11 @@ class CompilerEnded(Exception):
         self.log = log
 
 
+def internal_failure(error: Exception) -> Refusal:
+    """Returns the refusal (INTERNAL) of a compile that an unexpected error ended; it fails the module only."""
+    return Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+
+
 @dataclass(frozen=True)
 class CompileLimits:
     """Limits of one compile.

@@ -264,7 +264,7 @@ def parse_options(options: Sequence[str]) -> CompileOptions:
     """
     result = CompileOptions()
     for text, name, value in _split(options):
-        result.options.extend(_check_option(text, name, value))
+        result.options.append(_check_option(text, name, value))
     return result
 
 
@@ -307,18 +307,15 @@ def _takes_value(name: str) -> bool:
     return option is not None and option.takes_value
 
 
-def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOption]:
+def _check_option(text: str, name: str, value: str | None) -> ParsedOption:
     option = _BY_NAME.get(name)
     if option is _RELOCATABLE and value == "false":
-        yield ParsedOption(text, _WHOLE_PROGRAM, "")
-        return
+        return ParsedOption(text, _WHOLE_PROGRAM, "")
     if name in _RELOCATABLE_NAMES and value is None:
-        yield ParsedOption(text, _RELOCATABLE, "true")
-        return
+        return ParsedOption(text, _RELOCATABLE, "true")
     if option is None:
         if _HOST_IGNORED.fullmatch(text):
-            yield ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
-            return
+            return ParsedOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
         host = bool(_HOST.fullmatch(text))
         reason = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
         raise _refusal(text, reason, "leave it out" if host else "see NVRTC's documentation for its name")
@@ -327,8 +324,7 @@ def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOpt
     if option.value is None:
         if value is not None:
             raise _refusal(text, "it takes no value", f"write it as -{option.short}")
-        yield ParsedOption(text, option, "")
-        return
+        return ParsedOption(text, option, "")
     value = value or option.default
     if not value:
         raise _refusal(text, "it needs a value", f"write -{option.short}{'' if option.short in _LETTERS else '='}VALUE")
@@ -338,7 +334,7 @@ def _check_option(text: str, name: str, value: str | None) -> Iterator[ParsedOpt
         _check_macro(text, value)
     elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
         raise _refusal(text, "it names no macro", "write -UNAME")
-    yield ParsedOption(text, option, value)
+    return ParsedOption(text, option, value)
 
 
 def _allowed_values(option: Option) -> str:

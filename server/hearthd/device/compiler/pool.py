@@ -16,21 +16,12 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, LinkJob, Source
 from hearthd.device.compiler import protocol
-from hearthd.device.compiler.images import CancelToken, cancelled
+from hearthd.device.compiler.cancel_token import CancelToken, cancelled
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
-from hearthd.device.compiler.worker_process import (
-    CompileWorker,
-    Start,
-    WorkerDied,
-    WorkerNotStarted,
-    fork_worker,
-    spawn_worker,
-)
+from hearthd.device.compiler.worker_process import CompileWorker, Start, WorkerDied, WorkerNotStarted, spawn_worker
 from hearthd.shared import disk
 from hearthd.shared.scratch_dir import Scratch
-
-__all__ = ["CompileWorkers", "fork_worker", "spawn_worker"]
 
 _GROWTH = 4
 """A worker is replaced if its address space has grown by more than 1/`_GROWTH` of the memory limit."""
@@ -46,7 +37,7 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 
 
 class CompileWorkers:
-    """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
+    """The workers of one device process."""
 
     def __init__(
         self, main: Main, limits: CompileLimits, *, confine: bool = True, allow_unconfined: bool = True
@@ -68,8 +59,8 @@ class CompileWorkers:
         self._closed = False
         self._scratch: Scratch | None = None
         self._identity: bytes | None = None
-        self._assembler: bytes | Refusal | None = None
-        self._linker: bytes | None = None
+        self._identities: dict[str, bytes | Refusal] = {}
+        """Results of `_identity_of`, by the name of the program."""
         self.confined: str | None = None
         """Confinement of the workers from the host's files; empty: the workers are not confined; None: no worker has
         started yet."""
@@ -90,7 +81,7 @@ class CompileWorkers:
         """Sets the compiler of the jobs, which each worker creates from the compiler's recipe."""
         self._compiler = compiler
 
-    # ---- Runner ----
+    # ---- jobs ----
 
     def ready(self) -> None:
         """Makes idle workers load their compiler."""
@@ -104,9 +95,9 @@ class CompileWorkers:
         """Returns everything except the job that affects its result. Raises Refusal."""
         compiler = self._required_compiler()
         if isinstance(job, Assembly):
-            return self._assembler_identity()
+            return self._identity_of("assembler")
         if isinstance(job, LinkJob):
-            return compiler.linker() if compiler.light else self._linker_identity()
+            return compiler.linker() if compiler.light else self._identity_of("linker")
         if compiler.light:
             return compiler.identity()
         if self._identity is None:
@@ -121,8 +112,7 @@ class CompileWorkers:
         """
         for source in job.sources if isinstance(job, LinkJob) else (job,) if isinstance(job, Source) else ():
             self._required_compiler().prepare(source)
-        head, texts = protocol.pack_job(job)
-        answer, code = self._request(token or CancelToken(), head, texts)
+        answer, code = self._request(token or CancelToken(), *protocol.pack_job(job))
         if "reason" in answer:
             raise protocol.unpack_refusal(answer)
         return protocol.unpack_image(answer, code)
@@ -132,8 +122,7 @@ class CompileWorkers:
         with self._lock:
             spare, self._idle = self._idle[:-1], self._idle[-1:]
         for worker in spare:
-            worker.kill()
-            worker.end()
+            worker.stop()
 
     def close(self) -> None:
         """Kills all workers immediately, without waiting for their jobs."""
@@ -141,12 +130,11 @@ class CompileWorkers:
             self._closed = True
             busy, idle = list(self._busy), self._idle
             self._idle = []
+            scratch, self._scratch = self._scratch, None
         for worker in (*busy, *idle):
             worker.cancel()
         for worker in idle:
             worker.end()
-        with self._lock:
-            scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.close()
 
@@ -161,28 +149,25 @@ class CompileWorkers:
         assert self._compiler is not None, "a job arrived before the compiler was set"
         return self._compiler
 
-    def _assembler_identity(self) -> bytes:
-        if self._assembler is None:
-            answer, _ = self._request(CancelToken(), {"job": "assembler"}, [])
-            if "reason" in answer:
-                refusal = protocol.unpack_refusal(answer)
-                if refusal.reason is not Reason.NO_COMPILER:
-                    raise refusal
-                self._assembler = refusal
-                self.report(f"{refusal.message} That stalls the device; install nvidia-nvjitlink")
-            else:
-                self._assembler = bytes.fromhex(answer["identity"])
-        if isinstance(self._assembler, Refusal):
-            raise self._assembler
-        return self._assembler
+    def _identity_of(self, program: str) -> bytes:
+        """Returns the identity of the "assembler" or the "linker", which a worker states.
 
-    def _linker_identity(self) -> bytes:
-        if self._linker is None:
-            answer, _ = self._request(CancelToken(), {"job": "linker"}, [])
+        Raises Refusal: the worker's own; that there is no assembler is remembered, and reported once.
+        """
+        known = self._identities.get(program)
+        if known is None:
+            answer, _ = self._request(CancelToken(), {"job": program}, [])
             if "reason" in answer:
-                raise protocol.unpack_refusal(answer)
-            self._linker = bytes.fromhex(answer["identity"])
-        return self._linker
+                known = protocol.unpack_refusal(answer)
+                if program != "assembler" or known.reason is not Reason.NO_COMPILER:
+                    raise known
+                self.report(f"{known.message} That stalls the device; install nvidia-nvjitlink")
+            else:
+                known = bytes.fromhex(answer["identity"])
+            self._identities[program] = known
+        if isinstance(known, Refusal):
+            raise known
+        return known
 
     def _request(
         self, token: CancelToken, head: dict[str, Any], parts: list[bytes]
@@ -208,8 +193,7 @@ class CompileWorkers:
         try:
             answer = worker.request(head, parts, deadline, limits.file_bytes + protocol.MAX_HEAD)
         except TimeoutError:
-            worker.kill()
-            worker.end()
+            worker.stop()
             raise (cancelled() if worker.cancelled else limits.out_of_time()) from None
         except WorkerDied as died:
             raise (cancelled() if worker.cancelled else self._crash_refusal(died, worker)) from None
@@ -219,8 +203,7 @@ class CompileWorkers:
             raise
         # A link with duplicate symbols, which not every format shows, leaves nvJitLink's process in a bad state.
         if head["job"] == "link" or self._is_worn_out(worker, answer[0]):
-            worker.kill()
-            worker.end()
+            worker.stop()
         return answer
 
     def _crash_refusal(self, died: WorkerDied, worker: CompileWorker) -> Refusal:
@@ -265,8 +248,7 @@ class CompileWorkers:
                 if is_reusable:
                     self._idle.append(worker)
             if not is_reusable:
-                worker.kill()
-                worker.end()
+                worker.stop()
                 self._replace()
 
     def _replace(self) -> None:
@@ -284,21 +266,19 @@ class CompileWorkers:
         recipe = dict(self._required_compiler().recipe())
         for _ in range(_TRIES):
             worker = self._start_or_reuse()
+            error = ""
             try:
                 with token.on_cancel(worker.cancel):
                     worker.send_setup(self._setup_message(worker, recipe))
                     self._check_confinement(worker.hello())
                 if worker.alive() and worker.recipe == recipe:
                     return worker
-                worker.kill()
-                log = worker.end().log
-            except (WorkerDied, TimeoutError) as error:
-                worker.kill()
-                log = worker.end().log or str(error)
+            except (WorkerDied, TimeoutError) as failure:
+                error = str(failure)
             except BaseException:
                 self._discard(worker)
                 raise
-            self._discard(worker)
+            log = self._discard(worker).log or error
             if worker.cancelled:
                 raise cancelled()
         raise _not_started(log)
@@ -330,11 +310,11 @@ class CompileWorkers:
             self._busy.append(worker)
             return worker
 
-    def _discard(self, worker: CompileWorker) -> None:
-        worker.kill()
-        worker.end()
+    def _discard(self, worker: CompileWorker) -> WorkerDied:
+        died = worker.stop()
         with self._lock:
             self._busy.remove(worker)
+        return died
 
     def _start(self, start: Start = spawn_worker) -> CompileWorker:
         if self._scratch is None:

@@ -22,7 +22,6 @@ class CompileQueue(Generic[T]):
         self._waiting: OrderedDict[Hashable, deque[T]] = OrderedDict()
         """Queued compiles by owner; the first owner has the next turn."""
         self._running: dict[Hashable, int] = {}
-        self._total = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -38,9 +37,9 @@ class CompileQueue(Generic[T]):
 
     def next_item(self) -> tuple[Hashable, T] | None:
         """Returns the next (owner, item) that may run, and counts it as running; None if none may."""
+        total = sum(self._running.values())
         for owner in list(self._waiting):
-            slots_full = self._total >= self._slots
-            if self._total >= self.max_running or (slots_full and self._running.get(owner)):
+            if total >= self.max_running or (total >= self._slots and self._running.get(owner)):
                 continue
             items = self._waiting[owner]
             item = items.popleft()
@@ -49,13 +48,11 @@ class CompileQueue(Generic[T]):
             else:
                 del self._waiting[owner]
             self._running[owner] = self._running.get(owner, 0) + 1
-            self._total += 1
             return owner, item
         return None
 
     def done(self, owner: Hashable) -> None:
         """Records that an item of the owner has ended."""
-        self._total -= 1
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]

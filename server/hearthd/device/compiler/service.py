@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -9,10 +10,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Refusal
 from hearthd.device.backend.compiler import Image, Job
+from hearthd.device.compiler.cancel_token import CancelToken
 from hearthd.device.compiler.image_store import ImageStore
-from hearthd.device.compiler.images import CancelToken, ImageSource
+from hearthd.device.compiler.images import ImageSource
+from hearthd.device.compiler.limits import internal_failure
 from hearthd.device.compiler.queue import CompileQueue
 
 IDLE_S = 30.0
@@ -121,7 +124,8 @@ class CompileService:
         threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
 
     def _serve(self) -> None:
-        self._ignore_errors(self._source.ready)
+        with contextlib.suppress(Exception):  # a job encounters the same errors and reports them
+            self._source.ready()
         while True:
             entry = self._wait_next()
             if entry is None:
@@ -146,19 +150,10 @@ class CompileService:
                 self._idle_threads -= 1
                 if timed_out:
                     self._changed.release()
-                    try:
-                        self._ignore_errors(self._source.release_idle)
-                    finally:
-                        self._changed.acquire()
+                    with contextlib.suppress(Exception):  # as above
+                        self._source.release_idle()
+                    self._changed.acquire()
             return None
-
-    @staticmethod
-    def _ignore_errors(action: Callable[[], None]) -> None:
-        """Runs the action and ignores its errors, because a job encounters the same errors and reports them."""
-        try:
-            action()
-        except Exception:
-            return
 
     def _compile(self, flight: _Flight) -> Compiled:
         started = time.perf_counter_ns()
@@ -170,7 +165,7 @@ class CompileService:
         except Refusal as refusal:
             error = refusal
         except Exception as unexpected:  # an internal failure of a compiler fails the module, never the device
-            error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
+            error = internal_failure(unexpected)
         elapsed = 0 if cached else time.perf_counter_ns() - started
         return Compiled(image, error, cached, elapsed)
 

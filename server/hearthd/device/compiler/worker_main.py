@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job, LinkJob
 from hearthd.device.compiler import includes, protocol
-from hearthd.device.compiler.limits import CompileLimits, CompilerEnded
+from hearthd.device.compiler.limits import CompileLimits, CompilerEnded, internal_failure
 from hearthd.device.platform import sandbox
 from hearthd.shared import disk
 from hearthd.shared.lifeline import die_with
@@ -112,20 +112,21 @@ def _run_request(
             raise limits.too_large()
         answer["address_space"] = sandbox.address_space()
         protocol.send(link, answer, code)
-    except Refusal as refusal:
-        protocol.send(link, protocol.pack_refusal(includes.hint(refusal)))
+        return
+    except Refusal as error:
+        refusal = includes.hint(error)
     except CompilerEnded as error:
-        protocol.send(link, protocol.pack_refusal(limits.ended_by_signal(error.number, error.log)))
+        refusal = limits.ended_by_signal(error.number, error.log)
     except MemoryError:
-        protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
+        refusal = limits.out_of_memory()
     except protocol.WorkerConnectionClosed:
         raise
     except Exception as error:  # an internal error: its message goes to the client, the traceback to the log
-        failure = disk.temporary()
+        refusal = disk.temporary()
         if not disk.is_full(error):
             traceback.print_exc()
-            failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
-        protocol.send(link, protocol.pack_refusal(failure))
+            refusal = internal_failure(error)
+    protocol.send(link, protocol.pack_refusal(refusal))
 
 
 def _run_job(compiler: Compiler, job: Job) -> Image:

@@ -20,6 +20,7 @@ from typing import Any
 
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.worker_main import Main
+from hearthd.device.platform.sandbox import reap_group
 
 Start = Callable[[Main, int, int, int], int]
 """Starts a worker. Arguments: the entry point, then the descriptors of link, lifeline and log. Returns the process
@@ -216,6 +217,11 @@ class CompileWorker:
                 shutil.rmtree(self.scratch, ignore_errors=True)
             return self._ended
 
+    def stop(self) -> WorkerDied:
+        """Kills the worker and its children, and releases its resources."""
+        self.kill()
+        return self.end()
+
     def _process_runs(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
@@ -227,19 +233,8 @@ class CompileWorker:
     def _reap(self) -> tuple[int, int]:
         self._reaped = True  # from here on, its process ID may belong to another process
         _, status, usage = os.wait4(self.pid, 0)
-        self._reap_orphans()
+        reap_group(self.pid)
         return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
-
-    def _reap_orphans(self) -> None:
-        """Reaps the worker's children, which are this process's children now if it adopts orphans.
-
-        Waits at most 1 s.
-        """
-        deadline = time.monotonic() + 1.0
-        with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < deadline:
-                if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
-                    time.sleep(0.001)
 
     def _read_log(self) -> str:
         """Returns the end of the worker's output."""

@@ -11,7 +11,6 @@ import re
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,10 +20,8 @@ from hearthd.device.backend.compiler import Assembly, Image, LinkJob, Source
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.includes import check_name
 from hearthd.device.compiler.limits import CompilerEnded
-from hearthd.device.cpu import libraries
-from hearthd.device.cpu.cache import default_cache_dir, private_dir
+from hearthd.device.cpu.cache import private_dir
 from hearthd.device.cpu.images import image
-from hearthd.device.cpu.images.elf import static_shared_bytes
 from hearthd.device.cpu.options import ARCHITECTURE, parse_cpu_options
 from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.translation import collisions, warp_synchronous
@@ -117,12 +114,76 @@ class CpuCompiler:
 
     def identity(self) -> bytes:
         toolchain = self.toolchain()
-        libraries.runtime(toolchain)  # built here if necessary, so that it is never built when a module is loaded
+        toolchain.library("runtime")  # built here if necessary, so that it is never built when a module is loaded
         return toolchain.identity()
 
     def compile(self, source: Source) -> Image:
-        headers = dict(source.headers)
-        return compile_image(self.toolchain(), source.code, source.options, source.name_expressions, headers)
+        """Returns the image of a module that `CpuModule` loads, with the compiler's warnings.
+
+        Raises:
+            Refusal: COMPILE_FAILED with the compiler's log in `details["log"]`; UNSUPPORTED for features that cannot
+                run here.
+            MemoryError: The compiler had too little memory.
+        """
+        if "\0" in source.code:
+            raise Refusal(Reason.COMPILE_FAILED, "The source contains a zero byte.", details={"log": ""})
+        toolchain, headers = self.toolchain(), dict(source.headers)
+        parsed = parse_cpu_options(source.options)
+        prelude = toolchain.prelude(parsed.standard)
+        with tempfile.TemporaryDirectory(prefix="hearth-compile-") as name:
+            directory = Path(name)
+            _write_headers(directory, headers)
+            texts = {
+                FILE: source.code.split("\n"),
+                **{str(PurePosixPath(name)): text.split("\n") for name, text in headers.items()},
+            }
+            names = toolchain.prelude_names(parsed.standard)
+            hidden = collisions.hidden_macros(names, (source.code, *parsed.prologue), headers)
+            lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {ARCHITECTURE}"]
+            lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
+            text = ("\n".join(lines) + "\n" + source.code + "\n").encode()
+            extra = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
+            preprocessing_options = (
+                [*CLANG_OPTIONS, *extra, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *extra, "-fpch-preprocess"]
+            )
+            base = [option for option in prelude if option != "-w"]
+            completed = toolchain.run([*base, *preprocessing_options, "-E", "-I.", "-x", "c++", "-"], directory, text)
+            preprocessing = Messages(completed.log, texts, str(directory))
+            if completed.status != 0:
+                raise _failure(completed, preprocessing)
+            expanded = completed.output.decode(errors="replace")
+            if toolchain.is_clang:  # clang writes the prelude out; the precompiled one is used instead
+                expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
+                # clang's output shows headers that the prelude has already included only in this way.
+                foreign = collisions.foreign_includes(names, [expanded], headers)
+                expanded = _CLANG_INCLUDE.sub("", expanded)
+            else:
+                foreign = False  # gcc's line markers show these headers
+            try:
+                translation = translate(expanded, source.name_expressions, names.functions, str(INCLUDE), foreign)
+            except Refusal as error:
+                _quote_source_line(error, preprocessing)
+                raise
+            arguments = (
+                [*base, *CLANG_OPTIONS, *extra, "-x", "c++"] if toolchain.is_clang else _without_include(base, extra)
+            )
+            arguments += ["-c", "-o", "module.o", "-"]
+            text = translation.text.encode()
+            if toolchain.is_clang:  # clang preprocesses again, with the prelude's macros
+                text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
+            completed = toolchain.run(arguments, directory, text)
+            compiling = Messages(completed.log, texts, str(directory))
+            if completed.status != 0:
+                # Only if the compiler's first error is about that: the source may have another error before.
+                first = next((error.main.text for error in compiling.errors()), "")
+                warp_synchronous.check(finding for finding in translation.findings if f"'{finding.name}'" in first)
+                raise _failure(completed, compiling, expanded)
+            log: list[str] = []
+            if parsed.warnings:
+                log = [*parsed.notes, *limited_warnings(preprocessing), *limited_warnings(compiling)]
+                for finding in translation.findings:
+                    log += [finding.log_line(), *compiling.quoted(finding.file, finding.line)]
+            return Image(_link(toolchain, directory), log="\n".join(log))
 
     def assembly(self, code: bytes) -> Assembly | None:
         return None  # the code is an image of this backend, or code that the loader refuses
@@ -150,111 +211,13 @@ class CpuCompiler:
         )
 
 
-def compile_source(
-    toolchain: Toolchain,
-    source: str,
-    options: Sequence[str] = (),
-    name_expressions: Sequence[str] = (),
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float | None = None,
-) -> bytes:
-    """Returns the code of the image that `compile_image` makes."""
-    return compile_image(toolchain, source, options, name_expressions, headers, timeout_s).code
-
-
-def compile_image(
-    toolchain: Toolchain,
-    source: str,
-    options: Sequence[str] = (),
-    name_expressions: Sequence[str] = (),
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float | None = None,
-) -> Image:
-    """Compiles CUDA C++ to the image of a module that `CpuModule` loads, with the compiler's warnings.
-
-    Args:
-        toolchain: The C++ compiler.
-        source: CUDA C++ source.
-        options: NVRTC's options; `hearthd.device.compiler.options` has the list.
-        name_expressions: C++ names under which kernels and variables are exported.
-        headers: Texts of headers by the names under which the source includes them.
-        timeout_s: Seconds after which the compiler is stopped; None: no limit.
-
-    Raises:
-        Refusal: COMPILE_FAILED with the compiler's log in `details["log"]`; UNSUPPORTED for features that cannot run
-            here; COMPILE_LIMIT after `timeout_s`.
-        MemoryError: The compiler had too little memory.
-    """
-    if "\0" in source:
-        raise Refusal(Reason.COMPILE_FAILED, "The source contains a zero byte.", details={"log": ""})
-    headers = headers or {}
-    parsed = parse_cpu_options(options)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    prelude = toolchain.prelude(parsed.standard)
-    with tempfile.TemporaryDirectory(prefix="hearth-compile-") as name:
-        directory = Path(name)
-        _write_headers(directory, headers)
-        texts = {FILE: source.split("\n"), **{_relative_path(name): text.split("\n") for name, text in headers.items()}}
-        names = toolchain.prelude_names(parsed.standard)
-        hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
-        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {ARCHITECTURE}"]
-        lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
-        text = ("\n".join(lines) + "\n" + source + "\n").encode()
-        extra = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
-        preprocessing_options = (
-            [*CLANG_OPTIONS, *extra, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *extra, "-fpch-preprocess"]
-        )
-        base = [option for option in prelude if option != "-w"]
-        completed = toolchain.run(
-            [*base, *preprocessing_options, "-E", "-I.", "-x", "c++", "-"], directory, text, _remaining(deadline)
-        )
-        preprocessing = Messages(completed.log, texts, str(directory))
-        if completed.status != 0:
-            raise _failure(completed, preprocessing)
-        expanded = completed.output.decode(errors="replace")
-        if toolchain.is_clang:  # clang writes the prelude out; the precompiled one is used instead
-            expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
-            # clang's output shows headers that the prelude has already included only in this way.
-            foreign = collisions.foreign_includes(names, [expanded], headers)
-            expanded = _CLANG_INCLUDE.sub("", expanded)
-        else:
-            foreign = False  # gcc's line markers show these headers
-        try:
-            translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
-        except Refusal as error:
-            _quote_source_line(error, preprocessing)
-            raise
-        arguments = (
-            [*base, *CLANG_OPTIONS, *extra, "-x", "c++"] if toolchain.is_clang else _without_include(base, extra)
-        )
-        arguments += ["-c", "-o", "module.o", "-"]
-        text = translation.text.encode()
-        if toolchain.is_clang:  # clang preprocesses again, with the prelude's macros
-            text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
-        completed = toolchain.run(arguments, directory, text, _remaining(deadline))
-        compiling = Messages(completed.log, texts, str(directory))
-        if completed.status != 0:
-            # Only if the compiler's first error is about that: the source may have another error before.
-            first = next((error.main.text for error in compiling.errors()), "")
-            warp_synchronous.check(finding for finding in translation.findings if f"'{finding.name}'" in first)
-            raise _failure(completed, compiling, expanded)
-        log: list[str] = []
-        if parsed.warnings:
-            log = [*parsed.notes, *limited_warnings(preprocessing), *limited_warnings(compiling)]
-            for finding in translation.findings:
-                log += [finding.log_line(), *compiling.quoted(finding.file, finding.line)]
-        return Image(_link(toolchain, directory, _remaining(deadline)), log="\n".join(log))
-
-
-def _link(toolchain: Toolchain, directory: Path, timeout_s: float | None) -> bytes:
+def _link(toolchain: Toolchain, directory: Path) -> bytes:
     """Links the object file in `directory`, and returns the image."""
     link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
-    completed = toolchain.run(link, directory, timeout_s=timeout_s)
+    completed = toolchain.run(link, directory)
     if completed.status != 0:
         raise _failure(completed, Messages(completed.log, {}, str(directory)))
-    return image.pack(
-        (directory / "module.so").read_bytes(), static_shared_bytes((directory / "module.o").read_bytes())
-    )
+    return image.pack((directory / "module.so").read_bytes(), (directory / "module.o").read_bytes())
 
 
 def _without_include(prelude: Sequence[str], extra: Sequence[str]) -> list[str]:
@@ -268,34 +231,12 @@ def _without_include(prelude: Sequence[str], extra: Sequence[str]) -> list[str]:
     return [*options, "-fpreprocessed", *GCC_OPTIONS, *extra, "-x", "c++"]
 
 
-def _remaining(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.01, deadline - time.monotonic())
-
-
-def _relative_path(name: str) -> str:
-    """Returns the relative path of a header or directory, checked to stay within the directory that it is written to.
-
-    Raises Refusal.
-    """
-    path = PurePosixPath(name)
-    if path.is_absolute():
-        path = path.relative_to("/")
-    if ".." in path.parts or "\0" in name or not name:
-        raise Refusal(
-            Reason.COMPILE_FAILED,
-            f"The header name {name!r} leads out of its directory.",
-            fix="Name headers as the source includes them, without '..'.",
-            details={"log": "", "header": name},
-        )
-    return str(path)
-
-
 def _write_headers(directory: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         check_name(name)
         if name.startswith("cub/") and (INCLUDE / name).is_file():
             continue  # the backend's own header is used, even if it is included by a name in quotation marks
-        path = directory / _relative_path(name)
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -344,9 +285,6 @@ def _failure(completed: Completed, messages: Messages, expanded: str = "") -> Re
         fix="correct the source; error.log has all messages of the compiler.",
         details={"log": log},
     )
-
-
-__all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source", "default_cache_dir", "find_toolchain"]
 
 
 def check_crash(completed: Completed) -> None:

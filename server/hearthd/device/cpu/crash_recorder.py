@@ -15,7 +15,6 @@ class CrashRecorder:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._runtime: ctypes.CDLL | None = None
-        self._is_recording = False
         self._output_pipes: tuple[int, int] | None = None
 
     def output_pipes(self) -> tuple[int, int]:
@@ -54,13 +53,12 @@ class CrashRecorder:
 
     def set_session(self, session: str) -> None:
         """Attributes all later launches of the calling thread to this session, given by its id."""
-        if self._is_recording and self._runtime is not None:
+        if self._memory is not None and self._runtime is not None:
             self._runtime.hearth_whose(session.encode())
 
     def _start_recording(self) -> None:
         if self._memory is not None and self._runtime is not None:
             self._runtime.hearth_record(_address(self._memory), crash_record.SLOTS)
-            self._is_recording = True
 
 
 def _address(memory: mmap.mmap) -> int:

@@ -6,13 +6,12 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
-from hearthd.device.backend.resources import Function, FunctionAttributes, Module
+from hearthd.device.backend.resources import Function, Module
 from hearthd.device.compiler import image_headers
 from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.crash_recorder import CrashRecorder
@@ -26,58 +25,11 @@ _OWN_SYMBOL = b"\0hearth_module\0"
 """Symbol that every image made by the CPU backend's compiler has."""
 
 
-class LoadedFunction:
-    """A CpuFunction with the attributes that launches are checked against."""
-
-    def __init__(self, function: CpuFunction) -> None:
-        self.cpu = function
-        self.name = function.name
-        self.parameters = function.params
-        self.kinds = function.kinds
-        self.attributes = FunctionAttributes(
-            static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
-        )
-
-    def prefer_shared(self, percent: int) -> None:
-        """Sets the attribute, which has no effect on this backend."""
-        self.attributes = replace(self.attributes, carveout=percent)
-
-
-class LoadedModule:
-    """A CpuModule whose functions are looked up only once."""
-
-    def __init__(self, module: CpuModule) -> None:
-        self._module = module
-        self._functions: dict[str, LoadedFunction] = {}
-
-    @property
-    def functions(self) -> list[str]:
-        return list(self._module.functions)
-
-    @property
-    def globals(self) -> list[str]:
-        return list(self._module.globals)
-
-    def function(self, name: str) -> Function:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = LoadedFunction(self._module.function(name))
-        return function
-
-    @property
-    def runtime(self) -> ctypes.CDLL:
-        """Library that launches the kernels of the module."""
-        return self._module.runtime
-
-    def global_(self, name: str) -> tuple[int, int]:
-        return self._module.global_(name)
-
-
 class CpuLauncher:
     """Loads modules and launches their functions on streams."""
 
-    def __init__(self, toolchain: Callable[[], LibraryMaker], multiprocessors: int) -> None:
-        self._toolchain = toolchain
+    def __init__(self, maker: LibraryMaker, multiprocessors: int) -> None:
+        self._maker = maker
         self._multiprocessors = multiprocessors
         self.crashes = CrashRecorder()
         self.runtime: ctypes.CDLL | None = None
@@ -94,7 +46,7 @@ class CpuLauncher:
         """Loads an image that this backend compiled. Raises Refusal(UNSUPPORTED) for any other code."""
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign_code(image.code)
-        module = LoadedModule(CpuModule(image.code, self._toolchain()))
+        module = CpuModule(image.code, self._maker)
         self.runtime = module.runtime
         self.crashes.set_runtime(module.runtime)
         return module
@@ -113,10 +65,10 @@ class CpuLauncher:
 
         Raises Refusal(LAUNCH_INVALID), Refusal(RESIDENCY_EXCEEDED), Refusal(UNSUPPORTED) for a launch with clusters.
         """
-        assert isinstance(function, LoadedFunction)
-        run = _reporting_races(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
+        assert isinstance(function, CpuFunction)
+        run = _reporting_races(function, stream) if function.checks_races else function.launch
         # checked here, because on the stream's thread an error would count as a device fault
-        function.cpu.check(grid, block, shared_mem, params)
+        function.check(grid, block, shared_mem, params)
         if shared_mem and not self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem):
             raise Refusal(
                 Reason.LAUNCH_INVALID,

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.toolchain import EXCHANGE, RUNTIME, find_toolchain
+
+RUNTIME = Path(__file__).parent / "runtime"
+EXCHANGE = Path(__file__).parent / "exchange"
 
 KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "send",
@@ -40,45 +42,41 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 class LibraryMaker(Protocol):
-    """Builder of shared objects from the backend's own sources: a `Toolchain`, or a client of a broker."""
+    """Builder of the backend's libraries: a `Toolchain`, or a client of a broker."""
 
-    def library(self, name: str, folder: Path, sources: Sequence[str], *options: str) -> Path:
-        """Returns the path of the shared object. Raises Refusal."""
+    def library(self, name: str) -> Path:
+        """Returns the path of a library by its name, see `recipe`; compiled if necessary. Raises Refusal."""
         ...
 
 
-def library_path(name: str, maker: LibraryMaker) -> Path:
-    """Returns the path of a library by the name under which `runtime`, `exchange` or `reduction` requests it.
+class Recipe(NamedTuple):
+    """What a library is compiled from: a directory, the names of sources in it, and options of the compiler."""
+
+    folder: Path
+    sources: Sequence[str]
+    options: Sequence[str]
+
+
+def recipe(name: str) -> Recipe:
+    """Returns what a library is compiled from, by its name: "runtime", "exchange", or "reduce-" and a dtype.
 
     Raises Refusal.
     """
-    dtype = name.removeprefix("reduce-")
-    if name == "runtime":
-        return runtime(maker)
-    if name == "exchange":
-        return _exchange_path(maker)
-    if name != dtype and dtype in STORED:
-        return _reduction_path(dtype, maker)
+    if name == "runtime":  # launches kernels; see `hearthd.device.cpu.module.load_runtime`
+        # fiber.h pushes onto the stack in the middle of functions.
+        options = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
+        return Recipe(RUNTIME, _sources(RUNTIME), ["-ftls-model=initial-exec", *options])
+    if name == "exchange":  # moves bytes between the ranks of a group
+        # The library copies whole blocks and waits, so more optimization would not make it faster.
+        return Recipe(EXCHANGE, [source for source in _sources(EXCHANGE) if source != _REDUCE], ["-O1"])
+    prefix, _, dtype = name.partition("-")
+    if prefix == "reduce" and dtype in STORED:
+        return Recipe(EXCHANGE, [_REDUCE], [f"-DHEARTH_DTYPE={STORED[dtype]}"])
     raise Refusal(Reason.INTERNAL, f"The CPU backend has no library {name!r}.")
 
 
-def runtime(toolchain: LibraryMaker) -> Path:
-    """Returns the library that launches kernels, compiled if necessary."""
-    sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
-    # fiber.h pushes onto the stack in the middle of functions.
-    options = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
-    return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *options)
-
-
-def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
-    """Loads the library that moves bytes between the ranks of a group."""
-    return _load(_exchange_path(toolchain or find_toolchain()))
-
-
-def _exchange_path(maker: LibraryMaker) -> Path:
-    sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
-    # The library copies whole blocks and waits, so more optimization would not make it faster.
-    return maker.library("exchange", EXCHANGE, sources, "-O1")
+def _sources(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.cpp"))
 
 
 class Arithmetic(NamedTuple):
@@ -90,9 +88,9 @@ class Arithmetic(NamedTuple):
     """reduce.h's `Scale`, which multiplies numbers by a factor."""
 
 
-def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> Arithmetic:
+def reduction(dtype: str, maker: LibraryMaker) -> Arithmetic:
     """Returns the functions for numbers of the dtype, which are compiled if necessary."""
-    library = _load(_reduction_path(dtype, toolchain or find_toolchain()))
+    library = load(f"reduce-{dtype}", maker)
     return Arithmetic(_address(library.hearth_reduce), _address(library.hearth_scale))
 
 
@@ -102,11 +100,9 @@ def _address(function: object) -> int:
     return address
 
 
-def _reduction_path(dtype: str, maker: LibraryMaker) -> Path:
-    return maker.library(f"reduce-{dtype}", EXCHANGE, [_REDUCE], f"-DHEARTH_DTYPE={STORED[dtype]}")
-
-
-def _load(path: Path) -> ctypes.CDLL:
+def load(name: str, maker: LibraryMaker) -> ctypes.CDLL:
+    """Returns a library of `recipe`, except the runtime, loaded into this process. Raises Refusal."""
+    path = maker.library(name)
     with _lock:
         library = _loaded.get(path)
         if library is None:

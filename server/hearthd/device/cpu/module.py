@@ -12,15 +12,15 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu import libraries
+from hearthd.device.backend.resources import FunctionAttributes
 from hearthd.device.cpu.guards import declare_guards
 from hearthd.device.cpu.images.image import shared_bytes as kernels_shared_bytes
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.racecheck import MARK, Race, RaceReports
-from hearthd.device.cpu.toolchain import find_toolchain
 
 
 class _Param(ctypes.Structure):
@@ -55,6 +55,7 @@ class _Module(ctypes.Structure):
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
 """Limits of every GPU since compute capability 3.0 (CUDA C++ Programming Guide, 20.2)."""
 
 _Dim3 = ctypes.c_uint32 * 3
@@ -65,12 +66,12 @@ _runtimes: dict[str, ctypes.CDLL] = {}
 the build, so a copy in another cache is the same."""
 
 
-def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
+def load_runtime(maker: LibraryMaker) -> ctypes.CDLL:
     """Returns the runtime library, which is compiled and loaded once for the process.
 
     Calls into the library release the GIL.
     """
-    path = libraries.runtime(toolchain or find_toolchain())
+    path = maker.library("runtime")
     build = path.parent.name
     with _runtime_lock:
         if build not in _runtimes:
@@ -94,18 +95,14 @@ class _Code:
     """A library that stays loaded while this object is referenced, by functions and by queued launches."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library: ctypes.CDLL | None = library
+        self._library = library
 
-    def close(self) -> None:
-        library, self._library = self._library, None
-        if library is not None:
-            _ctypes.dlclose(library._handle)  # ctypes itself never unloads a library
-
-    __del__ = close
+    def __del__(self) -> None:
+        _ctypes.dlclose(self._library._handle)  # ctypes itself never unloads a library
 
 
 class CpuFunction:
-    """A kernel of a loaded module."""
+    """A kernel of a loaded module. Implements `hearthd.device.backend.resources.Function`."""
 
     def __init__(
         self,
@@ -116,17 +113,22 @@ class CpuFunction:
         races: RaceReports | None = None,
     ) -> None:
         self.name: str = kernel.name.decode()
-        self.params: tuple[tuple[int, int], ...] = tuple(
+        self.parameters: tuple[tuple[int, int], ...] = tuple(
             (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
         )
         self.kinds = "".join(chr(kernel.params[i].kind) for i in range(kernel.param_count))
-        self.param_bytes: int = kernel.param_bytes
-        self.max_threads_per_block: int = min(1024, kernel.max_threads)
-        self.static_shared_bytes = static_shared_bytes
+        self.attributes = FunctionAttributes(
+            static_shared_bytes=static_shared_bytes, max_threads_per_block=min(MAX_THREADS, kernel.max_threads)
+        )
+        self._param_bytes: int = kernel.param_bytes
         self._code = code  # keeps the library loaded
         self._address = ctypes.addressof(kernel)
         self._launch = runtime.hearth_launch
         self._races = races
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the attribute, which has no effect on this backend."""
+        self.attributes = replace(self.attributes, carveout=percent)
 
     def launch(
         self,
@@ -142,7 +144,7 @@ class CpuFunction:
 
         In a `cooperative` launch all blocks run at the same time, each on a separate thread, so that they may wait for
         each other (`grid.sync()`); the caller must keep their number within the result of `occupancy`. `params` is the
-        parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; an error of the kernel
+        parameter block, laid out by C's rules (`parameters`). Raises `Refusal` as `check` does; an error of the kernel
         itself ends the process.
 
         Returns the races in shared memory that the kernel had, if its module checks for them.
@@ -165,32 +167,33 @@ class CpuFunction:
         Like CUDA's driver, does not rely on an earlier check.
         """
         threads = block[0] * block[1] * block[2]
+        max_threads = self.attributes.max_threads_per_block
         fits = all(1 <= axis <= maximum for axis, maximum in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
-        if not fits or threads > self.max_threads_per_block:
+        if not fits or threads > max_threads:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
                 f"{self.name}: grid {grid} and block {block} were requested; each dimension must be at least 1, a "
-                f"grid at most {MAX_GRID}, and a block at most {MAX_BLOCK} with {self.max_threads_per_block} threads.",
-                details={"grid": grid, "block": block, "max_threads_per_block": self.max_threads_per_block},
+                f"grid at most {MAX_GRID}, and a block at most {MAX_BLOCK} with {max_threads} threads.",
+                details={"grid": grid, "block": block, "max_threads_per_block": max_threads},
             )
-        if len(params) < self.param_bytes or shared_bytes < 0:
+        if len(params) < self._param_bytes or shared_bytes < 0:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
-                f"{self.name}: {len(params)} bytes of parameters were given, the kernel takes {self.param_bytes}.",
-                details={"given": len(params), "expected": self.param_bytes, "shared_bytes": shared_bytes},
+                f"{self.name}: {len(params)} bytes of parameters were given, the kernel takes {self._param_bytes}.",
+                details={"given": len(params), "expected": self._param_bytes, "shared_bytes": shared_bytes},
             )
 
 
 class CpuModule:
-    """A module loaded from the image that `compile_source` made.
+    """A module loaded from an image that `CpuCompiler` made. Implements `hearthd.device.backend.resources.Module`.
 
-    `functions` and `globals` have the names as keys: `extern "C"` kernels have their own names, others the name
-    expressions exactly as given to the compiler. The code is unloaded with the last reference to the module and its
-    functions. Raises `Refusal` (MODULE_INVALID) if the image was not made for this machine.
+    `extern "C"` kernels have their own names, others the name expressions exactly as given to the compiler. The code is
+    unloaded with the last reference to the module and its functions. Raises `Refusal` (MODULE_INVALID) if the image was
+    not made for this machine.
     """
 
-    def __init__(self, image: bytes, toolchain: LibraryMaker | None = None) -> None:
-        self.runtime = load_runtime(toolchain)
+    def __init__(self, image: bytes, maker: LibraryMaker) -> None:
+        self.runtime = load_runtime(maker)
         shared_bytes = kernels_shared_bytes(image)
         if shared_bytes is None:
             raise Refusal(Reason.MODULE_INVALID, "The image is not a module of the CPU backend.")
@@ -198,7 +201,6 @@ class CpuModule:
         self._code = _Code(library)
         table = _Module.in_dll(library, "hearth_module")
         if table.abi != self.runtime.hearth_abi():
-            self.close()
             raise Refusal(
                 Reason.MODULE_INVALID,
                 "The image was compiled for another build of the CPU backend.",
@@ -206,20 +208,28 @@ class CpuModule:
             )
         kernels = [table.kernels[i] for i in range(table.kernel_count)]
         races = RaceReports(image, self.runtime) if MARK in image else None
-        self.functions: Mapping[str, CpuFunction] = {
+        self._functions = {
             kernel.name.decode(): CpuFunction(self._code, self.runtime, kernel, shared, races)
             for kernel, shared in zip(kernels, shared_bytes, strict=True)
         }
-        self.globals: Mapping[str, tuple[int, int]] = {
+        self._globals: dict[str, tuple[int, int]] = {
             table.globals[i].name.decode(): (table.globals[i].address or 0, table.globals[i].size)
             for i in range(table.global_count)
         }
 
+    @property
+    def functions(self) -> list[str]:
+        return list(self._functions)
+
+    @property
+    def globals(self) -> list[str]:
+        return list(self._globals)
+
     def function(self, name: str) -> CpuFunction:
         """Returns the kernel `name`. Raises `Refusal` (FUNCTION_NOT_FOUND), which lists the existing kernels."""
-        function = self.functions.get(name)
+        function = self._functions.get(name)
         if function is None:
-            kernels = ", ".join(sorted(self.functions)) or "none"
+            kernels = ", ".join(sorted(self._functions)) or "none"
             raise Refusal(
                 Reason.FUNCTION_NOT_FOUND,
                 f"The module has no kernel {name!r}; it has: {kernels}.",
@@ -233,12 +243,9 @@ class CpuModule:
 
         Raises `Refusal` (GLOBAL_NOT_FOUND).
         """
-        variable = self.globals.get(name)
+        variable = self._globals.get(name)
         if variable is None:
-            variables = (
-                ", ".join(sorted(global_name for global_name in self.globals if not global_name.startswith("&")))
-                or "none"
-            )
+            variables = ", ".join(sorted(known for known in self._globals if not known.startswith("&"))) or "none"
             raise Refusal(
                 Reason.GLOBAL_NOT_FOUND,
                 f"The module has no variable {name!r}; it has: {variables}.",
@@ -246,12 +253,6 @@ class CpuModule:
                 details={"name": name, "globals": variables},
             )
         return variable
-
-    def close(self) -> None:
-        """Unloads the code immediately. No kernel of the module may be running or be launched later."""
-        self.functions = {}
-        self.globals = {}
-        self._code.close()
 
 
 def _load(image: bytes) -> ctypes.CDLL:

@@ -18,9 +18,6 @@ SHARED_BYTES = 228 << 10
 RESERVED_BYTES = 1 << 10
 """Shared memory of one multiprocessor, and the part of it that the system reserves for each block, in bytes."""
 
-MAX_BLOCK = 1024
-"""Largest number of threads of a block."""
-
 
 def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int) -> int:
     """Returns the number of blocks of `threads` threads that one multiprocessor holds.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import bisect
 import ctypes
 import re
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.compiler.elf import STT_TLS, ElfFile
 from hearthd.device.cpu.images.dwarf import Frame, Lines
 
 MARK = b"__tsan_init"
@@ -27,9 +27,6 @@ _MAX_REPORTS = 64
 _VERBS = ("read", "wrote", "read atomically", "updated atomically")
 _NOUNS = ("read", "write", "atomic read", "atomic update")
 _WRITE = 1
-_SHT_SYMTAB = 2
-_SHT_NOBITS = 8
-_STT_TLS = 6
 _GUARD = ""
 """Name used for the guard of a variable, which records that the variable's (empty) constructor has run."""
 
@@ -110,7 +107,7 @@ class RaceReports:
     """Reads the races of launches of one module."""
 
     def __init__(self, image: bytes, runtime: ctypes.CDLL) -> None:
-        self._image = image
+        self._file = ElfFile(image)
         self._fetch_reports = runtime.hearth_race_reports
         self._fetch_reports.restype = ctypes.c_uint32
         self._fetch_reports.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
@@ -162,22 +159,16 @@ class RaceReports:
 
     @cached_property
     def _lines(self) -> Lines:
-        return Lines({name: data for name, _, data in _sections(self._image) if name.startswith(".debug_")})
+        return Lines({self._file.name(section): self._file.content(section) for section in self._file.sections})
 
     @cached_property
     def _variables(self) -> Sequence[tuple[int, str, int]]:
         """Thread-local variables as (offset, name, size in bytes), sorted."""
-        sections = list(_sections(self._image))
-        strings = next((data for name, _, data in sections if name == ".strtab"), b"")
-        variables = []
-        for _, kind, data in sections:
-            if kind != _SHT_SYMTAB:
-                continue
-            for name, info, _, section, value, size in struct.iter_unpack("<IBBHQQ", data):
-                if info & 0xF == _STT_TLS and section != 0:
-                    text = strings[name : strings.index(b"\0", name)].decode(errors="replace")
-                    variables.append((value, plain_name(text), size))
-        return sorted(variables)
+        return sorted(
+            (symbol.value, plain_name(symbol.name.decode(errors="replace")), symbol.size)
+            for symbol in self._file.symbols()
+            if symbol.kind == STT_TLS and symbol.section
+        )
 
 
 def plain_name(symbol: str) -> str:
@@ -198,19 +189,6 @@ def plain_name(symbol: str) -> str:
         if at < len(symbol) and symbol[at] == "_":  # a discriminator: there are several variables of this name
             break
     return names[-1] if names else symbol
-
-
-def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Yields the name, type and content of each section of a shared object."""
-    (offset,) = struct.unpack_from("<Q", image, 40)
-    size, count, names_at = struct.unpack_from("<HHH", image, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
-    names = headers[names_at]
-    for header in headers:
-        start = names[4] + header[0]
-        name = image[start : image.index(b"\0", start)].decode(errors="replace")
-        content = b"" if header[1] == _SHT_NOBITS else image[header[4] : header[4] + header[5]]
-        yield name, header[1], content
 
 
 def _thread_index(rank: int, block: tuple[int, int, int]) -> tuple[int, int, int]:

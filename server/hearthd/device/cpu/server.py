@@ -33,15 +33,13 @@ from hearthd.device.cpu.graphs import CpuGraph, node_work
 from hearthd.device.cpu.guards import CpuGuard, make_guard
 from hearthd.device.cpu.launch import CpuLauncher, no_clusters
 from hearthd.device.cpu.libraries import LibraryMaker
-from hearthd.device.cpu.memory import CpuHostBuffer, CpuHostPool, CpuMemory, Heap
-from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
+from hearthd.device.cpu.memory import ALIGNMENT, CpuHostBuffer, CpuHostPool, CpuMemory, Heap
+from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID, MAX_THREADS
 from hearthd.device.cpu.shared_memory import CpuSharedMemory, SharedMemorySegments
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.resources.budget import GRANULARITY
 from hearthd.shared.device_spec import DeviceSpec
 
-ALIGNMENT = 256
-MAX_THREADS = occupancy.MAX_BLOCK
 SHARED_MEM = 48 << 10
 SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block in bytes: those of an H100, so that a kernel that fits here also fits
@@ -57,36 +55,23 @@ inline PTX."""
 class CpuServer:
     """A virtual device. Streams are threads; completed events wake the device-handle thread."""
 
-    def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
-        """`libraries` makes the backend's own libraries; None: this process's toolchain makes them."""
+    memory_grain = GRANULARITY
+    loading_waits = False
+
+    def __init__(self, spec: DeviceSpec, maker: LibraryMaker | None = None) -> None:
+        """`maker` builds the backend's own libraries; None: this process's toolchain does."""
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self.streams: list[CpuStream] = []
         """All streams that were created, in the order of creation."""
         self._host = CpuHostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
-        self._properties = _properties(spec, self._heap.limit)
-        self._compiler = CpuCompiler(spec.cache_dir)
-        maker: Callable[[], LibraryMaker] = self._compiler.toolchain if libraries is None else lambda: libraries
-        self._communicators = CpuCommunicators(maker)
+        self.properties = _properties(spec, self._heap.limit)
+        self.compiler = CpuCompiler(spec.cache_dir)
+        maker = maker or self.compiler.toolchain()
+        self.communicators = self.copy_communicators = CpuCommunicators(maker)
         self._segments = SharedMemorySegments(self._heap)
-        self._launcher = CpuLauncher(maker, self._properties.multiprocessor_count)
-
-    @property
-    def properties(self) -> node_pb2.DeviceProperties:
-        return self._properties
-
-    @property
-    def compiler(self) -> CpuCompiler:
-        return self._compiler
-
-    @property
-    def communicators(self) -> CpuCommunicators:
-        return self._communicators
-
-    @property
-    def copy_communicators(self) -> CpuCommunicators:
-        return self._communicators
+        self._launcher = CpuLauncher(maker, self.properties.multiprocessor_count)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -114,10 +99,6 @@ class CpuServer:
 
     def memory_held(self) -> tuple[int, int]:
         return self._heap.in_use, self._heap.in_use
-
-    @property
-    def memory_grain(self) -> int:
-        return GRANULARITY
 
     def trim(self) -> None:
         self._heap.trim()
@@ -272,8 +253,6 @@ class CpuServer:
         return None if runtime is None else make_guard(runtime, size, offset, array_bytes)
 
     # ---- code ----
-
-    loading_waits = False
 
     def has_local_memory(self, _function: Function) -> bool:
         return True

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.memory import Heap
@@ -30,19 +31,17 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
+@dataclass(eq=False, slots=True)
 class CpuSharedMemory:
     """A mapped segment. `file` is -1 if another process owns it."""
 
-    __slots__ = ("address", "counted", "file", "protected", "reserved", "size")
-
-    def __init__(self, address: int, size: int, reserved: int, file: int, protected: bool) -> None:
-        self.address = address
-        self.size = size
-        self.reserved = reserved
-        self.file = file
-        self.protected = protected
-        self.counted = False
-        """True while the segment counts as memory of this process."""
+    address: int
+    size: int
+    reserved: int
+    file: int
+    protected: bool
+    counted: bool = False
+    """True while the segment counts as memory of this process."""
 
 
 class SharedMemorySegments:

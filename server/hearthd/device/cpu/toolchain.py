@@ -13,20 +13,19 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.cache import build_once, default_cache_dir, private_dir
+from hearthd.device.cpu.libraries import EXCHANGE, RUNTIME, recipe
 from hearthd.device.cpu.translation.collisions import PreludeNames
+from hearthd.device.platform.sandbox import reap_group
 from hearthd.shared import disk
 
 INCLUDE = Path(__file__).parent / "include"
-RUNTIME = Path(__file__).parent / "runtime"
-EXCHANGE = Path(__file__).parent / "exchange"
 PRELUDE = "hearth_prelude.h"
 NAMES = "names.json"
 PRELUDES = "preludes"
@@ -46,8 +45,6 @@ _SUBDIRECTORIES = ("bin", "include", "lib", "lib32", "lib64", "libexec")
 because it may be a home directory."""
 
 _F_SETSIG = 10
-_REAP_S = 1.0
-"""Seconds that the remaining processes of the compiler's driver have to end."""
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # process-wide unique symbols would link modules to each other
 RACECHECK = "HEARTH_CPU_RACECHECK"
 """Environment variable that makes kernels be compiled with checks for races in shared memory (runtime/racecheck.h)."""
@@ -82,19 +79,12 @@ class Toolchain:
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Toolchain:
         """Returns the toolchain that another process's `recipe` describes."""
-        command = tuple(map(str, recipe["command"]))
-        is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
-        return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
+        values = {field.name: recipe[field.name] for field in fields(cls)}
+        return cls(**{**values, "command": tuple(recipe["command"]), "cache_dir": Path(recipe["cache_dir"])})
 
     def recipe(self) -> Mapping[str, Any]:
         """Returns the fields as values that JSON can carry, from which `from_recipe` creates an equal toolchain."""
-        return {
-            "command": list(self.command),
-            "version": self.version,
-            "is_clang": self.is_clang,
-            "cache_dir": str(self.cache_dir),
-            "racecheck": self.racecheck,
-        }
+        return {**asdict(self), "cache_dir": str(self.cache_dir)}
 
     def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads, and the paths that it writes.
@@ -168,17 +158,11 @@ class Toolchain:
                 header = INCLUDE / "hearth" / "shim.h"
                 arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
                 arguments += ["-o", PRELUDE + ".pch"]
-            with lifeline() as lifeline_reader:
-                completed = self.run(arguments, cwd=scratch, lifeline=lifeline_reader)
-            if completed.status != 0:
-                raise _build_failure(self, completed)
+            self._build(arguments, scratch)
             header = scratch / "names.cpp"  # under another name, so that the precompiled one is not used
             header.write_text("#include <hearth/shim.h>\n")
-            with lifeline() as lifeline_reader:
-                completed = self.run([*options, "-E", "-dD", header.name], cwd=scratch, lifeline=lifeline_reader)
-            if completed.status != 0:
-                raise _build_failure(self, completed)
-            names = PreludeNames.read(completed.output.decode(errors="replace"), INCLUDE)
+            output = self._build([*options, "-E", "-dD", header.name], scratch)
+            names = PreludeNames.read(output.decode(errors="replace"), INCLUDE)
             (scratch / NAMES).write_text(names.dump())
 
         parent = self.preludes()
@@ -200,29 +184,45 @@ class Toolchain:
         """Returns the directory of precompiled preludes."""
         return private_dir(self.cache_dir / PRELUDES)
 
-    def library(self, name: str, folder: Path, sources: Sequence[str], *extra: str) -> Path:
-        """Returns the shared object of the backend's own `sources` in `folder`, compiled if necessary.
+    def library(self, name: str) -> Path:
+        """Implements `LibraryMaker`.
 
         The sources are compiled as one text, so that headers, which cost the most, are read only once.
         """
+        folder, sources, extra = recipe(name)
 
         def build(scratch: Path) -> None:
             text = "".join(f'#include "{source}"\n' for source in sources)
             options = [*self._options(), "-std=gnu++17", "-fvisibility=default", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
             options += [*extra, "-I", str(folder), "-shared", "-x", "c++", "-", "-o", f"{name}.so"]
-            with lifeline() as lifeline_reader:
-                completed = self.run(options, cwd=scratch, text=text.encode(), lifeline=lifeline_reader)
-            if completed.status != 0:
-                raise _build_failure(self, completed)
+            self._build(options, scratch, text.encode())
 
         # the same library serves modules with and without the race check
         identity = replace(self, racecheck=False).identity()
         return build_once(self.cache_dir, f"{name}-{identity.hex()[:24]}", build) / f"{name}.so"
 
+    def _build(self, arguments: Sequence[str], directory: Path, text: bytes = b"") -> bytes:
+        """Returns the compiler's output for the backend's own sources. Raises Refusal.
+
+        The compiler ends with this process.
+        """
+        with lifeline() as reader:
+            completed = self.run(arguments, directory, text, lifeline=reader)
+        if completed.status == 0:
+            return completed.output
+        if disk.says_full(completed.log):
+            raise disk.refusal(str(self.cache_dir), "the CPU backend's own libraries", "cache.dir")
+        raise Refusal(
+            Reason.NO_COMPILER,
+            f"The C++ compiler {shlex.join(self.command)} cannot compile the CPU backend's own sources.",
+            fix="Use g++ 9 or newer, clang++ 10 or newer, or `pip install ziglang`; set CXX to choose.",
+            details={"log": completed.log[-4000:], "version": self.version.splitlines()[0]},
+        )
+
     def run(
         self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, lifeline: int = -1
     ) -> Completed:
-        """Runs the compiler. Raises `Refusal` (COMPILE_LIMIT) if it takes longer than `timeout_s` seconds.
+        """Runs the compiler. Raises subprocess.TimeoutExpired if it takes longer than `timeout_s` seconds.
 
         `lifeline`: a descriptor from the context manager of this name, for callers that have no process group with
         which the compiler is stopped.
@@ -247,13 +247,6 @@ class Toolchain:
             fcntl.fcntl(lifeline, fcntl.F_SETOWN, -process.pid)
         try:
             output, log = process.communicate(text, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise Refusal(
-                Reason.COMPILE_LIMIT,
-                f"The compiler was stopped after {timeout_s:g} s.",
-                fix="Make the source smaller or allow more time.",
-                details={"limit": "time", "allowed": timeout_s, "log": ""},
-            ) from None
         finally:
             if process.returncode is None:
                 if own_session:
@@ -266,20 +259,8 @@ class Toolchain:
                             pipe.close()  # no process reads the remaining data
                 process.wait()
             if own_session:
-                _reap(process.pid)
+                reap_group(process.pid)
         return Completed(process.returncode, output, log.decode(errors="replace"))
-
-
-def _reap(group: int) -> None:
-    """Waits, at most 1 s, for processes that the driver started and left behind.
-
-    Has an effect only if this process adopts orphans. ziglang's driver leaves some.
-    """
-    deadline = time.monotonic() + _REAP_S
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-group, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
 
 
 @contextlib.contextmanager
@@ -327,7 +308,7 @@ def _find_compiler(cxx: str, search_path: str, cache_dir: Path) -> Toolchain:
         if program is None:
             continue
         command = (program, *candidate[1:])
-        with contextlib.suppress(OSError, Refusal):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             probe = Toolchain(command, "", False, cache_dir).run(["--version"], cache_dir, timeout_s=60)
             version = probe.output.decode(errors="replace")
             if probe.status == 0:
@@ -345,7 +326,7 @@ def _files_digest() -> bytes:
     digest = hashlib.sha256()
     package = Path(__file__).parent
     files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += [*package.rglob("*.py"), package.parent / "compiler" / "options.py"]
+    files += [*package.rglob("*.py"), *(package.parent / "compiler" / name for name in ("elf.py", "options.py"))]
     for path in sorted(files):
         digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.digest()
@@ -365,14 +346,3 @@ def _processor() -> str:
         if key in keys:
             lines_by_key.setdefault(key, line)
     return "\n".join(lines_by_key.values())
-
-
-def _build_failure(toolchain: Toolchain, completed: Completed) -> Refusal:
-    if disk.says_full(completed.log):
-        return disk.refusal(str(toolchain.cache_dir), "the CPU backend's own libraries", "cache.dir")
-    return Refusal(
-        Reason.NO_COMPILER,
-        f"The C++ compiler {shlex.join(toolchain.command)} cannot compile the CPU backend's own sources.",
-        fix="Use g++ 9 or newer, clang++ 10 or newer, or `pip install ziglang`; set CXX to choose.",
-        details={"log": completed.log[-4000:], "version": toolchain.version.splitlines()[0]},
-    )

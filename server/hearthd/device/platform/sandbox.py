@@ -8,11 +8,13 @@ and its descendants. If the kernel or a container does not offer it, `confine` r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import resource
 import stat
+import time
 from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -34,6 +36,9 @@ _NET_RIGHTS = 0b11
 """Rights to bind and to connect TCP sockets."""
 _SCOPES = 0b11
 """Scopes: abstract Unix sockets of, and signals to, processes outside the sandbox."""
+
+_REAP_S = 1.0
+"""Seconds that the remaining processes of a group have to end."""
 
 _READ = _READ_FILE | _READ_DIR | _EXECUTE
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -93,6 +98,18 @@ def adopt_orphans() -> None:
     Otherwise an ancestor or an init process would adopt them, and a container may lack the latter.
     """
     _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_group(group: int) -> None:
+    """Waits, at most 1 s, for processes of a group that a child of this process has led and left behind.
+
+    Has an effect only if this process adopts orphans. The driver of the ziglang package leaves some.
+    """
+    deadline = time.monotonic() + _REAP_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-group, os.WNOHANG)[0] == 0:
+                time.sleep(0.001)
 
 
 def limit(*, file_bytes: int, files: int) -> None:

@@ -15,12 +15,12 @@ from multiprocessing import shared_memory
 import numpy as np
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.module import CpuModule
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.differential.failures import Failure
 from tests.support.cpu.differential.kernels import Kernel
 from tests.support.cpu.differential.programs import Launch, Program
-from tests.support.cpu.kernels import pack
+from tests.support.cpu.kernels import compile_source, pack
 
 LIMIT_S = 60
 """Seconds after which the process of a kernel is killed because it hangs."""
@@ -96,7 +96,7 @@ def _forked(image: bytes, launches: list[Launch], results: list[tuple[np.ndarray
                 signal.alarm(LIMIT_S)
                 try:
                     for launch, (out, cells) in zip(launches, results, strict=True):
-                        run(CpuModule(image), launch, out, cells)
+                        run(CpuModule(image, find_toolchain()), launch, out, cells)
                     status = 0
                 except BaseException:
                     os.write(2, traceback.format_exc().encode())

@@ -195,7 +195,7 @@ extern "C" __global__ void f(int* x) { *x = F<30, 0>::v; }
 """
     code = f"""
 import threading, time
-from hearthd.device.compiler.images import CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
 def cancel(token, delay):
     time.sleep(delay)
     token.cancel()

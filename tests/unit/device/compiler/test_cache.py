@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from hearthd.device.backend.compiler import Assembly, Image, Job, LinkJob, Source
 from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
-from hearthd.device.compiler.images import CachedImages, CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import Compiled, CompileService
 from tests.support.privileges import obeying
 

@@ -23,7 +23,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
 from hearthd.device.broker.worker_entry import cpu_worker
-from hearthd.device.compiler.images import CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.cpu.compiler import CpuCompiler
@@ -401,13 +401,14 @@ def test_workers_end_with_the_device_process(start: str, tmp_path: Path) -> None
     mark = uuid.uuid4().hex
     script = f"""
 import os, sys, threading, time
-from hearthd.device.compiler import pool as compile_pool
+from hearthd.device.compiler import worker_process
+from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.broker.worker_entry import cpu_worker
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.backend.compiler import Source
-pool = compile_pool.CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
-pool.warm(compile_pool.{start})
+pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
+pool.warm(worker_process.{start})
 pool.set_compiler(CpuCompiler())
 pool.run(Source({FINE.code!r}))
 print(*pool.pids(), flush=True)

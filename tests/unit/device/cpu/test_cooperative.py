@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.cpu import occupancy
-from hearthd.device.cpu.launch import CpuLauncher, LoadedFunction
+from hearthd.device.cpu.launch import CpuLauncher
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import find_toolchain
@@ -174,7 +174,8 @@ def test_grid_that_cannot_synchronise_ends_the_process(
     script = f"""
     import pathlib, struct, numpy as np
     from hearthd.device.cpu.module import CpuModule
-    module = CpuModule(pathlib.Path({str(image)!r}).read_bytes())
+    from hearthd.device.cpu.toolchain import find_toolchain
+    module = CpuModule(pathlib.Path({str(image)!r}).read_bytes(), find_toolchain())
     out = np.zeros(64, np.int32)
     params = struct.pack("=Q", out.ctypes.data)
     module.function({name!r}).launch((4 if {cooperative} else 1, 1, 1), ({block}, 1, 1), 0, params, {cooperative})
@@ -218,12 +219,12 @@ def test_no_block_holds_more_threads_than_the_suggested_one(max_threads: int, sh
 
 
 def test_more_blocks_than_are_resident_are_refused_with_the_numbers(kernels: Kernels) -> None:
-    function = LoadedFunction(kernels.module.function("meets"))
+    function = kernels.module.function("meets")
     out = np.zeros(64, np.int32)
     params = bytearray(out.ctypes.data.to_bytes(8, "little"))
     stream = CpuStream("test", lambda: None)
     done = threading.Event()
-    launcher, cooperative = CpuLauncher(find_toolchain, 2), LaunchAttributes(cooperative=True)
+    launcher, cooperative = CpuLauncher(find_toolchain(), 2), LaunchAttributes(cooperative=True)
     assert launcher.blocks_per_multiprocessor(function, 256, 0) == 8
     launcher.launch(function, (16, 1, 1), (256, 1, 1), 0, stream, params, cooperative)
     stream.submit(done.set)
@@ -237,13 +238,13 @@ def test_more_blocks_than_are_resident_are_refused_with_the_numbers(kernels: Ker
 
 
 def test_clusters_are_refused_by_name(kernels: Kernels) -> None:
-    function = LoadedFunction(kernels.module.function("meets"))
+    function = kernels.module.function("meets")
     stream = CpuStream("test", lambda: None)
     with pytest.raises(Refusal) as caught:
-        launcher = CpuLauncher(find_toolchain, 2)
+        launcher = CpuLauncher(find_toolchain(), 2)
         launcher.launch(function, (2, 1, 1), (1, 1, 1), 0, stream, bytearray(8), LaunchAttributes(cluster=(2, 1, 1)))
     assert caught.value.reason is Reason.UNSUPPORTED and caught.value.details["feature"] == "clusters"
-    server = CpuServer(DeviceSpec(0, "cpu", 0))
+    server = CpuServer(DeviceSpec(0, "cpu", 0), find_toolchain())
     with pytest.raises(Refusal) as caught:
         server.max_clusters(function, (2, 1, 1), (32, 1, 1), 0)
     assert caught.value.reason is Reason.UNSUPPORTED

@@ -39,7 +39,8 @@ def child(image: Path, call: str) -> subprocess.Popen[str]:
     script = f"""
     import pathlib, struct, numpy as np
     from hearthd.device.cpu.module import CpuModule
-    module = CpuModule(pathlib.Path({str(image)!r}).read_bytes())
+    from hearthd.device.cpu.toolchain import find_toolchain
+    module = CpuModule(pathlib.Path({str(image)!r}).read_bytes(), find_toolchain())
     out = np.zeros(64, np.int32)
     good = struct.pack("=Q", out.ctypes.data)
     print("ready", flush=True)

@@ -10,6 +10,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.module import CpuModule
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.kernels import Kernels, pack
 
 SOURCE = r"""
@@ -103,7 +104,7 @@ def test_every_thread_sees_its_indices(kernels: Kernels) -> None:
 
 def test_parameters_follow_c_layout(kernels: Kernels) -> None:
     function = kernels.module.function("mixed")
-    assert function.params == (
+    assert function.parameters == (
         (0, 1), (8, 8), (16, 2), (32, 16), (48, 16), (64, 12), (76, 1), (80, 12), (96, 8)
     )  # fmt: skip
     out = np.zeros(10)
@@ -116,7 +117,7 @@ def test_parameters_follow_c_layout(kernels: Kernels) -> None:
 
 
 def test_kernels_without_parameters(kernels: Kernels) -> None:
-    assert kernels.module.function("nothing").params == ()
+    assert kernels.module.function("nothing").parameters == ()
     kernels("nothing", 5, 7)
     kernels("nothing_either", 5, 7)
 
@@ -179,8 +180,8 @@ def test_kernels_may_have_the_names_of_library_functions(kernels: Kernels, name:
 
 
 def test_launch_bounds(kernels: Kernels) -> None:
-    assert kernels.module.function("bounded").max_threads_per_block == 128
-    assert kernels.module.function("saxpy").max_threads_per_block == 1024
+    assert kernels.module.function("bounded").attributes.max_threads_per_block == 128
+    assert kernels.module.function("saxpy").attributes.max_threads_per_block == 1024
     with pytest.raises(Refusal) as caught:
         kernels("bounded", 1, 129, np.zeros(200, np.int32))
     assert caught.value.reason is Reason.LAUNCH_INVALID
@@ -250,13 +251,13 @@ def test_modules_with_the_same_symbols_are_independent() -> None:
 def test_modules_are_unloaded_and_loaded_again(kernels: Kernels) -> None:
     out = np.zeros(8, np.int32)
     for _ in range(20):
-        module = CpuModule(kernels.image)
+        module = CpuModule(kernels.image, find_toolchain())
         module.function("recurse").launch((1, 1, 1), (8, 1, 1), 0, pack(out))
-        module.close()
+        del module  # unloads the code
     assert out[7] == 13
 
 
 def test_invalid_image_is_refused() -> None:
     with pytest.raises(Refusal) as caught:
-        CpuModule(b"\x7fELF nonsense")
+        CpuModule(b"\x7fELF nonsense", find_toolchain())
     assert caught.value.reason is Reason.MODULE_INVALID

@@ -35,7 +35,7 @@ def toolchain(held: HeldCompiler, tmp_path: Path) -> Toolchain:
 
 @pytest.fixture
 def communicators(toolchain: Toolchain) -> CpuCommunicators:
-    return CpuCommunicators(lambda: toolchain)
+    return CpuCommunicators(toolchain)
 
 
 def summing(array: Array) -> CollectiveExchange:

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason
-from hearthd.device.cpu import libraries
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
 from hearthd.device.cpu.module import CpuModule
 from hearthd.device.cpu.racecheck import MARK, Race, plain_name, refusal, text
-from hearthd.device.cpu.toolchain import Toolchain
-from tests.support.cpu.kernels import pack
+from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
+from tests.support.cpu.kernels import compile_source, pack
 from tests.support.cpu.racecheck_kernels import SOURCE, Checked
 
 
@@ -164,13 +162,13 @@ def test_images_of_both_kinds_are_distinguished_and_run_in_one_process(
     monkeypatch.setenv("HEARTH_CPU_RACECHECK", "1")
     checked = find_toolchain()
     assert (plain.racecheck, checked.racecheck) == (False, True)
-    assert plain.identity() != checked.identity() and libraries.runtime(plain) == libraries.runtime(checked)
+    assert plain.identity() != checked.identity() and plain.library("runtime") == checked.library("runtime")
     assert Toolchain.from_recipe(checked.recipe()) == checked
     source = 'extern "C" __global__ void add(int* x) { __shared__ int s; s = threadIdx.x; atomicAdd(x, s); }'
     image = compile_source(plain, source)
     assert MARK not in image
     x = np.zeros(1, np.int32)
-    assert not CpuModule(image, plain).functions["add"].launch((1, 1, 1), (64, 1, 1), 0, pack(x))
+    assert not CpuModule(image, plain).function("add").launch((1, 1, 1), (64, 1, 1), 0, pack(x))
     assert x[0] == sum(range(64))
     assert run("other_flag", 64, np.zeros(64, np.int32))
 

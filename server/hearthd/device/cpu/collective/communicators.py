@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
+from hearthd.device.cpu.collective import shared_segment
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS, LibraryMaker
 from hearthd.device.cpu.streams import CpuStream
 
 TIMEOUT_S = 600.0
@@ -20,10 +21,6 @@ operation long before."""
 
 _BUILD_SLOTS = threading.BoundedSemaphore(2)
 """Limit of concurrent compiles for operations that no request waits for yet."""
-
-if TYPE_CHECKING:
-    from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-    from hearthd.device.cpu.libraries import LibraryMaker
 
 
 class CpuCommunicator:
@@ -70,60 +67,49 @@ class CpuCommunicator:
 
 
 class CpuCommunicators:
-    """Groups by the descriptor of their segment. `toolchain` returns the maker of the backend's libraries."""
+    """Groups by the descriptor of their segment. `maker` builds the backend's libraries."""
 
-    def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
-        self._toolchain = toolchain
+    def __init__(self, maker: LibraryMaker) -> None:
+        self._maker = maker
         self._requested: set[str] = set()
-        """Dtypes whose arithmetic has been requested; the empty string stands for the library that every group
-        needs."""
+        """Names of the libraries whose compile has been requested."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         """Starts, on a separate thread, to compile the libraries that an accepted operation needs."""
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
         if kind not in REDUCING:  # moves bytes, regardless of the dtype
-            self._start_build("")
+            self._start_build("exchange")
             return
         if dtype not in DTYPES:
             raise _unsupported(f"{kind} of {dtype or 'an unnamed dtype'} cannot be computed", "dtype", dtype, DTYPES)
         if op not in OPS:
             raise _unsupported(f"{kind} has no reduction {op!r}", "op", op, OPS)
-        self._start_build("")
-        self._start_build(dtype)
+        self._start_build("exchange")
+        self._start_build(f"reduce-{dtype}")
 
-    def _start_build(self, dtype: str) -> None:
-        """Starts to compile the arithmetic of a dtype that an operation will need.
+    def _start_build(self, name: str) -> None:
+        """Starts to compile a library that an operation will need.
 
         The compile runs concurrently with the work before the operation.
         """
-        if dtype not in self._requested:
-            self._requested.add(dtype)
-            threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
+        if name not in self._requested:
+            self._requested.add(name)
+            threading.Thread(target=self._build, args=(name,), name="exchange build", daemon=True).start()
 
-    def _build(self, dtype: str) -> None:
+    def _build(self, name: str) -> None:
         # The first use encounters the same error, and reports it.
         with _BUILD_SLOTS, contextlib.suppress(Refusal, OSError):
-            toolchain = self._toolchain()
-            if dtype:
-                libraries.reduction(dtype, toolchain)
-            else:
-                libraries.exchange(toolchain)
+            libraries.load(name, self._maker)
 
     def unique_id(self, ranks: int) -> bytes:
-        from hearthd.device.cpu.collective.shared_exchange import SharedExchange  # imported only when it is needed
-
-        return SharedExchange.create(ranks, self._toolchain())
+        return shared_segment.create(ranks, self._maker)
 
     def forget(self, unique_id: bytes) -> None:
-        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-
-        SharedExchange.release(unique_id)
+        shared_segment.release(unique_id)
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> CpuCommunicator:
-        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-
-        return CpuCommunicator(SharedExchange.attach(unique_id, rank, ranks, self._toolchain()))
+        return CpuCommunicator(SharedExchange.attach(unique_id, rank, ranks, self._maker))
 
 
 def _unsupported(problem: str, field: str, requested: str, allowed: Sequence[str]) -> Refusal:

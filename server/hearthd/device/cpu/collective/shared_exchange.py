@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import threading
 from collections.abc import Iterable, Sequence
@@ -60,16 +59,14 @@ class ExchangeCall:
 
 
 class SharedExchange:
-    """The end of one rank in a segment. `create` is called once for a segment, `attach` in every rank."""
+    """The end of one rank in a segment, which `shared_segment.create` has made."""
 
-    def __init__(
-        self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: LibraryMaker | None
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, maker: LibraryMaker) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._toolchain = toolchain
+        self._maker = maker
         self._reductions: dict[str, libraries.Arithmetic] = {}
-        self._code = shared_segment.library(toolchain)
+        self._code = shared_segment.library(maker)
         self._memory = memory
         self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(memory)
         self._base = ctypes.addressof(self._view)
@@ -78,16 +75,13 @@ class SharedExchange:
         self._state = threading.Lock()  # held while closing and in abort()
         self._closed = False
 
-    create = staticmethod(shared_segment.create)
-    release = staticmethod(shared_segment.release)
-
     @classmethod
-    def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: LibraryMaker | None = None) -> SharedExchange:
+    def attach(cls, descriptor: bytes, rank: int, ranks: int, maker: LibraryMaker) -> SharedExchange:
         """Joins the segment as `rank` of `ranks`. Raises `Refusal` as `shared_segment.attach` does."""
         if not 0 <= rank < ranks:
             raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was requested.")
-        memory = shared_segment.attach(descriptor, ranks, toolchain)
-        return cls(memory, rank, ranks, descriptor, toolchain)
+        memory = shared_segment.attach(descriptor, ranks, maker)
+        return cls(memory, rank, ranks, descriptor, maker)
 
     def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
         """Checks operations for `run`.
@@ -119,11 +113,7 @@ class SharedExchange:
                 )
         return ExchangeCall(operations)
 
-    def exchange(self, operations: Sequence[CollectiveExchange], timeout_s: float | None = None) -> None:
-        """Prepares and runs the operations; see `run`."""
-        self.run(self.prepare(operations), timeout_s)
-
-    def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
+    def run(self, call: ExchangeCall, timeout_s: float) -> None:
         """Runs all operations of the call as one group. Blocks until every participating rank has done its part.
 
         Collectives run in the order of the list, sends and receives in any order, so that none of them waits for
@@ -138,7 +128,7 @@ class SharedExchange:
         operations (the communicator is aborted as well); COMMUNICATOR_FAILED if the communicator was aborted;
         NO_COMPILER if the arithmetic had to be compiled first, and that failed.
         """
-        limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
+        limit = int(timeout_s * 1e9)
         report = _Report()
         self._load(call)  # not while busy: an abort must not wait for the compiler
         with self._busy:
@@ -152,7 +142,7 @@ class SharedExchange:
             if status != _ABORTED:
                 self._code.hearth_segment_abort(self._base)  # the other ranks must not wait for this rank now
         if status == _TIMED_OUT:
-            raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
+            raise self._timed_out(call.operations[report.operation], report.missing, timeout_s)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
         raise self._failure(
@@ -166,7 +156,7 @@ class SharedExchange:
                 if operation.kind in REDUCING:
                     dtype = operation.dtype
                     if dtype not in self._reductions:
-                        self._reductions[dtype] = libraries.reduction(dtype, self._toolchain)
+                        self._reductions[dtype] = libraries.reduction(dtype, self._maker)
                     entry.reduce = self._reductions[dtype].reduce
                     entry.scale = self._reductions[dtype].scale if operation.op == PREMUL_SUM else 0
         except BaseException:
@@ -199,7 +189,7 @@ class SharedExchange:
                 self._memory.close()
         finally:
             self._busy.release()
-        self.release(self._descriptor)
+        shared_segment.release(self._descriptor)
 
     def _timed_out(self, operation: CollectiveExchange, bits: Iterable[int], timeout_s: float) -> Refusal:
         missing_ranks = [64 * i + bit for i, word in enumerate(bits) for bit in range(64) if word >> bit & 1]

@@ -31,12 +31,12 @@ _created: dict[bytes, int] = {}
 _created_lock = threading.Lock()
 
 
-def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
+def library(maker: LibraryMaker) -> ctypes.CDLL:
     """Loads the library of groups, with the signatures of the functions that this module and `shared_exchange` call.
 
     Calls release the GIL.
     """
-    code = libraries.exchange(toolchain)
+    code = libraries.load("exchange", maker)
     code.hearth_segment_bytes.restype = ctypes.c_uint64
     code.hearth_segment_bytes.argtypes = [ctypes.c_uint]
     code.hearth_segment_init.restype = None
@@ -52,7 +52,7 @@ def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
     return code
 
 
-def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
+def create(ranks: int, maker: LibraryMaker) -> bytes:
     """Creates a segment for `ranks` ranks.
 
     Returns a descriptor for `attach`, in this process or any other process of the user.
@@ -66,7 +66,7 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
             f"{ranks} ranks were requested; a communicator has 1 to {MAX_RANKS}.",
             details={"ranks": ranks, "max_ranks": MAX_RANKS},
         )
-    code = library(toolchain)
+    code = library(maker)
     size = int(code.hearth_segment_bytes(ranks))
     nonce = secrets.token_bytes(_NONCE_BYTES)
     fd = sealed_memory.make("hearth-exchange", size)
@@ -102,13 +102,13 @@ def release(descriptor: bytes) -> None:
         os.close(fd)
 
 
-def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None) -> mmap.mmap:
+def attach(descriptor: bytes, ranks: int, maker: LibraryMaker) -> mmap.mmap:
     """Maps the segment.
 
     Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED if the segment is gone or does not match the
     descriptor; INVALID_ARGUMENT for an invalid descriptor.
     """
-    code = library(toolchain)
+    code = library(maker)
     machine, pid, _, nonce = _parse(descriptor)
     if machine != _machine():
         raise Refusal(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
-from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, matching_angle, tokenize
+from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, after_template, matching, tokenize
 
 PROGRAM = "hearth_program"
 OPEN = f"inline namespace {PROGRAM} {{ "
@@ -64,6 +64,8 @@ _NOT_HIDDEN = re.compile(r"assert|NULL|offsetof|alloca|_+[A-Z0-9_]*_H_*|_GLIBCXX
 _ALWAYS_HIDDEN = frozenset({"linux", "unix"})
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_NO_DIRECTIVE = re.compile(r"^[^\S\n]*[^\s#]", re.MULTILINE)
+"""Beginning of a line that is neither empty nor a directive."""
 # Keywords that can precede a `::` that begins a name.
 _BEFORE_GLOBAL = frozenset(
     """return case else do throw new delete typename const volatile static inline constexpr friend using typedef sizeof
@@ -98,7 +100,8 @@ class PreludeNames:
         hidden = {name for name in macros if not _NOT_HIDDEN.fullmatch(name)} | _ALWAYS_HIDDEN
         headers = (path.relative_to(include_dir) for path in include_dir.rglob("*") if path.is_file())
         plain = frozenset(str(path) for path in headers if path.parts[:2] != ("cuda", "std"))
-        return cls(functions_of(expanded, str(include_dir)), frozenset(hidden), plain)
+        functions = frozenset(function.name for function, _ in _functions_of(expanded, str(include_dir)))
+        return cls(functions, frozenset(hidden), plain)
 
     @classmethod
     def load(cls, text: str) -> PreludeNames:
@@ -111,15 +114,11 @@ class PreludeNames:
         return json.dumps({key: sorted(value) for key, value in vars(self).items()})
 
 
-def functions_of(expanded: str, include_dir: str) -> frozenset[str]:
-    """Returns the functions that the backend's headers declare at global scope in a preprocessed text.
-
-    `include_dir` is the directory of these headers.
-    """
-    return frozenset(function.name for function, _ in _functions_of(expanded, include_dir))
-
-
 def _functions_of(expanded: str, include_dir: str) -> Iterator[tuple[FunctionDeclaration, int]]:
+    """Yields the functions that the backend's headers declare at global scope in a preprocessed text.
+
+    `include_dir` is the directory of these headers. Each function comes with the offset of its declaration.
+    """
     source = SourceMap(expanded)
     source.origins = [(line, file, not file.startswith(include_dir)) for line, file, _ in source.origins]
     tokens = tokenize(source)
@@ -340,12 +339,7 @@ class Separation:
 
         Returns None if the tokens are something else.
         """
-        tokens, at = self.tokens, index
-        while at + 1 < len(tokens) and tokens[at].text == "template" and tokens[at + 1].text == "<":
-            closing = matching_angle(tokens, at + 1, len(tokens))
-            if closing is None:
-                return None
-            at = closing + 1
+        tokens, at = self.tokens, after_template(self.tokens, index, len(self.tokens))
         while at < len(tokens) and tokens[at].text in ("inline", "constexpr", "const", "static", "bool"):
             at += 1
         if at < len(tokens) and tokens[at].text in ("struct", "class", "union"):
@@ -360,14 +354,11 @@ class Separation:
 
     def _system_text_before(self, index: int) -> bool:
         """True if there is text of a library's header between the token at `index` and the one before it."""
-        gap = self.source.text[self.tokens[index - 1].end : self.tokens[index].start]
-        if "\n#" not in gap:
-            return False
         start = self.tokens[index - 1].end
-        for offset, line in _lines(gap):
-            if line.strip() and not line.lstrip().startswith("#") and self.source.is_system(start + offset):
-                return True
-        return False
+        gap = self.source.text[start : self.tokens[index].start]
+        return "\n#" in gap and any(
+            self.source.is_system(start + match.start()) for match in _NO_DIRECTIVE.finditer(gap)
+        )
 
     def _later_functions(self, names: set[str]) -> dict[str, int]:
         """Returns the functions of the backend's headers that the program includes, by name.
@@ -431,24 +422,6 @@ def qualified_name(name: str) -> str:
 def local_name(expression: str) -> str:
     """Returns a name expression in the form that is valid within the program's namespace."""
     return re.sub(r"\bhearth(?= *::)", OWN_HEARTH, expression.removeprefix("::"))
-
-
-def is_balanced(tokens: Sequence[Token]) -> bool:
-    """True if every bracket has a matching one."""
-    open_: list[str] = []
-    for token in tokens:
-        if token.kind == "op" and token.text in OPENING:
-            open_.append(OPENING[token.text])
-        elif token.kind == "op" and token.text in OPENING.values() and (not open_ or open_.pop() != token.text):
-            return False
-    return not open_
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    at = 0
-    for line in text.split("\n"):
-        yield at, line
-        at += len(line) + 1
 
 
 def renamed_kernels(kernels: Iterable[FunctionDeclaration], functions: frozenset[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hearthd.device.cpu.translation.tokens import Token, matching, matching_angle
+from hearthd.device.cpu.translation.tokens import Token, after_template, matching, matching_angle
 
 SPACE_MARKERS = frozenset({"__device__", "__constant__", "__managed__"})
 # Names that may be followed by parentheses without being the declared name.
@@ -21,17 +21,10 @@ _CLASS_KEYS = frozenset({"struct", "class", "union"})
 
 
 @dataclass
-class FunctionDeclaration:
-    """A function definition, or a forward declaration (`body` is None). Token ranges are half open."""
-
+class _Declaration:
     name: str
     scope: tuple[str, ...]
-    owner: str | None  # the class of a member function
     statement: tuple[int, int]
-    parameters: tuple[int, int]  # from the opening parenthesis to the end of the closing one
-    body: tuple[int, int] | None  # from the opening brace to the end of the closing one
-    is_kernel: bool
-    is_template: bool
     is_extern_c: bool
 
     @property
@@ -41,18 +34,19 @@ class FunctionDeclaration:
 
 
 @dataclass
-class VariableDeclaration:
+class FunctionDeclaration(_Declaration):
+    """A function definition, or a forward declaration (`body` is None). Token ranges are half open."""
+
+    owner: str | None  # the class of a member function
+    parameters: tuple[int, int]  # from the opening parenthesis to the end of the closing one
+    body: tuple[int, int] | None  # from the opening brace to the end of the closing one
+    is_kernel: bool
+    is_template: bool
+
+
+@dataclass
+class VariableDeclaration(_Declaration):
     """A `__device__`, `__constant__` or `__managed__` variable at namespace scope."""
-
-    name: str
-    scope: tuple[str, ...]
-    statement: tuple[int, int]
-    is_extern_c: bool
-
-    @property
-    def qualified(self) -> str:
-        """Name with its namespaces, such as `a::b::name`."""
-        return "::".join((*self.scope, self.name))
 
 
 @dataclass
@@ -141,7 +135,7 @@ class _Scanner:
     ) -> int:
         tokens = self.tokens
         at = start
-        head = self._after_template(start, end)
+        head = after_template(tokens, start, end)  # commas, classes and defaults before it would be misread
         function: tuple[int, int] | None = None  # indices of the name and of the opening parenthesis
         initialised = False
         class_key: int | None = None
@@ -230,19 +224,6 @@ class _Scanner:
             at += 1
         return at
 
-    def _after_template(self, at: int, end: int) -> int:
-        """Returns the index after `template <...>` headers.
-
-        Commas, classes and defaults in them would otherwise be misread.
-        """
-        tokens = self.tokens
-        while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
-            closing = matching_angle(tokens, at + 1, end)
-            if closing is None:
-                return at
-            at = closing + 1
-        return at
-
     def _function_name(self, start: int, opening: int) -> tuple[int, int] | None:
         """Returns the indices of the name and of the parenthesis at `opening`; None if there is no name.
 
@@ -296,7 +277,7 @@ class _Scanner:
         declarators: int,
     ) -> None:
         tokens = self.tokens
-        words = self._words_outside_braces(self._after_template(start, end), function[1] if function else end)
+        words = self._words_outside_braces(after_template(tokens, start, end), function[1] if function else end)
         single = tokens[start].text == "extern" and start + 1 < end and tokens[start + 1].kind == "string"
         linkage = extern_c or single
         if function is not None:
@@ -305,8 +286,9 @@ class _Scanner:
                 self.declarations.scoped_names.add((names, tokens[name].text))
             self.declarations.functions.append(
                 FunctionDeclaration(
-                    tokens[name].text, names, owner, (start, end), (opening, matching(tokens, opening, end) + 1), body,
-                    "__global__" in words, tokens[start].text == "template", linkage,
+                    tokens[name].text, names, (start, end), linkage, owner,
+                    (opening, matching(tokens, opening, end) + 1), body,
+                    "__global__" in words, tokens[start].text == "template",
                 )
             )  # fmt: skip
             return

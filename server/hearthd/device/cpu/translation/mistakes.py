@@ -48,9 +48,9 @@ def explain(expanded: str) -> list[Mistake]:
     """Returns the mistakes in a preprocessed source, in order."""
     source = SourceMap(expanded)
     tokens = tokenize(source)
-    brackets = list(_brackets(source, tokens))
-    if brackets:
-        return brackets  # other apparent mistakes are consequences
+    unmatched = list(brackets(source, tokens))
+    if unmatched:
+        return unmatched  # other apparent mistakes are consequences
     declarations = scan(tokens)
     return [
         *_class_ends(source, tokens),
@@ -131,7 +131,8 @@ def _references(source: SourceMap, tokens: Sequence[Token], declarations: Declar
                 break
 
 
-def _brackets(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
+def brackets(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
+    """Yields the first bracket without a matching one, if there is one."""
     closing = {end: start for start, end in OPENING.items()}
     open_: list[Token] = []
     for token in tokens:

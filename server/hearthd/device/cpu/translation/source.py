@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hearthd.device.cpu.translation import collisions, constants, mistakes, spin_loops, unsupported
+from hearthd.device.cpu.translation import collisions, mistakes, spin_loops, unsupported
 from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
-from hearthd.device.cpu.translation.table import ModuleTable
+from hearthd.device.cpu.translation.table import address_table, module_table
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, tokenize
 from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
 
@@ -65,11 +65,11 @@ def translate(
         source, tokens, declarations, collisions.renamed_kernels(declarations.kernels, separation.functions)
     )
     rewriter.rewrite()
-    if not collisions.is_balanced(tokens):
+    if any(mistakes.brackets(source, tokens)):
         return Translation(rewriter.result(), ())  # the compiler reports the place
     rewriter.edits += separation.edits()  # last, because of several edits to one token only the first has an effect
-    table = ModuleTable(tokens, declarations, rewriter.renamed)
-    tables = constants.address_table(source, tokens, declarations) + table.text(name_expressions)
+    tables = address_table(source, tokens, declarations)
+    tables += module_table(tokens, declarations, rewriter.renamed, name_expressions)
     text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{tables}}}\n"
     findings = tuple(warp_synchronous(source, tokens, declarations))
     return Translation(text, tuple(k.qualified for k in declarations.kernels), findings)

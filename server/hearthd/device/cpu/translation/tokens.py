@@ -122,3 +122,13 @@ def matching_angle(tokens: Sequence[Token], index: int, end: int) -> int | None:
             return None
         at += 1
     return None
+
+
+def after_template(tokens: Sequence[Token], at: int, end: int) -> int:
+    """Returns the index after the `template <...>` headers at `at`; that of a header that is never closed."""
+    while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
+        closing = matching_angle(tokens, at + 1, end)
+        if closing is None:
+            break
+        at = closing + 1
+    return at

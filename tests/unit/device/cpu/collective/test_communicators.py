@@ -23,7 +23,7 @@ BARRIER = CollectiveExchange("barrier")
 
 @pytest.fixture
 def communicators() -> CpuCommunicators:
-    return CpuCommunicators(find_toolchain)
+    return CpuCommunicators(find_toolchain())
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from hearth_proto.collectives import REDUCING, ROOTED
 from hearthd.device.backend.communicator import CollectiveExchange
+from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.cpu.libraries import DTYPES, OPS
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.ranks import (
     Array,
     Ranks,
@@ -273,15 +275,13 @@ def test_any_sequence_of_operations(three: Ranks, calls: list[list[dict[str, Any
 
 
 def test_one_rank_alone() -> None:
-    descriptor = SharedExchange.create(1)
-    end = SharedExchange.attach(descriptor, 0, 1)
+    descriptor = shared_segment.create(1, find_toolchain())
+    end = SharedExchange.attach(descriptor, 0, 1, find_toolchain())
     x = np.arange(200_000, dtype=np.float64)
     for kind in COLLECTIVES:
         y = np.empty_like(x)
         op = "mean" if kind in REDUCING else ""
-        end.exchange(
-            [CollectiveExchange(kind, address(x), address(y), x.size, "float64", op), CollectiveExchange("barrier")],
-            1.0,
-        )
+        operation = CollectiveExchange(kind, address(x), address(y), x.size, "float64", op)
+        end.run(end.prepare([operation, CollectiveExchange("barrier")]), 1.0)
         np.testing.assert_array_equal(x, y)
     end.close()

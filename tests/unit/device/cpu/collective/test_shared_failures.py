@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
+from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.ranks import Ranks, address, communicator
 
 BARRIER = CollectiveExchange("barrier")
@@ -160,7 +162,7 @@ def test_an_abort_at_any_time(processes: Ranks, aborting_rank: int, coming: set[
 @pytest.fixture
 def alone() -> Iterator[SharedExchange]:
     """Provides rank 0 of two, in this process; the other rank never joins."""
-    end = SharedExchange.attach(SharedExchange.create(2), 0, 2)
+    end = SharedExchange.attach(shared_segment.create(2, find_toolchain()), 0, 2, find_toolchain())
     yield end
     end.close()
 
@@ -174,7 +176,7 @@ def test_abort_from_another_thread_ends_a_wait(
 
     def wait() -> None:
         with pytest.raises(Refusal) as caught:
-            alone.exchange([operation], 60.0)
+            alone.run(alone.prepare([operation]), 60.0)
         outcomes.append(caught.value)
 
     waiting = threading.Thread(target=wait)
@@ -185,7 +187,7 @@ def test_abort_from_another_thread_ends_a_wait(
     assert [outcome.reason for outcome in outcomes] == [Reason.COMMUNICATOR_FAILED]
     end()  # a second call has no effect
     with pytest.raises(Refusal, match="closed" if ending == "close" else "aborted"):
-        alone.exchange([BARRIER], 60.0)
+        alone.run(alone.prepare([BARRIER]), 60.0)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +206,8 @@ def test_abort_from_another_thread_ends_a_wait(
 )
 def test_invalid_operation_is_refused(alone: SharedExchange, operation: CollectiveExchange) -> None:
     with pytest.raises(Refusal) as caught:
-        alone.exchange([operation], 60.0)
+        alone.run(alone.prepare([operation]), 60.0)
     assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message
     with pytest.raises(Refusal) as caught:  # the refusal has changed nothing: a valid operation waits for rank 1
-        alone.exchange([BARRIER], 0.0)
+        alone.run(alone.prepare([BARRIER]), 0.0)
     assert caught.value.reason is Reason.COLLECTIVE_TIMEOUT

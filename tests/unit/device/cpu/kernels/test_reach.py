@@ -98,7 +98,7 @@ def test_every_thread_has_its_own_index(kernels: Kernels, name: str, threads: in
 
 
 def test_static_shared_memory_of_reachable_functions(kernels: Kernels) -> None:
-    sizes = {name: kernels.module.function(name).static_shared_bytes for name in [*NAMES, *PLAIN]}
+    sizes = {name: kernels.module.function(name).attributes.static_shared_bytes for name in [*NAMES, *PLAIN]}
     without = {"apply<I>", "apply<FromHeader>", "function_default_", "range_for", "scoped"}
     assert sizes == {name: 0 if name in without else 1024 for name in sizes}
 

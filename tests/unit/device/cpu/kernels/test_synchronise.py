@@ -227,7 +227,8 @@ T = np.arange(64)
 
 def test_static_shared_bytes(kernels: Kernels) -> None:
     sizes = {
-        name: kernels.module.function(name).static_shared_bytes for name in ("transpose", "matmul", "total", "dynamic")
+        name: kernels.module.function(name).attributes.static_shared_bytes
+        for name in ("transpose", "matmul", "total", "dynamic")
     }
     assert sizes == {"transpose": 16 * 17 * 4, "matmul": 2 * 16 * 16 * 4, "total": 128, "dynamic": 0}
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.compiler import compile_source, find_toolchain
-from hearthd.device.cpu.toolchain import INCLUDE
+from hearthd.device.cpu.toolchain import INCLUDE, find_toolchain
 from hearthd.device.cpu.translation.collisions import CUDA_LIBRARY_FUNCTIONS
 from tests.support.cpu.differential import nvrtc
-from tests.support.cpu.kernels import Kernels
+from tests.support.cpu.kernels import Kernels, compile_source
 
 with_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="nvidia-cuda-nvrtc is not installed")
 

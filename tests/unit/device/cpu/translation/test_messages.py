@@ -7,8 +7,9 @@ import re
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.compiler import compile_image, find_toolchain
+from hearthd.device.cpu.toolchain import find_toolchain
 from hearthd.device.cpu.translation.messages import MAX_WARNINGS, Messages, limited_warnings
+from tests.support.cpu.kernels import compile_image
 
 K = 'extern "C" __global__ void k(int* p) {\n'
 INTERNAL = re.compile(r"hearth|<kernels>|always_inline|/tmp|/usr|thread_local|\./")

@@ -1,7 +1,7 @@
 // Address spaces: which of CUDA's a pointer leads to, and pointers as addresses within one.
 //
 // Shared memory is thread-local storage of the module (static) or the block's dynamic memory; local memory is the stack
-// that the running thread is on; constant memory is what the program declares so (hearth_constants, which constants.py
+// that the running thread is on; constant memory is what the program declares so (hearth_constants, which table.py
 // appends to a program that asks); everything else is global. A grid constant is refused by name (unsupported.py).
 #pragma once
 #include "abi.h"

@@ -1,11 +1,11 @@
-"""Images: the token that cancels a compile."""
+"""The token that cancels a compile."""
 
 from __future__ import annotations
 
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.compiler.images import CancelToken
+from hearthd.device.compiler.cancel_token import CancelToken
 
 
 def test_token_calls_what_stops_the_compile_only_in_its_context() -> None:
