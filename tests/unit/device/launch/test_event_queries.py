@@ -59,6 +59,8 @@ def test_a_query_is_not_answered_before_that_of_an_earlier_event(rig: Passing) -
 def finish(rig: Passing) -> None:
     """Notices the end of all work. On the device-handle thread."""
     tracks = rig.process.device.tracks
+    for track in tracks.unfinished(tracks.all):
+        tracks.on_complete(track, lambda: None)
     while tracks.unfinished(tracks.all):
         tracks.poll()
 
