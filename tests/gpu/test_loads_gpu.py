@@ -72,8 +72,9 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         with pytest.raises(hearth.QuotaExceededError, match="first launch of deep"), guest.graph():
             deep((1,), (1,), (before,))  # the driver would wait when the graph is instantiated
         says((1,), (1,), (printed,))
-        assert printed.get(timeout=WAIT_S)[0] == 1
-        assert daemon.counter("loads_refused", 0) == 2 and daemon.gauge("loads_waiting") == 0
+        with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
+            guest.synchronize(timeout=WAIT_S)
+        assert daemon.counter("loads_refused", 0) == 3 and daemon.gauge("loads_waiting") == 0
         other = guest.zeros(4, np.int32)  # copies and loaded kernels continue beside it
         assert (other.get(timeout=WAIT_S) == 0).all()
         with daemon.connect(isolation="dedicated") as apart:
@@ -88,4 +89,12 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         graph.launch()
         assert result.get(timeout=WAIT_S)[0] == 1
         assert guest.dispatch(deep, (1,), (1,), (hearth.Out(1, np.int32),), timeout=WAIT_S)[0] == 1
+        says((1,), (1,), (printed,))
+        assert printed.get(timeout=WAIT_S)[0] == 1
+        gate.close()
+        gate.hold(stream=stream)
+        says((1,), (1,), (before,))
+        deep((1,), (1,), (result,))
+        assert before.get(timeout=WAIT_S)[0] == result.get(timeout=WAIT_S)[0] == 1
+        gate.open()
         assert not daemon.status()["devices"][0]["restarts"], "no process was lost for it"

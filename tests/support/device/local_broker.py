@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hearth_proto.descriptors import pair
@@ -24,6 +24,9 @@ class LocalBroker(CachedImages):
         workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
         workers.set_compiler(server.compiler)
         super().__init__(workers, CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes))
+
+    def serve(self, recipe: Mapping[str, Any]) -> None:
+        """Called by a device process with a GPU; the workers of this broker have their compiler already."""
 
 
 def device_process(link: Any, spec: DeviceSpec, server: Any, descriptors: Any = None) -> DeviceProcess:

@@ -355,16 +355,16 @@ class ComputeServer(Protocol):
         """True if `load` and `unload` wait for all running kernels to end; see `hearthd.device.resources.idle_work`."""
         ...
 
-    def has_local_memory(self, function: Any) -> bool:
-        """True if as much local memory per thread is provided as the function needs.
+    def has_launch_memory(self, function: Any, prints: bool) -> bool:
+        """True if the memory exists that a launch of the function needs: local memory and, if it prints, a buffer.
 
-        Otherwise a launch of the function, and the instantiation of a graph with it, would wait for all running kernels
-        to end.
+        Otherwise a launch of the function, or the instantiation of a graph with it, would wait for all running kernels
+        to end. `prints`: the function may print.
         """
         ...
 
-    def provide_local_memory(self, function: Any) -> None:
-        """Provides the local memory that the function needs. To be called while no kernel runs. Raises Refusal."""
+    def provide_launch_memory(self, function: Any, prints: bool) -> None:
+        """Provides the memory of `has_launch_memory`. To be called while no kernel runs. Raises Refusal."""
         ...
 
     def load(self, image: Image) -> Module:

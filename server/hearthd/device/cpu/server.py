@@ -254,10 +254,10 @@ class CpuServer:
 
     # ---- code ----
 
-    def has_local_memory(self, _function: Function) -> bool:
+    def has_launch_memory(self, _function: Function, _prints: bool) -> bool:
         return True
 
-    def provide_local_memory(self, _function: Function) -> None:
+    def provide_launch_memory(self, _function: Function, _prints: bool) -> None:
         pass
 
     def load(self, image: Image) -> Module:

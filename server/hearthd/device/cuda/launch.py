@@ -33,6 +33,7 @@ from hearthd.device.cuda.errors import (
     translate,
     translated,
 )
+from hearthd.device.cuda.kernel_output import create_output_buffer
 from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
@@ -208,6 +209,7 @@ class CudaLauncher:
         self._block = memoryview(block).cast("B")
         self._block_address = ctypes.addressof(block)
         self._local_bytes = _DEFAULT_STACK
+        self._has_output_buffer = False
         self._block_size = ctypes.c_size_t()
         extra = (ctypes.c_void_p * 5)(
             _PARAM_POINTER, ctypes.addressof(block), _PARAM_SIZE, ctypes.addressof(self._block_size), _PARAM_END
@@ -215,27 +217,26 @@ class CudaLauncher:
         self._extra = ctypes.addressof(extra)
         self._references = (block, extra)
 
-    def has_local_memory(self, function: CudaFunction) -> bool:
-        """True if the driver provides as much local memory per thread as the function needs.
+    def has_launch_memory(self, function: CudaFunction, prints: bool) -> bool:
+        """True if the driver has provided the local memory of the function and, if it prints, the output buffer."""
+        return function.attributes.local_bytes <= self._local_bytes and (self._has_output_buffer or not prints)
 
-        The output buffer, which the first launch of a kernel that prints creates, needs no idle device: it takes 3 ms,
-        and 50 ms while all multiprocessors are busy (measured with CUDA 13 on an H200).
-        """
-        return function.attributes.local_bytes <= self._local_bytes
+    def provide_launch_memory(self, function: CudaFunction, prints: bool) -> None:
+        """Has the driver provide local memory, for all threads that the device can run at a time, and the buffer.
 
-    def provide_local_memory(self, function: CudaFunction) -> None:
-        """Has the driver provide the function's local memory, for all threads that the device can run at a time.
-
-        Otherwise the driver would do so at the first launch, or when a graph with the function is instantiated, and
-        would wait for all running kernels (measured with CUDA 13 on an H200: as long as the kernels run, against 0.5 to
-        1.5 ms on an idle device). The caller has ensured that no work is running. Raises Refusal(OUT_OF_MEMORY).
+        Otherwise the driver would do so at the first launch, or when a graph with the function is instantiated. For
+        local memory the thread would wait for all running kernels, for the buffer the kernel (measured with CUDA 13 on
+        an H200; on an idle device, 0.5 to 1.5 ms and 3 ms). The caller has ensured that no work is running. Raises
+        Refusal(OUT_OF_MEMORY).
         """
         required = function.attributes.local_bytes
-        try:
-            checked(driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE, required))
-        except CudaError as error:
-            raise translate(error, f"providing {required} bytes of local memory for each thread") from error
-        self._local_bytes = required
+        if required > self._local_bytes:
+            with translated(f"providing {required} bytes of local memory for each thread"):
+                checked(driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE, required))
+            self._local_bytes = required
+        if prints and not self._has_output_buffer:
+            create_output_buffer()
+            self._has_output_buffer = True
 
     def load(self, image: Image) -> CudaModule:
         """Loads a module with all its kernels.

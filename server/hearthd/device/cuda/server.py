@@ -157,8 +157,8 @@ class CudaServer:
         self.access_table = launcher.access_table
         self.launch = launcher.launch
         self.bind_launch = launcher.bind_launch
-        self.has_local_memory = launcher.has_local_memory
-        self.provide_local_memory = launcher.provide_local_memory
+        self.has_launch_memory = launcher.has_launch_memory
+        self.provide_launch_memory = launcher.provide_launch_memory
         self.flush_output = KernelOutput().flush
         self.blocks_per_multiprocessor = occupancy.blocks_per_multiprocessor
         self.max_clusters = occupancy.max_clusters

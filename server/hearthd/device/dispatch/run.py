@@ -29,7 +29,7 @@ from hearthd.device.dispatch.plan import TransientBuffer
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import MAX_PER_ITERATION
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
-from hearthd.device.launch.idle_load import LocalMemoryWait
+from hearthd.device.launch.idle_load import LaunchMemoryWait
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import DeferredAllocation
@@ -111,7 +111,7 @@ class DispatchRun:
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, resources.memory.reservations, origin.session, self._reserve
         )
-        self._local_memory = LocalMemoryWait(device, origin.session, resolved.entry)
+        self._launch_memory = LaunchMemoryWait(device, origin.session, resolved.entry)
         self._bound: BoundLaunch | None = None
         self._validates = bool(resolved.record.flags & LaunchFlag.VALIDATE)
         self._validation: list[Refusal | None] | None = None
@@ -155,7 +155,7 @@ class DispatchRun:
         """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
-        self._local_memory.end()
+        self._launch_memory.end()
         self._save_outputs_soon()
         session = self._origin.session
         for slot in self._slots:
@@ -175,7 +175,7 @@ class DispatchRun:
         if self._entry.module.pending:
             return False
         plan = self._resources.binder.check(self._resolved)
-        if not self._local_memory.ready() or self._track.full:
+        if not self._launch_memory.ready() or self._track.full:
             return False
         assert self._allocation is not None
         try:

@@ -16,7 +16,7 @@ from hearthd.device.graphs.capture import check_record, uses_of
 from hearthd.device.graphs.repeat import MAX_NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.holdings import Holdings, Keepers
-from hearthd.device.launch.idle_load import LocalMemoryWait
+from hearthd.device.launch.idle_load import LaunchMemoryWait
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin, destruction
 from hearthd.device.session.buffer import Buffer
@@ -87,7 +87,7 @@ class PreparedCommands:
             entry.error = _not_prepared(entry, refusal)
             raise
         functions = dict.fromkeys(resolved.entry for resolved in parsed)
-        waits = [LocalMemoryWait(self._device, session, function) for function in functions]
+        waits = [LaunchMemoryWait(self._device, session, function) for function in functions]
         modules = dict.fromkeys(function.module for function in functions)
         buffers: dict[Buffer, None] = {}
         for resolved in parsed:
@@ -124,7 +124,7 @@ class PreparedCommands:
         origin: Origin,
         entry: PreparedEntry,
         parsed: Sequence[ResolvedRecord],
-        waits: Sequence[LocalMemoryWait],
+        waits: Sequence[LaunchMemoryWait],
         modules: Sequence[ModuleEntry],
     ) -> bool:
         if any(module.pending for module in modules):
@@ -186,7 +186,7 @@ class PreparedCommands:
             entry.holdings.release()
 
     @staticmethod
-    def _failed(entry: PreparedEntry, waits: Sequence[LocalMemoryWait], refusal: Refusal) -> None:
+    def _failed(entry: PreparedEntry, waits: Sequence[LaunchMemoryWait], refusal: Refusal) -> None:
         for wait in waits:
             wait.end()
         entry.unsettled -= 1

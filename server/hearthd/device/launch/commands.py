@@ -99,7 +99,7 @@ class LaunchCommands:
             stream = streams.get(header[4])
             plan = (
                 entry.plans.get(data[at + KEY_OFFSET : at + HEADER.size + 4 * header[1]])
-                if entry is not None and entry.has_local_memory
+                if entry is not None and entry.has_launch_memory
                 else None
             )
             if (

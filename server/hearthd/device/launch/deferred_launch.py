@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.dynamic_grid import DynamicGrid
-from hearthd.device.launch.idle_load import LocalMemoryWait
+from hearthd.device.launch.idle_load import LaunchMemoryWait
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.operation import Origin
 from hearthd.device.resources.grants import MemoryRequest
@@ -32,7 +32,7 @@ class LaunchRun:
         self._remaining = 0
         self._grid: DynamicGrid | None = None
         self._bound: BoundLaunch | None = None
-        self._local_memory = LocalMemoryWait(device, origin.session, parsed.entry)
+        self._launch_memory = LaunchMemoryWait(device, origin.session, parsed.entry)
         self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
@@ -56,7 +56,7 @@ class LaunchRun:
                     return True
             bound = self._bound = self._binder.bind(self._parsed)
             self._remaining = bound.plan.iterations
-        if not self._local_memory.ready() or stream.track.closed:
+        if not self._launch_memory.ready() or stream.track.closed:
             return False
         if self.validates:
             return self._validate(bound)
@@ -84,7 +84,7 @@ class LaunchRun:
     def release(self, _refusal: Refusal) -> None:
         """Releases what the launch holds, because it will not run, for example after the end of its session."""
         self._remaining = 0
-        self._local_memory.end()
+        self._launch_memory.end()
 
     def record(self) -> bool:
         """Records the launch in the stream's capture; called in place of `step`."""
@@ -99,7 +99,7 @@ class LaunchRun:
                 fix="launch it outside the graph",
             )
         bound = self._binder.bind(parsed)
-        if not self._local_memory.ready():
+        if not self._launch_memory.ready():
             return False
         assert self._capture is not None
         self._capture.add_launch(bound)

@@ -67,8 +67,8 @@ class IdleLoad:
         self._device.kick(self._session)
 
 
-class LocalMemoryWait:
-    """Wait of one launch until the driver provides the local memory of its function."""
+class LaunchMemoryWait:
+    """Wait of one launch until the memory exists that it needs: local memory, and a buffer if the kernel prints."""
 
     def __init__(self, device: DeviceContext, session: DeviceSession, entry: FunctionEntry) -> None:
         self._device = device
@@ -82,10 +82,10 @@ class LocalMemoryWait:
         Raises Refusal if the wait was refused, by this launch or an earlier one, or if the driver has no memory left.
         """
         entry, server = self._entry, self._device.server
-        function = entry.resolve()
-        if server.has_local_memory(function):
+        function, prints = entry.resolve(), entry.module.prints is not None
+        if server.has_launch_memory(function, prints):
             self.end()
-            entry.has_local_memory = True
+            entry.has_launch_memory = True
             return True
         if entry.refused is not None and not entry.refused[1]():
             raise entry.refused[0]
@@ -94,8 +94,8 @@ class LocalMemoryWait:
                 self._device,
                 self._session,
                 f"the first launch of {entry.name}",
-                partial(server.has_local_memory, function),
-                partial(server.provide_local_memory, function),
+                partial(server.has_launch_memory, function, prints),
+                partial(server.provide_launch_memory, function, prints),
             )
         try:
             return self._load.ready()

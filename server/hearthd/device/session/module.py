@@ -52,7 +52,7 @@ class ModuleEntry:
 class FunctionEntry:
     """A client's function, resolved at its first use. `plans` contains the launches that have been checked."""
 
-    __slots__ = ("function", "handle", "has_local_memory", "module", "name", "plans", "refused")
+    __slots__ = ("function", "handle", "has_launch_memory", "module", "name", "plans", "refused")
 
     def __init__(self, handle: int, module: ModuleEntry, name: str) -> None:
         self.handle = handle
@@ -60,11 +60,11 @@ class FunctionEntry:
         self.name = name
         self.function: Function | None = None
         self.plans: dict[bytes, LaunchPlan] = {}
-        self.has_local_memory = False
-        """True once the driver is known to provide the local memory of the function, so that a launch need not wait for
-        an idle device."""
+        self.has_launch_memory = False
+        """True once the memory is known to exist that a launch of the function needs, so that it need not wait for an
+        idle device."""
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
-        """Refusal of the wait for local memory, and a function that returns True if another attempt may succeed; None
+        """Refusal of the wait for that memory, and a function that returns True if another attempt may succeed; None
         if not refused."""
 
     def resolve(self) -> Function:

@@ -59,12 +59,26 @@ def function(local_bytes: int) -> Any:
 
 def test_local_memory_is_provided_once_for_all_functions_that_need_no_more(cuda: FakeCuda) -> None:
     launcher = importlib.import_module("hearthd.device.cuda.launch").CudaLauncher((9, 0))
-    assert launcher.has_local_memory(function(1024)) and not launcher.has_local_memory(function(16384))
+
+    def has(local_bytes: int) -> bool:
+        return bool(launcher.has_launch_memory(function(local_bytes), False))
+
+    assert has(1024) and not has(16384)
     cuda.driver.cuCtxSetLimit.side_effect = FakeError(2)
     with pytest.raises(Refusal, match="16384 bytes of local memory") as caught:
-        launcher.provide_local_memory(function(16384))
-    assert caught.value.reason is Reason.OUT_OF_MEMORY and not launcher.has_local_memory(function(16384))
+        launcher.provide_launch_memory(function(16384), False)
+    assert caught.value.reason is Reason.OUT_OF_MEMORY and not has(16384)
     cuda.driver.cuCtxSetLimit.side_effect = None
-    launcher.provide_local_memory(function(16384))
+    launcher.provide_launch_memory(function(16384), False)
     cuda.driver.cuCtxSetLimit.assert_called_with(cuda.driver.CUlimit.CU_LIMIT_STACK_SIZE, 16384)
-    assert launcher.has_local_memory(function(8192)) and not launcher.has_local_memory(function(16385))
+    assert has(8192) and not has(16385)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_output_buffer_is_created_once_before_kernels_that_print(cuda: FakeCuda, fails: bool) -> None:
+    launcher = importlib.import_module("hearthd.device.cuda.launch").CudaLauncher((9, 0))
+    cuda.cupy_driver.moduleLoadData.side_effect = FakeError(218) if fails else None
+    assert launcher.has_launch_memory(function(8), False) and not launcher.has_launch_memory(function(8), True)
+    launcher.provide_launch_memory(function(8), True)
+    assert launcher.has_launch_memory(function(8), True)
+    assert cuda.cupy_driver.launchKernel.call_count == (not fails) and not cuda.driver.cuCtxSetLimit.called

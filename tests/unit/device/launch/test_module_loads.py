@@ -35,14 +35,14 @@ class Choosy(Strict):
         """Kernels that waited for a running one in the driver, which would have blocked the process."""
 
     def launch(self, function: Any, grid: Any, block: Any, shared: int, stream: Any, *rest: Any) -> None:
-        if self.running and not self.has_local_memory(function):
+        if self.running and not self.has_launch_memory(function, False):
             self.blocked.append(function.name)
         super().launch(function, grid, block, shared, stream, *rest)
 
-    def has_local_memory(self, function: Any) -> bool:
+    def has_launch_memory(self, function: Any, prints: bool) -> bool:
         return not self.choosy or function in self.provided
 
-    def provide_local_memory(self, function: Any) -> None:
+    def provide_launch_memory(self, function: Any, prints: bool) -> None:
         if self.running:
             self.blocked.append(function.name)
         if self.fails:
