@@ -94,19 +94,21 @@ class Health:
     def methods(self) -> dict[str, Any]:
         """Returns the handlers of the service, by method."""
         answer = health_pb2.HealthCheckResponse.SerializeToString
-        return {
+        methods: dict[str, Any] = {
             "Check": grpc.unary_unary_rpc_method_handler(
                 self.check, health_pb2.HealthCheckRequest.FromString, response_serializer=answer
             ),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 self.watch, health_pb2.HealthCheckRequest.FromString, response_serializer=answer
             ),
-            "List": grpc.unary_unary_rpc_method_handler(
+        }
+        if hasattr(health_pb2, "HealthListRequest"):  # some releases of grpcio-health-checking lack it
+            methods["List"] = grpc.unary_unary_rpc_method_handler(
                 self.list,
                 health_pb2.HealthListRequest.FromString,
                 response_serializer=health_pb2.HealthListResponse.SerializeToString,
-            ),
-        }
+            )
+        return methods
 
     async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """Returns the present status of a name. An unknown name ends the call with NOT_FOUND."""
@@ -115,7 +117,7 @@ class Health:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of this name; List returns all names.")
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def list(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:
+    async def list(self, request: Any, context: Context) -> Any:
         """Returns the present status of every name."""
         return health_pb2.HealthListResponse(
             statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self.statuses.items()}
