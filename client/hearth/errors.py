@@ -228,6 +228,24 @@ class ClosedError(HearthError):
     _class_reason = "CANCELLED"
 
 
+def closed() -> ClosedError:
+    """Returns the error that every use of a closed node raises."""
+    return ClosedError("this node is closed.", fix="connect again with hearth.connect().")
+
+
+def unanswered(device: int, timeout: float) -> TimeoutError:
+    """Returns the error of an attachment to a device that is not answered in time.
+
+    Args:
+        device: Ordinal of the device.
+        timeout: Seconds after which the wait ended.
+    """
+    return TimeoutError(
+        f"device {device} did not answer within {timeout:g} s.",
+        fix="check the daemon with `hearth status`, or connect with a longer timeout.",
+    )
+
+
 class ArgumentError(HearthError, ValueError):
     """An argument has an invalid value: a shape, a size, an index, a name."""
 

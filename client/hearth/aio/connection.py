@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hearth.aio.event_loop import Home, in_loop
 from hearth.aio.thread_pool import Work
-from hearth.errors import ClosedError, HearthError, QuotaExceededError, UnavailableError
-from hearth.session.attachment import Attachment, unanswered
+from hearth.errors import ClosedError, HearthError, QuotaExceededError, UnavailableError, unanswered
+from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.memory import Space

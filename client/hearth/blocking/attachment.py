@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth.session.attachment import Attachment, unanswered
+from hearth.errors import unanswered
+from hearth.session.attachment import Attachment
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.watchdog import Watchdog
 

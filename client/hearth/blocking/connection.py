@@ -10,8 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hearth.blocking.attachment import BlockingAttachment
-from hearth.errors import HearthError
-from hearth.session.attachment import closed
+from hearth.errors import HearthError, closed
 from hearth.session.connection import Connection
 from hearth.transport.backoff import AttachBackoff
 

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.codec import batch
-from hearth.errors import ClosedError, HearthError, TimeoutError, broken
+from hearth.errors import HearthError, broken
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import Session
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Lane
     from hearth.transport.memory_segments import Signals
 
-    class Stream(Protocol):
+    class ExecuteStreamLike(Protocol):
         """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""
 
         resumed: int
@@ -102,7 +102,7 @@ class Attachment:
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self.execute: Stream | None = None
+        self.execute: ExecuteStreamLike | None = None
         self.spin_wait = SpinWait(cores())
         """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
@@ -595,16 +595,3 @@ class Attachment:
         self.channel = self.waiters.channel = None
         if channel is not None:
             channel.close()
-
-
-def closed() -> ClosedError:
-    """Returns the error that every use of a closed node raises."""
-    return ClosedError("this node is closed.", fix="connect again with hearth.connect().")
-
-
-def unanswered(device: int, timeout: float) -> TimeoutError:
-    """Returns the error of an attachment to a device that is not answered within `timeout` seconds."""
-    return TimeoutError(
-        f"device {device} did not answer within {timeout:g} s.",
-        fix="check the daemon with `hearth status`, or connect with a longer timeout.",
-    )

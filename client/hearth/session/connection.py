@@ -12,8 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError, combined
-from hearth.session.attachment import closed
+from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError, closed, combined
 from hearth.session.collective_order import CollectiveSequence
 from hearth.session.kernel_output import KernelOutput
 from hearth.session.late_errors import DeferredErrors

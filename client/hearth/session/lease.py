@@ -16,8 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hearth.codec import decode, encode
-from hearth.errors import HearthError
-from hearth.session.attachment import closed
+from hearth.errors import HearthError, closed
 from hearth.session.connection import LEASE_S, Connection
 from hearth.session.send_queue import Limits
 

@@ -26,15 +26,15 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
-    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
+    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
     metadata "authorization: Bearer <token>"   a tenant's token
     metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as the kernel names it; good for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    user, as reported by the kernel; valid for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
-    not there. DeviceService asks for nothing but the session token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
+    token in its messages.
     """
 
     def __init__(self, channel):
@@ -111,15 +111,15 @@ class NodeServiceStub(object):
 
 
 class NodeServiceServicer(object):
-    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
-    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
+    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
     metadata "authorization: Bearer <token>"   a tenant's token
     metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as the kernel names it; good for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    user, as reported by the kernel; valid for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
-    not there. DeviceService asks for nothing but the session token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
+    token in its messages.
     """
 
     def Describe(self, request, context):
@@ -290,15 +290,15 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """Who calls. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token says it)
-    shows one of these; the first that is there decides, and what is wrong with it is not helped by the next:
+    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
+    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
     metadata "authorization: Bearer <token>"   a tenant's token
     metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as the kernel names it; good for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: whoever opened the session
+    user, as reported by the kernel; valid for one call, for some seconds
+    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    What is none of a caller's business (devices, sessions and processes that it may not see) is answered as if it were
-    not there. DeviceService asks for nothing but the session token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
+    token in its messages.
     """
 
     @staticmethod

@@ -50,7 +50,7 @@ class LibraryMaker(Protocol):
 
 
 class Recipe(NamedTuple):
-    """What a library is compiled from: a directory, the names of sources in it, and options of the compiler."""
+    """Inputs of a library's compilation: a directory, the names of sources in it, and options of the compiler."""
 
     folder: Path
     sources: Sequence[str]
