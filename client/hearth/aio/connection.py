@@ -112,7 +112,7 @@ class LoopAttachment(Attachment):
         if session.error is not None:  # the connection was closed meanwhile
             raise session.error.again()
         self._failed, self._trying = None, True
-        self.execute = execute
+        self._use_stream(execute)
         execute.open()
         self.waiters.wait_until(lambda: session.attached or bool(session.error or self._failed), timeout)
         with self._lock:

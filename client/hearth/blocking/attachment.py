@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from hearth.errors import unanswered
 from hearth.session.attachment import Attachment
 from hearth.session.execute_stream import ExecuteStream
-from hearth.session.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from hearth.transport.base import Transport
@@ -30,8 +29,8 @@ class BlockingAttachment(Attachment):
             TimeoutError: The daemon has not answered in time.
             HearthError: The daemon refused the attachment.
         """
-        self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
-        self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
+        execute = ExecuteStream(self, transport, token, device, lease, self._timing)
+        self._use_stream(execute)
         execute.open()
         self.waiters.wait_until(lambda: self.session.attached or self.session.error is not None, timeout)
         with self._lock:

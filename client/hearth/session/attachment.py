@@ -50,12 +50,11 @@ if TYPE_CHECKING:
         def cancel(self) -> None:
             """Drops the stream; another one continues unless the attachment is over."""
 
-        def put_into_effect(self, command: commands_pb2.Command) -> None:
-            """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+        def status(self) -> device_pb2.AttachmentStatusResponse:
+            """Asks the daemon for its position in the attachment. Raises `HearthError`."""
 
-            Args:
-                command: The command, with its request number.
-            """
+        def put_into_effect(self, command: commands_pb2.Command) -> None:
+            """Makes a queued Cancel command, which has a request number, take effect at once. Raises `HearthError`."""
 
 
 _DEBUG = "HEARTH_DEBUG"
@@ -192,12 +191,7 @@ class Attachment:
                     return
 
     def report_received(self, transfer: int, size: int) -> None:
-        """Records for the receipts that the first `size` bytes of a download have arrived.
-
-        Args:
-            transfer: Number of the transfer.
-            size: Number of bytes received so far, from the beginning of the download.
-        """
+        """Records for the receipts that the first `size` bytes of the download `transfer` have arrived."""
         with self._lock:
             self.session.receipts.record_download(transfer, size)
             self._wake_sender()
@@ -588,6 +582,11 @@ class Attachment:
         """Wakes the stream's sender. Called with the lock held."""
         self._calls.put(None)
         self._sender_waits = False  # last: after a Ctrl-C in between, the sender is woken a second time
+
+    def _use_stream(self, execute: ExecuteStreamLike) -> None:
+        """Makes `execute` the stream of the attachment, and has it watched for lost frames."""
+        self.execute = execute
+        self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
 
     def _leave_lane(self) -> None:
         self._hold_deadline = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import hearth
+import hearth.aio
 from hearth.errors import broken
 from hearth.session import watchdog
 from hearth.session.timing import TIMING, Timing
@@ -185,6 +187,25 @@ def test_lost_answer_is_sent_again(forgetful: Forgetful, lanes: bool) -> None:
         connection.attachment().request(ask).wait(20)
         assert connection.outages == 1
         connection.attachment().request(ask).wait(20)
+    assert forgetful.count("memory_usage") == 3, "each once"
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+def test_lost_answer_is_sent_again_to_the_asyncio_client(forgetful: Forgetful, lanes: bool) -> None:
+    forgetful.offers = lanes
+
+    async def run() -> None:
+        async with await hearth.aio.connect(forgetful.target) as node:
+            gpu = node.device(0)
+            connection = connection_of(gpu)
+            connection.timing = Timing(lane_hold=0.05, idle=0.05, silence=0.1, recheck=0.05)
+            await gpu.memory_usage()
+            forgetful.silent_from = 2
+            await asyncio.wait_for(gpu.memory_usage(), 20)
+            assert connection.outages == 1
+            await gpu.memory_usage()
+
+    asyncio.run(run())
     assert forgetful.count("memory_usage") == 3, "each once"
 
 
