@@ -12,6 +12,9 @@ from pathlib import Path
 
 from hearthd.front.addresses import Address
 
+MAX_PATH = 107
+"""Maximum length of a Unix socket's path, in bytes (unix(7): `sun_path`, without its terminating NUL)."""
+
 
 class ListenError(Exception):
     """The address cannot be used for listening. The text names the address, the reason and the remedy."""

@@ -22,7 +22,7 @@ import structlog
 
 from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.peers import credentials_of
-from hearthd.front.sockets import ListenError, UnixSocket
+from hearthd.front.sockets import MAX_PATH, ListenError, UnixSocket
 from hearthd.front.tenancy.tenants import User, token_key
 
 log = structlog.get_logger("hearthd.identity")
@@ -97,8 +97,8 @@ class IdentitySocket:
     async def start(self) -> None:
         """Starts to listen. Raises `ListenError`."""
         path = str(self._socket.path)
-        if len(os.fsencode(path)) > 107:
-            text = f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes"
+        if len(os.fsencode(path)) > MAX_PATH:
+            text = f"listen.unix: {path} is too long: a Unix socket's path has at most {MAX_PATH} bytes"
             raise ListenError(text, permanent=True)
         self._socket.claim()
         try:

@@ -16,6 +16,7 @@ from hearthd.front.config.front_limits import AdmissionSettings, ConnectionSetti
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.section import AbsolutePath, Bytes, ListenAddress, RequiredPath, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
+from hearthd.front.sockets import MAX_PATH
 
 
 class ListenSettings(Section):
@@ -43,8 +44,8 @@ class ListenSettings(Section):
     def _check_path(cls, value: str) -> str:
         if "\0" in value:
             raise ValueError(f"{value!r} contains a NUL character, which no path may contain")
-        if len(os.fsencode(value)) > 107:
-            raise ValueError(f"a Unix socket's path has at most 107 bytes, this one {len(os.fsencode(value))}")
+        if len(os.fsencode(value)) > MAX_PATH:
+            raise ValueError(f"a Unix socket's path has at most {MAX_PATH} bytes, this one {len(os.fsencode(value))}")
         return value
 
 

@@ -13,11 +13,9 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.lanes.ticket_port import PortObserver, TicketPort
 from hearthd.front.lanes.tickets import LIFETIME, TicketHolder
-from hearthd.front.sockets import UnixSocket
+from hearthd.front.sockets import MAX_PATH, UnixSocket
 
 log = structlog.get_logger("hearthd.lanes")
-
-MAX_PATH = 107
 
 
 class LanePort(TicketPort):

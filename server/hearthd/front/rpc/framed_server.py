@@ -25,14 +25,13 @@ from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import credentials_of, peer_of
 from hearthd.front.rpc.framed_context import CallAborted, FramedCall
 from hearthd.front.sessions.client_process import calling_process
-from hearthd.front.sockets import UnixSocket
+from hearthd.front.sockets import MAX_PATH, UnixSocket
 
 log = structlog.get_logger("hearthd.calls")
 
 _METHOD_WAIT = 2.0
 """Maximum time, in seconds, until METHOD has to arrive."""
 _BACKLOG = 1024
-_MAX_PATH = 107
 _OPERATIONS = frozenset(f"/hearth.v1.NodeService/{name}" for name in ("Drain", "EndSession", "RestartDevice"))
 """Methods of operators that are not run for a client that has hung up: it has been told that they failed."""
 _CREDENTIAL_KEYS = frozenset((AUTHORIZATION, SESSION, TICKET))
@@ -66,8 +65,8 @@ class CallServer:
 
     async def open(self, path: str, *, public: bool) -> None:
         """Starts to listen. With `public`, other users of the host may connect. Raises `ListenError`."""
-        if len(os.fsencode(path)) > _MAX_PATH:
-            log.warning("no_call_socket", path=path, why=f"a Unix socket's path has at most {_MAX_PATH} bytes")
+        if len(os.fsencode(path)) > MAX_PATH:
+            log.warning("no_call_socket", path=path, why=f"a Unix socket's path has at most {MAX_PATH} bytes")
             return
         unix_socket = UnixSocket(path, public=public)
         unix_socket.claim()
