@@ -175,7 +175,11 @@ def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
         gpu, other = compiling.device(0), copying.device(0)
         stream = other.stream()
         copies(other, stream, 20)
-        code = f'// {time.time_ns()}\nextern "C" __global__ void f(int* x) {{ *x += 1; }}'
+        loops = "".join(
+            f"__global__ void g{n}(int* x) {{ for (int i = 0; i < x[0]; i++) x[i % 7] += x[i * {n} % 5]; }}\n"
+            for n in range(25)  # a compile of about a second, which is under way when the copies begin
+        )
+        code = f'// {time.time_ns()}\n{loops}extern "C" __global__ void f(int* x) {{ *x += 1; }}'
         x = gpu.zeros(1, np.int32)
         kernel = gpu.RawKernel(code, "f")
         kernel((1,), (1,), (x,))
