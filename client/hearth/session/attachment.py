@@ -30,31 +30,15 @@ from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from hearth.codec.encode import Plain
     from hearth.session.kernel_output import KernelOutput
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
     from hearth.session.views import AttachmentView
+    from hearth.session.watchdog import ExecuteStreamLike
     from hearth.transport.lane import Lane
     from hearth.transport.memory_segments import Signals
-
-    class ExecuteStreamLike(Protocol):
-        """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""
-
-        resumed: int
-        """Number of outages after which the stream was resumed."""
-
-        def cancel(self) -> None:
-            """Drops the stream; another one continues unless the attachment is over."""
-
-        def status(self) -> device_pb2.AttachmentStatusResponse:
-            """Asks the daemon for its position in the attachment. Raises `HearthError`."""
-
-        def put_into_effect(self, command: commands_pb2.Command) -> None:
-            """Makes a queued Cancel command, which has a request number, take effect at once. Raises `HearthError`."""
 
 
 _DEBUG = "HEARTH_DEBUG"
@@ -191,7 +175,12 @@ class Attachment:
                     return
 
     def report_received(self, transfer: int, size: int) -> None:
-        """Records for the receipts that the first `size` bytes of the download `transfer` have arrived."""
+        """Records for the receipts that the first `size` bytes of a download have arrived.
+
+        Args:
+            transfer: Number of the transfer.
+            size: Number of bytes received so far, from the beginning of the download.
+        """
         with self._lock:
             self.session.receipts.record_download(transfer, size)
             self._wake_sender()

@@ -21,7 +21,29 @@ from hearth.errors import HearthError, TimeoutError, UnsupportedError
 from hearth.session.timing import TIMING, Timing
 
 if TYPE_CHECKING:
-    from hearth_proto.v1 import device_pb2
+    from typing import Protocol
+
+    from hearth_proto.v1 import commands_pb2, device_pb2
+
+    class ExecuteStreamLike(Protocol):
+        """The Execute stream of an attachment: `hearth.session.execute_stream.ExecuteStream`."""
+
+        resumed: int
+        """Number of outages after which the stream was resumed."""
+
+        def cancel(self) -> None:
+            """Drops the stream; another one continues unless the attachment is over."""
+
+        def status(self) -> device_pb2.AttachmentStatusResponse:
+            """Asks the daemon for its position in the attachment. Raises `HearthError`."""
+
+        def put_into_effect(self, command: commands_pb2.Command) -> None:
+            """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+
+            Args:
+                command: The command, with its request number.
+            """
+
 
 MAX_PAUSE_S = 30.0
 """Maximum pause, in seconds, between two calls. Each pause is twice the previous one."""

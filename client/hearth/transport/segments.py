@@ -241,7 +241,7 @@ class SegmentConnection:
             self._put(frame, [], time.monotonic() + REGISTER_S)
             deadline = time.monotonic() + REGISTER_S
             while (accepted := self._placements[transfer]) is None:
-                self._process_answers(deadline)
+                self.process_answers(deadline)
             del self._placements[transfer]
             return accepted
         except (OSError, FrameError, ValueError) as error:
@@ -279,13 +279,19 @@ class SegmentConnection:
         while ident not in self._numbers:
             if self._sent.get(ident) is not sent:
                 return False
-            self._process_answers(deadline)
+            self.process_answers(deadline)
         return True
 
-    def _process_answers(self, deadline: float) -> None:
+    def process_answers(self, deadline: float) -> None:
         """Waits for the next answers, to any request, and processes them.
 
         The thread that sent a request may have been interrupted.
+
+        Args:
+            deadline: Monotonic time in seconds.
+
+        Raises:
+            ConnectionLost: The daemon has closed the connection, or nothing arrived by the deadline.
         """
         received: list[Frame] = []
         while not received:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from hearthd.front.errors import Context
-    from hearthd.front.tenancy.tenants import Caller, SessionRef
+    from hearthd.front.tenancy.tenants import Caller, NamedSession
 
 log = structlog.get_logger("hearthd.spans")
 
@@ -166,7 +166,7 @@ def begin(service: str, method: str, context: Context) -> CallSpan | None:
         return None
 
 
-def of_session(session: SessionRef) -> None:
+def of_session(session: NamedSession) -> None:
     """Records the session of the current call in its span."""
     call = _current_span.get()
     if call is not None:

@@ -220,7 +220,7 @@ def test_connection_lost_before_the_place_is_acknowledged(
     live = shared(gpu)
     assert live is not None
     connection, asked = live.connection, list[int]()
-    place, process_answers = connection.place, connection._process_answers
+    place, process_answers = connection.place, connection.process_answers
 
     def placing(what: Kind, *more: Any) -> bool:
         asked[:] = [what]
@@ -232,7 +232,7 @@ def test_connection_lost_before_the_place_is_acknowledged(
         process_answers(deadline)
 
     monkeypatch.setattr(connection, "place", placing)
-    monkeypatch.setattr(connection, "_process_answers", cut)
+    monkeypatch.setattr(connection, "process_answers", cut)
     with gated(gpu) as gate:
         gate.hold()
         pending = gpu.dispatch_async(kernel, *inverting(x, x.size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hearthd.device.backend.graph_nodes import FillNode, HostCopyNode, KernelNode, WorkNode
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, HostCopyNode, KernelNode, WorkNode
 from hearthd.device.backend.server import ComputeServer
 
 
@@ -28,12 +28,11 @@ def replay(server: ComputeServer, nodes: Iterable[WorkNode], stream: Any) -> Non
         elif isinstance(node, FillNode):
             server.fill(node.address, node.pattern, node.size, stream)
         else:
-            server.copy_rows(
-                node.destination,
-                node.destination_pitch,
-                node.source,
-                node.source_pitch,
-                node.width,
-                node.rows,
-                stream,
-            )
+            enqueue_copy(server, node, stream)
+
+
+def enqueue_copy(server: ComputeServer, node: CopyNode, stream: Any) -> None:
+    """Enqueues a copy within the device on `stream`. Raises the error of the backend."""
+    server.copy_rows(
+        node.destination, node.destination_pitch, node.source, node.source_pitch, node.width, node.rows, stream
+    )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 MAGIC = b"\x7fELF"
 SECTION = struct.Struct("<IIQQQQIIQQ")
-"""Fields of `Section`."""
+"""Fields of `SectionHeader`."""
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS = 2, 4, 8
 STB_GLOBAL = 1
@@ -19,7 +19,7 @@ _HEADER = struct.Struct("<40xQ10xHHH")
 _SYMBOL = struct.Struct("<IBBHQQ")
 
 
-class Section(NamedTuple):
+class SectionHeader(NamedTuple):
     """Header of a section. `name` is an offset in the section of names; `offset` and `size` locate the content."""
 
     name: int
@@ -51,13 +51,13 @@ class ElfFile:
     def __init__(self, code: bytes) -> None:
         self._code = code
         offset, size, count, self._names = _HEADER.unpack_from(code)
-        self.sections = [Section(*SECTION.unpack_from(code, offset + index * size)) for index in range(count)]
+        self.sections = [SectionHeader(*SECTION.unpack_from(code, offset + index * size)) for index in range(count)]
 
-    def content(self, section: Section) -> bytes:
+    def content(self, section: SectionHeader) -> bytes:
         """Returns the bytes of a section; none for one that takes no space in the file."""
         return b"" if section.kind == SHT_NOBITS else self._code[section.offset : section.offset + section.size]
 
-    def name(self, section: Section) -> str:
+    def name(self, section: SectionHeader) -> str:
         """Returns the name of a section."""
         return _text(self.content(self.sections[self._names]), section.name).decode(errors="replace")
 

@@ -92,7 +92,7 @@ class StreamCommands:
                 return False
             if event.event is not None:
                 tracks.retire(event.event)
-            event.mark.done = not tracks.unfinished(tracks.all)  # an idle track may wait for others: for collectives
+            event.mark.done = tracks.all_done  # an idle track may wait for others: for collectives
             tracks.claim_position(track, ())
             self._device.begin(origin.stream)
             event.event = self._device.server.record(track.stream, timing=True)

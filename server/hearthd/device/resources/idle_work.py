@@ -140,7 +140,7 @@ class IdleWork:
             self._release_launches()
 
     def _add(self, task: IdleTask, urgent: bool) -> Waiting | None:
-        if not self._server.loading_waits or (not self._queue and self._idle()):
+        if not self._server.loading_waits or (not self._queue and self._tracks.all_done):
             task.run()
             return None
         waiting = self._queue.add(task, self._clock(), urgent=urgent, limited=task.load is not None)
@@ -248,9 +248,6 @@ class IdleWork:
 
     # ---- detection of an idle device ----
 
-    def _idle(self) -> bool:
-        return not self._tracks.unfinished(self._tracks.all)
-
     def _register_callback(self) -> None:
         """Registers a callback for the completion of all work submitted to the device so far."""
         if not self._callback_registered:
@@ -261,7 +258,7 @@ class IdleWork:
         self._callback_registered = False
         self._ends += 1
         while (waiting := self._queue.first) is not None:
-            if not self._idle():  # a job may have been a launch
+            if not self._tracks.all_done:  # a job may have been a launch
                 self._register_callback()
                 break
             self._queue.drop(waiting)

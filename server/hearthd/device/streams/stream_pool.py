@@ -188,6 +188,12 @@ class StreamPool:
         """True if all work of the track is known to be done and no callback is pending."""
         return not track.pending and self.done(track)
 
+    @property
+    def all_done(self) -> bool:
+        """True if all work of all tracks is known to be done."""
+        positions = self.ordering.positions
+        return all(track.done_position >= positions[track.index] for track in self.live)
+
     def unfinished(self, tracks: Container[PooledStream]) -> list[PooledStream]:
         """Returns those of the tracks that have work not known to be done."""
         positions = self.ordering.positions

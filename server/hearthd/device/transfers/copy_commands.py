@@ -9,6 +9,7 @@ from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode
+from hearthd.device.backend.replay import enqueue_copy
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
@@ -155,18 +156,7 @@ class CopyCommands:
         elif size:
             device.tracks.claim_position(track, (destination.usage,), () if destination is source else (source.usage,))
             device.begin(origin.stream, size)
-            if node.rows == 1:
-                device.server.copy(node.destination, node.source, size, track.stream)
-            else:
-                device.server.copy_rows(
-                    node.destination,
-                    node.destination_pitch,
-                    node.source,
-                    node.source_pitch,
-                    node.width,
-                    node.rows,
-                    track.stream,
-                )
+            enqueue_copy(device.server, node, track.stream)
             device.telemetry.device_to_device_bytes += size
             device.telemetry.device_to_device_operations += 1
             if size == destination.size:

@@ -19,7 +19,7 @@ import structlog
 from hearth_proto.reasons import Refusal
 from hearthd.front.audit.log_file import GENESIS, AuditError, LogFile
 from hearthd.front.config.audit import AuditSettings
-from hearthd.front.tenancy.tenants import Caller, SessionRef
+from hearthd.front.tenancy.tenants import Caller, NamedSession
 
 __all__ = ["GENESIS", "Audit", "AuditError"]
 
@@ -58,7 +58,7 @@ class Audit:
         return (self._file.entries, self._file.anchors.anchored) if self._file is not None else (0, 0)
 
     def record(
-        self, event: str, subject: SessionRef | None = None, caller: Caller | None = None, **fields: Any
+        self, event: str, subject: NamedSession | None = None, caller: Caller | None = None, **fields: Any
     ) -> None:
         """Records an event of a session, of a caller without a session, or of neither.
 
@@ -86,7 +86,7 @@ class Audit:
         if self._file is not None and (self._writer is None or self._writer.done()):
             self._writer = asyncio.get_running_loop().create_task(self._write(self._file), name="audit")
 
-    def refused(self, source: SessionRef | Caller, operation: str, refusal: Refusal) -> None:
+    def refused(self, source: NamedSession | Caller, operation: str, refusal: Refusal) -> None:
         """Records an operation that a session or a caller was not allowed to do.
 
         Repetitions within a minute are not recorded.

@@ -14,8 +14,8 @@ from hearthd.front.tenancy import tokens
 from hearthd.front.tenancy.revocations import CertificateIdentity
 
 __all__ = [
-    "ALL", "ANONYMOUS", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "SessionRef",
-    "Tenant", "User", "sees_tenant", "token_key",
+    "ALL", "ANONYMOUS", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "NamedSession", "Quotas",
+    "Right", "Tenant", "User", "sees_tenant", "token_key",
 ]  # fmt: skip
 
 ALL: frozenset[int] | None = None
@@ -144,7 +144,7 @@ ANONYMOUS = Caller(EVERYONE)
 """The caller of a daemon without authentication."""
 
 
-class SessionRef(Protocol):
+class NamedSession(Protocol):
     """A session, as the audit log and spans name it."""
 
     @property

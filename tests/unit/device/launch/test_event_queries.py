@@ -61,7 +61,7 @@ def finish(rig: Passing) -> None:
     tracks = rig.process.device.tracks
     for track in tracks.unfinished(tracks.all):
         tracks.on_complete(track, lambda: None)
-    while tracks.unfinished(tracks.all):
+    while not tracks.all_done:
         tracks.poll()
 
 

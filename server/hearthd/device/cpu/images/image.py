@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from hearthd.device.compiler.elf import MAGIC, SHT_RELA, STT_SECTION, STT_TLS, ElfFile, Section, Symbol
+from hearthd.device.compiler.elf import MAGIC, SHT_RELA, STT_SECTION, STT_TLS, ElfFile, SectionHeader, Symbol
 
 _MARK = b"HEARTH-1"
 _END = struct.Struct("<I8s")
@@ -88,7 +88,7 @@ class _Object:
             pending += unvisited
         return sum(symbol.size for symbol in visited if symbol.kind == STT_TLS and symbol.name not in _OWN_VARIABLES)
 
-    def _read_relocations(self, section: Section) -> None:
+    def _read_relocations(self, section: SectionHeader) -> None:
         for offset, info, addend in struct.iter_unpack("<QQq", self._file.content(section)):
             source = self._owner(section.info, offset)
             target: Symbol | None = self._symbols[info >> 32]
