@@ -140,7 +140,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
         "allocate",
         "free",
         "fill",
-        "copy",
+        "copy_rows",
         "launch",
         "load",
         "download",
