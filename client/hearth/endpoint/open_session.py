@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Opened = tuple[Transport, node_pb2.OpenSessionResponse]
 
 _OPEN_TRIES = 3
-_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def open_session(
@@ -122,10 +121,10 @@ def _by_frames(
 def _by_grpc(
     target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
 ) -> Opened:
-    from hearth_proto import polling
+    from hearth_proto import grpc_import
 
-    polling.import_grpc(polling.CLIENT)
-    if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
+    grpc_import.import_grpc(grpc_import.CLIENT)
+    if _Grpc.inherited and os.environ.get(grpc_import.FORK_SUPPORT, "0").lower() in ("", "0", "false"):
         raise UnsupportedError(
             "this process was forked from one that had already connected; gRPC's threads do not survive a "
             "fork, and a new connection would hang.",

@@ -51,8 +51,9 @@ NOT_NEEDED = {
     "hearth.blocking.profile", "hearth.profiling.base_profile", "hearth.profiling.base_trace", "hearth.types",
     "hearth.arrays.tensor_map",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
-    "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
-    "hearth.arrays.strided", "hearth.transport.memory_segments", "hearth.transfer.shared", "mmap",
+    "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1",
+    "hearth_proto.grpc_import", "hearth.arrays.strided", "hearth.transport.memory_segments", "hearth.transfer.shared",
+    "mmap",
 }  # fmt: skip
 """Modules that are not needed for a first result, and that together take longer to import than all that Hearth needs
 for it."""

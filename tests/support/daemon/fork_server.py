@@ -27,7 +27,7 @@ from multiprocessing import resource_tracker, util
 from pathlib import Path
 from typing import Any
 
-from hearth_proto import polling
+from hearth_proto import grpc_import
 
 MODULES = (
     "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect",
@@ -52,7 +52,7 @@ def main(asking: socket.socket) -> None:
     and standard error; the answer is the pid of the new process."""
     # gRPC reads it when it is imported; set as in `hearthd.front.daemon.main`
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    polling.import_grpc(polling.LISTENER)
+    grpc_import.import_grpc(grpc_import.LISTENER)
     for module in (*MODULES, *PRELOADED):
         importlib.import_module(module)
     assert _alone(), "a fork would lose a thread"

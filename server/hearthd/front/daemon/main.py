@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from hearth_proto import polling
+from hearth_proto import grpc_import
 from hearthd.confinement import attributes
 from hearthd.front.config.loader import Config, ConfigError, tenants
 from hearthd.front.supervisor import backends, forkserver
@@ -54,7 +54,7 @@ def serve(
     # gRPC's own log lines are not JSON, and unauthenticated peers could fill the log with them. A value of
     # GRPC_VERBOSITY in the environment takes precedence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    polling.import_grpc(polling.LISTENER)
+    grpc_import.import_grpc(grpc_import.LISTENER)
     import uvloop
 
     from hearthd.front import opentelemetry
