@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hearth_proto import grpc_import
+
+grpc_import.import_grpc(grpc_import.CLIENT)  # tests fork: with gRPC's fork handlers, that can end the test process
+
 _BEFORE = pytest.StashKey[tuple[dict[str, str], Path]]()
 """The environment variables and the working directory before a test."""
 
