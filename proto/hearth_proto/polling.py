@@ -1,9 +1,10 @@
 """Selects the thread that reads gRPC's sockets: the waiting thread, if gRPC can be configured so.
 
-Since 1.80, a thread of gRPC reads the sockets, also in Python, and hands the data to the waiting thread. That costs
-another wake-up for each message, which takes longer than all other processing of it. Until 1.79, and if that feature is
-switched off, the waiting thread reads. gRPC reads its environment once, when it is imported, so the switch has to be
-set before. A version that no longer knows the switch would complain on stderr, and is left unchanged.
+Since 1.80, a thread of gRPC reads the sockets, also in Python, and passes the data to the waiting thread. This costs
+another wake-up for each message, which takes longer than all other processing of the message. In versions up to 1.79,
+and if the feature is switched off, the waiting thread reads. gRPC reads its environment once, when it is imported, so
+the switch must be set before the import. Later versions without the switch would print a warning to stderr, and are
+left unchanged.
 """
 
 from __future__ import annotations
