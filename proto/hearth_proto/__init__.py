@@ -7,7 +7,7 @@ VERSION = "0.2.0"
 """The version of the distribution that client, daemon and this package are parts of."""
 
 PROTOCOL_MIN = 1
-"""The oldest protocol version that this build speaks."""
+"""The oldest protocol version that this build supports."""
 
 PROTOCOL_MAX = 1
-"""The newest protocol version that this build speaks."""
+"""The newest protocol version that this build supports."""

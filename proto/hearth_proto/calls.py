@@ -2,8 +2,8 @@
 
 One connection carries one call. The client sends METHOD (the name of the method, and the metadata), then its messages,
 then END. The daemon sends its messages, then END, with the Status of a call that failed. A client cancels the call by
-closing the connection earlier. Either side may send PING, which the other side answers by PONG if it still runs. While
-a daemon accepts no further messages, and so would not read a PING, it sends PONG unasked.
+closing the connection earlier. Either side may send PING, which the other side answers with PONG. While a daemon
+accepts no further messages, and so would not read a PING, it sends PONG without a PING.
 
 The socket is next to gRPC's, see `socket_path`; methods, messages and metadata are those of gRPC.
 """

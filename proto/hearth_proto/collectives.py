@@ -1,6 +1,6 @@
 """Kinds, dtypes and reductions of collectives, and the data shape of each kind.
 
-Corresponds to commands.proto. Counts are those of NCCL: elements that one rank gives to another.
+Corresponds to commands.proto. Counts are those of NCCL: elements that one rank sends to another.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ _GROUP_BITS, _COUNT_BITS = 21, 40
 def pair_number(group: int, reverse: bool, count: int) -> int:
     """Returns the sequence number of a send or receive outside of a batch, as `hearth` numbers them.
 
-    Such numbers are apart from those of the operations of all ranks, from those of other groups of the same devices,
-    and from those of the opposite direction, so that a send matches its receive whatever else the two ranks have
-    presented in between. To the daemon they are numbers like any other; it shows them as `operation_name` does.
+    Such numbers differ from those of the operations of all ranks, from those of other groups of the same devices, and
+    from those of the opposite direction, so that a send matches its receive regardless of other operations that the two
+    ranks have presented in between. The daemon treats them like all other numbers, and shows them as `operation_name`
+    does.
 
     Args:
         group: Number of the group in its process, of which the lowest 21 bits are used.

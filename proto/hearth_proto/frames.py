@@ -4,7 +4,7 @@ The front and a device process exchange frames over a socket pair; lanes use fra
 little-endian header (`HEADER`), followed by `length` bytes of payload. `channel` names the session on a shared link (0
 on a link that is not shared). `id` names the subject of the frame: the batch's sequence number, a call, a transfer.
 
-`FrameReader` is sans-I/O: it turns bytes into frames, wherever the bytes are cut.
+`FrameReader` is sans-I/O: it decodes frames from bytes that arrive in arbitrary pieces.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
 
     # to the device process
     OPEN = 1  # channel: a session begins; payload: JSON {session, tenant}
-    CLOSE = 2  # channel: the session ends; answered by CLOSED after everything that it held is free
+    CLOSE = 2  # channel: the session ends; answered by CLOSED after all objects of the session are freed
     BATCH = 3  # channel, id 0; payload: an ExecuteRequest
     CALL = 4  # channel, id: the call; payload: a Command; answered by RESULT with the same id
     UPLOAD = 5  # channel, id: the transfer; payload: an UploadRequest, its `data` the next bytes
@@ -81,7 +81,7 @@ class Kind(enum.IntEnum):
     HELD = 40  # payload: JSON, memory that the process holds and wants
     BUSY = 41  # flags 1: the process has work for the device; 2: and some of it is on the device
     METER = 42  # payload: JSON, device time that sessions have used since the last METER
-    # channel, id; payload: JSON, an order about copies of durable buffers; answered by SNAPSHOT with its id
+    # channel, id; payload: JSON, a request about copies of durable buffers; answered by SNAPSHOT with its id
     SNAPSHOT = 43
     RESTORED = 44  # channel, id; payload: JSON
     EXPORTED = 45  # channel, id; payload: JSON
@@ -124,7 +124,7 @@ class Flag(enum.IntFlag):
 
 
 class FrameError(ValueError):
-    """Raised for bytes that are not frames: the link has to be closed."""
+    """Raised for bytes that are not frames: the link must be closed."""
 
 
 class FrameTooLarge(FrameError):
@@ -161,7 +161,7 @@ def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int 
 class FrameReader:
     """Splits a byte stream, received in arbitrary pieces, into frames.
 
-    Each payload is copied once, in however many pieces it arrived.
+    Each payload is copied once, regardless of the number of pieces.
     """
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:

@@ -1,7 +1,7 @@
 """The generated protobuf modules, each imported at its first use.
 
-Importing protobuf's runtime and these modules takes as long as everything else that a new client does before its first
-result, which does not need them: see `hearth.codec.encode` of the client.
+Importing protobuf's runtime and these modules takes as long as all other work of a new client before its first result,
+which does not need them: see `hearth.codec.encode` of the client.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class LaunchFlag(enum.IntFlag):
     UNCHECKED = 2  # grid, block and arguments are not checked
     COOPERATIVE = 4
     EXTENDED = 8  # an extension follows the header
-    FIT = 64  # the daemon reduces a one-dimensional cooperative grid to the blocks that can be resident at once
+    FIT = 64  # the daemon reduces a one-dimensional cooperative grid to the blocks that can be resident together
     ATTRIBUTES = 128  # attributes follow the extension
 
 
@@ -206,7 +206,7 @@ def unpack_layout(layout: bytes) -> list[LayoutEntry]:
 def split_nested(entries: Sequence[LayoutEntry]) -> tuple[list[LayoutEntry], list[Nested]]:
     """Separates the kernel's parameters from the nested pointers.
 
-    A pointer that starts before the end of the parameter in front of it is nested in that parameter.
+    A pointer that starts before the end of the parameter before it is nested in that parameter.
 
     Args:
         entries: All entries of a layout.

@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory on which client and daemon have to agree: rows, pitch and overlap.
+"""Layouts of arrays in memory on which client and daemon must agree: rows, pitch and overlap.
 
 Sizes, offsets, pitches and strides are in bytes. All arithmetic uses Python integers, so nothing overflows.
 """

@@ -1,7 +1,7 @@
 """A connected socket that two threads share, one for each direction, without copies of the transferred bytes.
 
-A peer that stalls in the middle of a frame is given up after `STALL_S` seconds. The system detects a peer that has
-disappeared without closing the connection.
+If a peer stalls in the middle of a frame, `PipeStalled` is raised after `STALL_S` seconds. The system detects a peer
+that has disappeared without closing the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STALL_S = 20.0
 """Seconds for which a peer may stall while a frame is partly sent or received."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
-"""TCP options, as far as the system has them: seconds, seconds, a count, milliseconds."""
+"""TCP options, set if the system has them. Units: seconds, seconds, a number of probes, milliseconds."""
 KeepWaiting = Callable[[], bool]
 """Callback that returns True to keep waiting, though nothing has arrived for a while."""
 
@@ -50,7 +50,7 @@ class Pipe:
     def _prepare(self) -> None:
         self._connection.setblocking(True)
         # Timeouts of the system: with a Python timeout, the socket would call `poll` before every call, and a read
-        # would not fill the buffer at once.
+        # would not fill the buffer in one call.
         seconds = int(self._stall)
         limit = seconds.to_bytes(8, "little") + int((self._stall - seconds) * 1e6).to_bytes(8, "little")
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -110,7 +110,7 @@ def take_frames(outgoing: SimpleQueue[bytes | T | None]) -> tuple[list[Part], T 
     """Waits for frames to send, and takes those that are sent together: small ones, up to the first chunk.
 
     Returns:
-        The small frames and the chunk behind them, if there is one; None at the None that ends the queue.
+        The small frames and the chunk after them, if there is one; None at the None that ends the queue.
     """
     parts: list[Part] = []
     while not parts or (len(parts) < _GATHERED and not outgoing.empty()):
@@ -124,7 +124,7 @@ def take_frames(outgoing: SimpleQueue[bytes | T | None]) -> tuple[list[Part], T 
 
 
 def tune(connection: socket.socket) -> None:
-    """Sets TCP options: small frames are sent at once, and a peer that has disappeared is detected."""
+    """Sets TCP options: small frames are sent immediately, and a peer that has disappeared is detected."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
 """Table of the refusals that can be retried, by reason, for clients of any kind and for the daemon.
 
-The class of a reason says what a client may do; the daemon says with `RetryInfo` whether a retry may succeed now. A
-request that may be repeated unchanged has not begun, and is worth repeating only if the daemon says when.
+The class of a reason determines what a client may do. `RetryInfo` from the daemon means that a retry may succeed after
+the time in it. A request that may be repeated unchanged has not begun; without `RetryInfo` it would be refused again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ class Retry(enum.Enum):
     """Possible reaction of a client to a refusal."""
 
     SAME = "same"
-    """No part of the request has run, because of a lack of room, of quota, or of a daemon that accepts work. It may be
-    repeated unchanged after the time that the refusal names. Without a time, it will be refused again."""
+    """No part of the request has run: the daemon has no room or accepts no work, or the tenant has no quota left. The
+    request may be repeated unchanged after the time that the refusal names. Without a time, it will be refused
+    again."""
 
     ANEW = "anew"
     """The object of the request is gone (a device process, an array, the session, the bytes in transit), or the request
-    may have run in part. It may be issued anew if running it twice does no harm."""
+    may have run in part. It may be issued again if running it twice does no harm."""
 
     NEVER = "never"
-    """The request will be refused again: something has to be changed."""
+    """The request will be refused again unless it, or the cause of the refusal, is changed."""
 
 
 RETRIES: Mapping[str, Retry] = {
@@ -37,7 +38,7 @@ RETRIES: Mapping[str, Retry] = {
     "BUFFER_LOST": Retry.ANEW,
     "SESSION_EXPIRED": Retry.ANEW,
     "TRANSFER_ABORTED": Retry.ANEW,
-    "COLLECTIVE_TIMEOUT": Retry.NEVER,  # a rank is missing: the ranks have to agree first
+    "COLLECTIVE_TIMEOUT": Retry.NEVER,  # a rank is missing: the ranks must agree first
     "COMMUNICATOR_FAILED": Retry.NEVER,
     "DEPENDENCY_FAILED": Retry.NEVER,
     "INVALID_ARGUMENT": Retry.NEVER,

@@ -14,14 +14,14 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def open_closed() -> None:
     """Opens /dev/null in place of each standard stream that is closed.
 
-    Otherwise the next sockets would get the numbers 0 to 2, which libraries take for standard streams, and Python's
+    Otherwise the next sockets would get the numbers 0 to 2, which libraries use as standard streams, and Python's
     streams would be None.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number, which is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number, which is this number
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - stays open
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - stays open
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - stays open
@@ -30,7 +30,7 @@ def open_closed() -> None:
 def discard_unwritable(error: OSError) -> bool:
     """Returns True if `error` says that output cannot be written; /dev/null is then stdout.
 
-    Otherwise Python would report at exit that it cannot write what stdout holds.
+    Otherwise Python would report at exit that it cannot write the buffered output.
     """
     if error.errno not in _UNWRITABLE and not isinstance(error, BrokenPipeError):
         return False

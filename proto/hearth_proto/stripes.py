@@ -1,17 +1,17 @@
 """Transfers over stripes: connections for bulk data, any number of which carry any number of transfers.
 
 A transfer is divided into chunks of one size; the last chunk may be shorter. One STRIPE frame carries each chunk, over
-any stripe and in any order. The receiver answers each chunk by TAKEN; chunks of a broken stripe that were not answered
-are sent again over other stripes. When an upload has arrived completely, the daemon answers by TAKEN for the offset
-after its last byte, on every stripe that announced the upload, also on those that announce it later, because a TAKEN of
-a single chunk may have been lost.
+any stripe and in any order. The receiver answers each chunk with TAKEN; chunks of a broken stripe that were not
+answered are sent again over other stripes. When an upload has arrived completely, the daemon answers with TAKEN for the
+offset after its last byte, on every stripe that announced the upload, also on those that announce it later, because a
+TAKEN of a single chunk may have been lost.
 
-A client that will send an upload over a stripe announces it there by UPLOAD, whose payload is the size of the chunks.
-The device process answers by CREDIT (`flags`: the number of further STRIPE frames of the transfer that may be sent over
-this stripe) when it has memory for them and the Write that uses them is executing; so it never has to leave received
-bytes unread. A client that will receive a download announces DOWNLOAD in the same way, and receives STRIPE frames from
-then on. ABORT, from the device process, says that a transfer has ended prematurely. At any time the client may use
-Upload or Download instead; then all bytes of the transfer, from the first on, are sent over gRPC.
+A client that will send an upload over a stripe announces it there with UPLOAD, whose payload is the size of the chunks.
+The device process answers with CREDIT (`flags`: the number of further STRIPE frames of the transfer that may be sent
+over this stripe) when it has memory for them and the Write that uses them is executing; so it never needs to leave
+received bytes unread. A client that will receive a download announces DOWNLOAD in the same way, and receives STRIPE
+frames from then on. ABORT, from the device process, reports that a transfer has ended prematurely. At any time the
+client may use Upload or Download instead; then all bytes of the transfer, from the first on, are sent over gRPC.
 """
 
 from __future__ import annotations

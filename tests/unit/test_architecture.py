@@ -1,7 +1,7 @@
 """Checks that docs/architecture.md and CONTRIBUTING.md name files, folders, classes and functions that exist, and that
 they name every package.
 
-A name in backticks directly behind a link to a file, or a comma-separated list of such names, must be defined in that
+A name in backticks directly after a link to a file, or a comma-separated list of such names, must be defined in that
 file.
 """
 
@@ -25,13 +25,13 @@ TABLES = {
     "client/hearth": ("### client/hearth", "The client"),
     "server/hearthd/front": ("### server/hearthd/front", "The front"),
     "server/hearthd/device": ("### server/hearthd/device", "The device process"),
-    "server/hearthd": ("What stands beside front and device", "The daemon"),
+    "server/hearthd": ("The packages of [server/hearthd]", "The daemon"),
 }
 """Start of the table of each folder, and the import contract that lists its packages from top to bottom."""
 
 
 def links(page: Path) -> list[tuple[str, Path, list[str]]]:
-    """Returns (text, target, names behind the link) of each link to a file of the repository."""
+    """Returns (text, target, names after the link) of each link to a file of the repository."""
     found = LINK.findall(page.read_text())
     return [(text, (page.parent / to).resolve(), re.findall(r"`(.+?)`", names)) for text, to, names in found]
 
@@ -63,9 +63,9 @@ def layers(contract: str) -> list[str]:
 
 
 def rows(heading: str) -> list[tuple[str, str]]:
-    """Returns (text, target) of the links in the first column of the first table behind `heading`."""
-    behind = ARCHITECTURE.read_text().partition(f"\n{heading}")[2]
-    table = re.search(r"(?:^\|.*\n)+", behind, re.MULTILINE)
+    """Returns (text, target) of the links in the first column of the first table after `heading`."""
+    rest = ARCHITECTURE.read_text().partition(f"\n{heading}")[2]
+    table = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
     assert table is not None, heading
     return re.findall(r"^\| \[([^\]]+)\]\(\.\./([^)]+)\) \|", table.group(), re.MULTILINE)
 
@@ -80,7 +80,7 @@ def test_every_link_leads_to_a_file_or_folder_of_that_name(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_name_behind_a_link_is_in_that_file(page: Path) -> None:
+def test_every_name_after_a_link_is_in_that_file(page: Path) -> None:
     named = [(target, name) for _, target, names in links(page) for name in names]
     assert len(named) > 8
     for target, name in named:

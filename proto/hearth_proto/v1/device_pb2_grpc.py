@@ -391,8 +391,8 @@ class DeviceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Single calls: each executes one command. A command that fails at submission returns its error at once, and records
-        no error on its stream.
+        """Single calls: each executes one command. A command that fails at submission returns its error immediately, and
+        records no error on its stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

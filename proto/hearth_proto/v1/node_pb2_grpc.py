@@ -26,15 +26,17 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
-    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
+    """Credentials. If the daemon has tenants, every call except RenewSession and CloseSession (whose session token
+    identifies the caller) carries one of these credentials. The first one that is present is used, even if it is not
+    valid:
     metadata "authorization: Bearer <token>"   a tenant's token
-    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as reported by the kernel; valid for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock, next to the Unix socket: it
+    identifies the caller's user, as reported by the kernel; valid for
+    one call, for a few seconds
+    metadata "hearth-session: <session token>" for every call except OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
-    token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the
+    session token in its messages.
     """
 
     def __init__(self, channel):
@@ -111,15 +113,17 @@ class NodeServiceStub(object):
 
 
 class NodeServiceServicer(object):
-    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
-    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
+    """Credentials. If the daemon has tenants, every call except RenewSession and CloseSession (whose session token
+    identifies the caller) carries one of these credentials. The first one that is present is used, even if it is not
+    valid:
     metadata "authorization: Bearer <token>"   a tenant's token
-    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as reported by the kernel; valid for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock, next to the Unix socket: it
+    identifies the caller's user, as reported by the kernel; valid for
+    one call, for a few seconds
+    metadata "hearth-session: <session token>" for every call except OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
-    token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the
+    session token in its messages.
     """
 
     def Describe(self, request, context):
@@ -290,15 +294,17 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """The caller. Where the daemon has tenants, every call but RenewSession and CloseSession (whose session token identifies
-    the caller) carries one of these credentials. The first that is present decides, also if it is not valid:
+    """Credentials. If the daemon has tenants, every call except RenewSession and CloseSession (whose session token
+    identifies the caller) carries one of these credentials. The first one that is present is used, even if it is not
+    valid:
     metadata "authorization: Bearer <token>"   a tenant's token
-    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock beside the Unix socket: the caller's
-    user, as reported by the kernel; valid for one call, for some seconds
-    metadata "hearth-session: <session token>" for every call but OpenSession: the client that opened the session
+    metadata "hearth-ticket: <ticket>"         one line read from hearth-identity.sock, next to the Unix socket: it
+    identifies the caller's user, as reported by the kernel; valid for
+    one call, for a few seconds
+    metadata "hearth-session: <session token>" for every call except OpenSession: the client that opened the session
     the client certificate of the TLS connection
-    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the session
-    token in its messages.
+    Devices, sessions and processes that a caller may not see are reported as absent. DeviceService needs only the
+    session token in its messages.
     """
 
     @staticmethod

@@ -110,7 +110,7 @@ def test_sharing_a_device(run: Run, daemon: DaemonProcess) -> None:
 
 
 def test_beside_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
-    code = program_of("Beside CuPy and PyTorch")
+    code = program_of("Together with CuPy and PyTorch")
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 
 

@@ -600,7 +600,7 @@ RUNS = [
     Runs(
         _HEADERS,
         "`cuda/std/optional`, `span`, `bit`",
-        "as of C++20, whatever `-std` says",
+        "as in C++20, regardless of `-std`",
         "cuda::std::optional<int> o = 4; int a[3] = {1, 2, 3}; cuda::std::span<int> s(a);"
         " if (threadIdx.x == 0) { out[0] = o.value(); out[1] = s.size(); out[2] = cuda::std::popcount(7u); }",
         [4, 3, 3],

@@ -69,7 +69,7 @@ def _tries(reason: str, kind: str) -> int:
 
 def test_the_documentation_has_the_same_table() -> None:
     text = (ROOT / "docs" / "protocol.md").read_text()
-    section = text[text.index("## Errors") : text.index("## Past gRPC")]
+    section = text[text.index("## Errors") : text.index("## Direct connections")]
     for name, kind in retries.RETRIES.items():
         if kind is not Retry.NEVER:
             row = next((line for line in section.splitlines() if f"`{name}`" in line and line.startswith("|")), "")
