@@ -5,6 +5,7 @@ The import contracts of pyproject.toml order the packages; this order is within 
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_parent_link_is_an_annotation_and_closes_a_circle(imports: list[Import],
     assert all(each.annotation_only for each in places), f"not only an annotation: {', '.join(map(str, places))}"
     downward = [each for each in imports if each[:2] not in PARENT_LINKS]
     assert circles([*downward, *places]), f"{' -> '.join(link)} closes no circle: remove it from PARENT_LINKS"
+
+
+def test_every_module_to_compile_exists() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    compiled = targets["wheel"]["hooks"]["custom"]["compiled"]
+    modules = [PACKAGES[package] / f"{name.replace('.', '/')}.py" for package in compiled for name in compiled[package]]
+    assert len(modules) > 40 and not [str(path) for path in modules if not path.is_file()]
 
 
 # ---- the graph of the imports ----
