@@ -85,7 +85,7 @@ def test_exposure() -> None:
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     found = re.search(r"Overall exposure level for hearthd.service: ([\d.]+)", done.stdout)
-    said = re.search(r"systemd-analyze security.*says ([\d.]+)", SYSTEM.read_text())
+    said = re.search(r"systemd-analyze security.*reports ([\d.]+)", SYSTEM.read_text())
     assert found is not None and said is not None
     assert float(found[1]) <= THRESHOLD and found[1] == said[1]
     arguments[3] = "--threshold=10"
