@@ -1,4 +1,4 @@
-"""`hearthd example-config` and `hearthd install-service`: the files of `deploy/` for an installation."""
+"""`hearthd example-config` and `hearthd install-service`: installation of files of `deploy/`."""
 
 from __future__ import annotations
 
