@@ -7,22 +7,22 @@
 #                                                                         BASE=nvidia/cuda:13.0.1-runtime-ubuntu24.04
 #   docker run --rm --gpus all --shm-size 1g -v /run/hearth:/run/hearth hearth:cuda12
 #
-# A mounted /run/hearth is all that clients on the host and in other containers need (hearth.connect(), as the same
-# user or as a tenant of the configuration). It has to belong to user 7421: `install -d -o 7421 -g 7421 /run/hearth`.
+# Clients on the host and in other containers need only the mounted /run/hearth (hearth.connect(), as the same user or
+# as a tenant of the configuration). User 7421 must own the directory: `install -d -o 7421 -g 7421 /run/hearth`.
 #
-# TCP is the container's loopback alone. To serve other hosts, mount a configuration with [tls] and [[tenants]]
-# (deploy/examples), say so with -e HEARTH_CONFIG=/etc/hearth/hearth.toml, and publish 7421 and 7423. Configure by that
-# file and by HEARTH_* variables rather than by flags: the health check reads them as well.
+# The daemon listens on TCP only on the container's loopback. To serve other hosts, mount a configuration with [tls] and
+# [[tenants]] (deploy/examples), name it with -e HEARTH_CONFIG=/etc/hearth/hearth.toml, and publish 7421 and 7423. Use
+# this file and HEARTH_* variables instead of flags, because the health check reads them as well.
 #
-# The root file system may be read-only (--read-only). What is written: /run/hearth (sockets), /var/cache/hearth
-# (compiled modules, CuPy's and the driver's caches) and /tmp (a compile's scratch; --tmpfs /tmp). Keep the cache in a
-# named volume: compiled kernels then outlive the container. NCCL wants more of /dev/shm than the 64 MiB that containers have, so --shm-size 1g for several GPUs;
-# Hearth itself shares memory by memfd.
-# No capability is needed (--cap-drop ALL --security-opt no-new-privileges), no --ipc host and no --init: as process 1
-# hearthd waits for the processes that it inherits. The daemon drains for drain_timeout (10 s): --stop-timeout 30.
+# The root file system may be read-only (--read-only). The daemon writes to /run/hearth (sockets), /var/cache/hearth
+# (compiled modules, caches of CuPy and the driver) and /tmp (temporary files of compiles; --tmpfs /tmp). Keep the cache
+# in a named volume, so that compiled kernels outlive the container. With several GPUs, NCCL needs more of /dev/shm than
+# the default of 64 MiB: --shm-size 1g. Hearth itself shares memory by memfd.
+# The container needs no capability (--cap-drop ALL --security-opt no-new-privileges), no --ipc host and no --init: as
+# process 1 hearthd reaps the processes that it inherits. The daemon drains for drain_timeout (10 s): --stop-timeout 30.
 #
-# Tags can be moved, digests cannot: for builds that are the same next year, name both, as in
-# --build-arg BASE=python:3.12.11-slim-bookworm@sha256:... (`docker buildx imagetools inspect TAG` says which).
+# Tags can change, digests cannot. For reproducible builds, name both, as in
+# --build-arg BASE=python:3.12.11-slim-bookworm@sha256:... (`docker buildx imagetools inspect TAG` prints the digest).
 ARG BUILDER=python:3.12.11-slim-bookworm
 ARG BASE=python:3.12.11-slim-bookworm
 
@@ -39,10 +39,10 @@ COPY deploy/examples deploy/examples
 COPY deploy/systemd deploy/systemd
 RUN python -m build --wheel --outdir /wheels
 
-# ---- what both of the next have: the base with Python and the daemon's user ----
+# ---- parent of the next two stages: the base with Python and the daemon's user ----
 FROM ${BASE} AS base
-# The CUDA images come without Python; the slim Python image has it. Debian and Ubuntu keep one version of a package at
-# a time, which a pinned one would outlive.
+# The CUDA images have no Python; the slim Python image has. No version is pinned, because Debian and Ubuntu keep only
+# one version of a package at a time.
 # hadolint ignore=DL3008
 RUN if ! command -v python3 >/dev/null; then \
       apt-get update \
@@ -54,7 +54,7 @@ RUN if ! command -v python3 >/dev/null; then \
     && install -d -o hearth -g hearth -m 0700 /var/cache/hearth \
     && install -d -o hearth -g hearth -m 0755 /run/hearth
 
-# ---- the packages, from wheels, so no compiler (sdnotify has none: it is plain Python) ----
+# ---- the packages, from wheels, so without a compiler (sdnotify has no wheel, and is pure Python) ----
 FROM base AS packages
 ARG EXTRA=cpu
 # hadolint ignore=DL3008
@@ -65,8 +65,8 @@ RUN if ! python3 -c 'import ensurepip' 2>/dev/null; then \
     fi \
     && python3 -m venv /opt/hearth
 COPY --from=wheel /wheels /wheels
-# The wheel is the one that was just built, by whatever version it has. The extra "cpu" is "server" and ziglang, a
-# compiler for where none can be had; the image has a better one.
+# The wheel is that of the stage `wheel`, whatever its version. The extra "cpu" is "server" with ziglang, a compiler for
+# systems without one; the image installs the system's compiler instead.
 # hadolint ignore=DL3013
 RUN wheel="$(ls /wheels/*.whl)" \
     && if [ "${EXTRA}" = cpu ]; then extra=server; else extra="${EXTRA}"; fi \
@@ -76,7 +76,7 @@ RUN wheel="$(ls /wheels/*.whl)" \
 # ---- the image ----
 FROM base AS runtime
 ARG EXTRA=cpu
-# The CPU backend compiles kernels with the system's C++ compiler. On GPUs NVRTC, which CuPy's packages bring, does.
+# The CPU backend compiles kernels with the system's C++ compiler, the CUDA backend with NVRTC from CuPy's packages.
 # hadolint ignore=DL3008
 RUN if [ "${EXTRA}" = cpu ]; then \
       apt-get update \
@@ -90,9 +90,9 @@ LABEL org.opencontainers.image.title="hearthd" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=packages /opt/hearth /opt/hearth
-# NVIDIA_*: which devices and which parts of its driver NVIDIA's container runtime puts in; without it they do nothing.
-# listen.unix is named, so that a mount that cannot be written is an error and not another place. What CuPy, the driver
-# and others put under HOME is for the cache's volume, too.
+# NVIDIA_*: the devices and the parts of the driver that NVIDIA's container runtime adds; without it they have no
+# effect. HEARTH_LISTEN_UNIX is set, so that a mount that is not writable is an error; with "auto" the daemon would use
+# another path. HOME is in the volume of the cache, because CuPy, the driver and others write caches below it.
 ENV PATH=/opt/hearth/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -106,10 +106,10 @@ USER 7421:7421
 WORKDIR /var/cache/hearth
 VOLUME ["/run/hearth", "/var/cache/hearth"]
 EXPOSE 7421 7422 7423
-# Readiness: some device serves and nothing drains. Over the Unix socket, so whatever listens on TCP, and without a
-# token. Liveness, for what restarts a container: `hearthd health --live`.
+# Readiness: a device serves, and the daemon does not drain. The check uses the Unix socket, so it needs no TCP listener
+# and no token. For liveness, on which a container is restarted: `hearthd health --live`.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --start-interval=2s --retries=3 CMD ["hearthd", "health"]
-# Exec form: SIGTERM reaches the daemon, which drains; a second one ends it at once.
+# Exec form: SIGTERM reaches the daemon, which drains; a second SIGTERM ends it immediately.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["hearthd"]
 CMD ["serve"]

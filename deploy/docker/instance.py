@@ -1,5 +1,5 @@
-"""An image's command as an engine runs it: process 1 of separate namespaces, the image's user, nothing to write but its
-volumes and /tmp."""
+"""Runs an image's command as an engine does: as process 1 of separate namespaces and as the image's user, with write
+access only to its volumes and /tmp."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from image import Failed, Image
 
 _START_S = 120.0
 _CLIENT_S = 120.0
-"""The cache's first kernel waits for the precompiled prelude."""
+"""Time limit of a client, in seconds. Its first kernel, with an empty cache, waits for the precompiled prelude."""
 _STOP_S = 30.0
 _NEW = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child=KILL")
 
 
 class Instance:
-    """Runs from `__enter__`, when the daemon has said that it is ready, to `__exit__`."""
+    """A running image: `__enter__` returns when the daemon is ready, `__exit__` ends it."""
 
     def __init__(self, image: Image, folder: Path) -> None:
         self.image = image
@@ -39,7 +39,7 @@ class Instance:
         self._log = folder / "log"
 
     def __enter__(self) -> Instance:
-        for inside, outside in self.volumes.items():  # a fresh volume is as the image has the folder
+        for inside, outside in self.volumes.items():  # a new volume has the owner and mode of the image's directory
             there = (self.image.root / inside.strip("/")).stat()
             outside.mkdir()
             outside.chmod(there.st_mode & 0o7777)
@@ -63,12 +63,14 @@ class Instance:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)  # process 1, with which the kernel ends all of its namespace
+                os.kill(self._pid, signal.SIGKILL)  # process 1, whose end ends its namespace
         self._process.wait()
 
     def _started(self, command: list[str], mounts: list[tuple[str, str, str]]) -> list[str]:
-        """Returns the command that runs `command` of the image in new namespaces. `mounts`: source, place, "rw" or
-        "ro"."""
+        """Returns the command line that runs `command` of the image in new namespaces.
+
+        `mounts`: source, target, "rw" or "ro".
+        """
         plan = {
             "root": str(self.image.root),
             "mounts": mounts,
@@ -80,9 +82,11 @@ class Instance:
         return ["unshare", *_NEW, sys.executable, __file__, json.dumps(plan)]
 
     def beside(self, command: list[str], file: Path) -> str:
-        """Returns the output of a command that runs beside the daemon as a client's container does: with the sockets,
-        which it cannot write to, a file at the root, and no network. Raises `Failed`."""
-        (self.image.root / file.name).touch()  # an engine makes places to mount at, too
+        """Runs a command while the daemon runs, as in a client's container, and returns its output. Raises `Failed`.
+
+        It has the sockets in a read-only mount, a file at the root, and no network.
+        """
+        (self.image.root / file.name).touch()  # an engine creates mount points, too
         mounts = [(str(self.socket.parent), "/run/hearth", "ro"), (str(file), f"/{file.name}", "ro")]
         try:
             done = subprocess.run(
@@ -108,7 +112,7 @@ class Instance:
         return " ".join(f"{name}={value}" for name, value in seen.items())
 
     def health_check(self) -> tuple[int, str]:
-        """The image's health check, inside; exit status and output."""
+        """Runs the image's health check inside, and returns its exit status and output."""
         user, group = self.image.user.split(":")
         enter = ["nsenter", "-t", str(self._pid), "-m", "-p", "-n", "-i", "-u", "-r", "-w", "-S", user, "-G", group]
         env = [f"{name}={value}" for name, value in self.image.env.items()]
@@ -118,7 +122,7 @@ class Instance:
         return done.returncode, done.stdout + done.stderr
 
     def zombies(self) -> list[str]:
-        """Children of process 1 that have ended and that it has not waited for."""
+        """Returns the children of process 1 that have ended and that it has not reaped."""
         found = []
         for pid in Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split():
             stat = Path(f"/proc/{pid}/stat")
@@ -127,7 +131,7 @@ class Instance:
         return found
 
     def stop(self) -> tuple[int, float]:
-        """The image's stop signal; its exit status, and how long it took."""
+        """Sends the image's stop signal, and returns the exit status and the duration in seconds."""
         begin = time.monotonic()
         os.kill(self._pid, signal.Signals[self.image.stop_signal])
         try:
@@ -141,14 +145,14 @@ class Instance:
 
 
 def _enter(plan: dict) -> None:
-    """Sets the mounts up in the new namespaces, drops its privileges, and becomes the command."""
+    """Sets up the mounts in the new namespaces, drops privileges, and executes the command."""
     root = plan["root"]
-    _mount("--rbind", root, root)  # a separate mount, to be read-only
+    _mount("--rbind", root, root)  # a separate mount, which becomes read-only
     for outside, inside, access in plan["mounts"]:
         _mount("--bind", outside, root + inside)
         if access == "ro":
             _mount("-o", "remount,ro,bind", root + inside)
-    for inside in ("/tmp", "/dev/shm"):  # as an engine's --tmpfs and its own: nothing can be executed there
+    for inside in ("/tmp", "/dev/shm"):  # as an engine's tmpfs mounts: noexec
         _mount("-t", "tmpfs", "-o", "rw,noexec,nosuid,nodev,size=64m", "tmpfs", root + inside)
     _mount("-t", "proc", "proc", root + "/proc")
     _mount("-o", "remount,ro,bind", root)
@@ -160,9 +164,9 @@ def _enter(plan: dict) -> None:
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
     libc = ctypes.CDLL(None)
-    # PR_SET_PDEATHSIG, which was lost with the user, and PR_SET_NO_NEW_PRIVS
+    # PR_SET_PDEATHSIG, which the change of the user cleared, and PR_SET_NO_NEW_PRIVS
     if libc.prctl(1, int(signal.SIGKILL), 0, 0, 0) or libc.prctl(38, 1, 0, 0, 0):
-        raise OSError("neither the parent's end can be followed nor rights be given up")
+        raise OSError("prctl failed: PR_SET_PDEATHSIG or PR_SET_NO_NEW_PRIVS")
     os.execvpe(plan["command"][0], plan["command"], plan["env"])
 
 
@@ -171,7 +175,7 @@ def _mount(*arguments: str) -> None:
 
 
 def _loopback() -> None:
-    """Up: SIOCGIFFLAGS, SIOCSIFFLAGS with IFF_UP (netdevice(7))."""
+    """Brings up the loopback interface: SIOCGIFFLAGS, SIOCSIFFLAGS with IFF_UP (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         name, flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, 0x8913, request))

@@ -1,15 +1,15 @@
-"""Does what the Dockerfile says without a container engine, and then what one would do with the image.
+"""Builds the Dockerfile without a container engine, and runs the image as an engine would.
 
     python deploy/docker/rehearse.py [--build-arg EXTRA=server] [--installed]
 
-This machine's root file system, under an overlay that takes every change, stands in for the base images; the Dockerfile
-is read by BuildKit's own parser (package `dockerfile`) and its steps run as they stand. The image's command then runs
-as process 1 of separate namespaces, as the image's user, without capabilities, on a read-only root; the image's health
-check is asked; clients work through the mounted socket; a device is lost, and no zombie stays; SIGTERM drains.
+This machine's root file system, under an overlay, replaces the base images. BuildKit's parser (package `dockerfile`)
+reads the Dockerfile, and its steps run unchanged. The image's command then runs as process 1 of separate namespaces, as
+the image's user, without capabilities, on a read-only root. The rehearsal runs the health check, runs clients through
+the mounted socket, causes the loss of a device, checks that no zombie remains, and drains the daemon by SIGTERM.
 
-What this does not show: that the base images' tags exist and are enough by themselves, BuildKit's caching, an engine's
-seccomp and AppArmor profiles, GPUs. It needs root (for mounts), Linux with overlayfs, and a package index;
-`--installed` has it take the packages that this Python has, and download those alone that build the wheel.
+It does not check that the tags of the base images exist and that these images are sufficient, BuildKit's caching, the
+seccomp and AppArmor profiles of an engine, or GPUs. It needs root (for mounts), Linux with overlayfs, and a package
+index. With `--installed` it uses the packages of this Python, and downloads only packages that build the wheel.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from instance import Instance
 ROOT = Path(__file__).parents[2]
 _INSIDE = "HEARTH_REHEARSAL"
 _COMPILERS = ["g++", "g++-12", "g++-13", "g++-14", "clang"]
-"""The base images have none, this machine may: what is not installed by the Dockerfile is not to be there. With
-EXTRA=server, which is for the stand-in alone, this machine's stay."""
+"""Compilers that are removed, because the base images have none and the Dockerfile must install what it needs. With
+EXTRA=server, which is only for the rehearsal, the compilers of this machine remain."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--installed", action="store_true", help="take the packages that this Python has")
+    parser.add_argument("--installed", action="store_true", help="use the packages of this Python")
     options = parser.parse_args()
     if os.environ.pop(_INSIDE, "") != "1":
         return _in_mounts_of_its_own()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`
     arguments = dict(each.split("=", 1) for each in options.build_arg)
     with _scratch() as folder:
         try:
@@ -57,7 +57,7 @@ def main() -> int:
         except Failed as failed:
             print(f"rehearse: {failed}", file=sys.stderr)
             return 1
-    say("done", "all of it")
+    say("done", "all steps")
     return 0
 
 
@@ -66,9 +66,9 @@ def say(what: str, text: str) -> None:
 
 
 def _in_mounts_of_its_own() -> int:
-    """Runs the same command where its mounts are private and end with it."""
+    """Runs the same command in a mount namespace, so that its mounts are private and end with it."""
     if os.geteuid():
-        print("rehearse: it mounts file systems, so it needs root", file=sys.stderr)
+        print("rehearse: root is required, to mount file systems", file=sys.stderr)
         return 2
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv]
     return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
@@ -76,7 +76,7 @@ def _in_mounts_of_its_own() -> int:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Yields a folder in memory, which ends with the mounts: overlays may not lie in their lower layer."""
+    """Yields a directory in memory, which ends with the mounts. An overlay cannot be in its own lower layer."""
     folder = Path(tempfile.mkdtemp(prefix="hearth-rehearsal-"))  # short: a socket's path has at most 107 bytes
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", str(folder)], check=True)
@@ -87,8 +87,10 @@ def _scratch() -> Iterator[Path]:
 
 
 def _packages_of_this_python(builder: Builder) -> Image:
-    """The image with no package downloaded but those that build the wheel: pip installs that alone, and the rest is
-    found where this Python has it."""
+    """Builds the image with the packages of this Python, and downloads only packages that build the wheel.
+
+    pip installs only the wheel; a .pth file adds the directory of the other packages.
+    """
     place = "/opt/installed"
     builder.shared[place] = sysconfig.get_paths()["purelib"]
     builder.environment["packages"] = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
@@ -98,7 +100,7 @@ def _packages_of_this_python(builder: Builder) -> Image:
     return image
 
 
-# ---- what an engine and its users do with it ----
+# ---- use of the image ----
 
 
 def _use(image: Image, folder: Path) -> None:
@@ -107,12 +109,12 @@ def _use(image: Image, folder: Path) -> None:
         say("confined", daemon.confinement())
         status, text = daemon.health_check()
         if status or text.strip() != "SERVING":
-            raise Failed(f"the health check says {text!r}, exit status {status}\n{daemon.log()}")
+            raise Failed(f"the health check printed {text!r}, exit status {status}\n{daemon.log()}")
         say("healthy", " ".join(image.health_check))
         began = time.monotonic()
         client = daemon.beside(["python3", "/client.py"], ROOT / "deploy" / "docker" / "client.py")
-        say("client", f"in a separate container, as compose.yml has it: {client.strip()}")
-        say("first", f"that kernel, on a fresh cache, took the client {time.monotonic() - began:.1f} s from its start")
+        say("client", f"in a separate container, as in compose.yml: {client.strip()}")
+        say("first", f"with an empty cache, the client took {time.monotonic() - began:.1f} s from its start")
         _work(daemon)
         zombies = daemon.zombies()
         deadline = time.monotonic() + 10
@@ -120,7 +122,7 @@ def _use(image: Image, folder: Path) -> None:
             time.sleep(0.05)
             zombies = daemon.zombies()
         if zombies:
-            raise Failed(f"zombies stay: {zombies}")
+            raise Failed(f"zombies remain: {zombies}")
         say("reaped", "no zombie after a device was lost")
         code, seconds = daemon.stop()
         if code:
@@ -129,7 +131,7 @@ def _use(image: Image, folder: Path) -> None:
 
 
 def _work(daemon: Instance) -> None:
-    """A client's first kernel through the mounted socket, and the loss of a device."""
+    """Runs a client's first kernel through the mounted socket, and causes the loss of a device."""
     import numpy as np
 
     import hearth

@@ -1,4 +1,4 @@
-"""Extension of griffe, which reads the docstrings for the reference: examples and names become Markdown."""
+"""Extension of griffe, which reads the docstrings for the reference: converts examples and names to Markdown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _block(found: re.Match[str]) -> str:
 
 
 def _linked(found: re.Match[str], in_aio: bool) -> str:
-    """Returns a name as a link. In `hearth.aio`, `Device` alone is the class of that package."""
+    """Returns a name as a link. In `hearth.aio`, an unqualified name such as `Device` is that of `hearth.aio`."""
     package, aio, name, member = (part or "" for part in found.groups())
     if name not in hearth.__all__ or not (package or aio or name[0].isupper()):
         return found[0]

@@ -1,7 +1,7 @@
 """Hooks of MkDocs for the documentation's site: pages from outside `docs/`, and links between files of the repository.
 
-The pages are written for viewers of the repository, where a link is a path from the page's file. The site has other
-paths: `site_path` maps one to the other. A source file that a page links to is copied to the site as plain text.
+In the repository, a link of a page is a path relative to the page's file. The site has other paths: `site_path` maps a
+path of the repository to one of the site. A source file that a page links to is copied to the site as plain text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _FILE = re.compile(r" file=(\S+)")
 
 
 def site_path(path: str) -> str:
-    """Returns the path on the site of a file of the repository; for a folder, that of its `__init__.py`.
+    """Returns the path on the site of a file of the repository; for a directory, that of its `__init__.py`.
 
-    Empty: the site has no such file.
+    Empty: there is no such file.
     """
     if path in PAGES:
         return PAGES[path]
@@ -59,7 +59,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Rewrites the links of a page, and the options of its code blocks, which are for the tests."""
+    """Rewrites the links of a page, and removes the options of its code blocks, which only the tests use."""
     here = page.file.src_uri
     folder = posixpath.dirname(_REPOSITORY.get(here, f"docs/{here}"))
 

@@ -1,5 +1,4 @@
-"""deploy/docker/compose.yml: valid by the specification's own schema, and consistent with the daemon and the mounted
-files."""
+"""deploy/docker/compose.yml: valid by the specification's schema, consistent with the daemon and the mounted files."""
 
 from __future__ import annotations
 

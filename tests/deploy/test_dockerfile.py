@@ -64,8 +64,10 @@ def test_extras_and_version_are_those_of_the_project() -> None:
 
 @pytest.mark.parametrize(("extra", "compiler", "packages"), [("cpu", True, "server"), ("cuda13", False, "cuda13")])
 def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, compiler: bool, packages: str) -> None:
-    """The image must not use ziglang's compiler, which first builds a C++ library. The steps run with stub programs
-    that record their arguments."""
+    """The image must not use ziglang's compiler, which first builds a C++ library.
+
+    The steps run with stub programs that record their arguments.
+    """
     steps = [step.value[0] for step in STEPS if step.cmd == "RUN" and "EXTRA" in step.value[0]]
     said = tmp_path / "said"
     for name in ("apt-get", "pip", "rm", "ls"):
@@ -82,8 +84,8 @@ def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, c
 
 def test_image_runs_the_daemon_without_root_and_without_a_shell() -> None:
     user, group = one("USER").value[0].split(":")
-    assert user == group == "7421"  # numbers, because Kubernetes cannot tell whether a name is root
-    # without a shell, which would receive the signals
+    assert user == group == "7421"  # numbers, because Kubernetes cannot check whether a name is root
+    # no shell, which would receive the signals instead of the daemon
     assert all(one(name).json for name in ("ENTRYPOINT", "CMD", "HEALTHCHECK", "VOLUME"))
     assert one("ENTRYPOINT").value == ("hearthd",) and one("CMD").value == ("serve",)
     assert one("HEALTHCHECK").value == ("CMD", "hearthd", "health")
@@ -106,7 +108,7 @@ def test_build_context_has_only_the_sources() -> None:
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=False
     )
     if listed.returncode:
-        pytest.skip("this is no checkout of git's")
+        pytest.skip("this is not a git checkout")
     files = listed.stdout.decode().split()
     given = {file for file in files if not ignored.match_file(file)}
     copied = [name for step in STEPS if step.cmd == "COPY" and not step.flags for name in step.value[:-1]]
@@ -118,13 +120,16 @@ def test_build_context_has_only_the_sources() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, which needs root")
 def test_rehearsal() -> None:
-    """Every step of the Dockerfile, the image's command as process 1 without privileges, its health check, a client,
-    the loss of a device, SIGTERM. The substitutes are described in deploy/docker/rehearse.py."""
+    """Runs every step of the Dockerfile, and the image's command as process 1 without privileges.
+
+    Covers the health check, a client, the loss of a device, and SIGTERM. deploy/docker/rehearse.py describes the
+    substitutes.
+    """
     command = [sys.executable, ROOT / "deploy/docker/rehearse.py", "--installed", "--build-arg", "EXTRA=server"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False, env=environ)
     if "mount" in done.stderr or "unshare" in done.stderr:
-        pytest.skip(f"no overlay may be mounted here: {done.stderr.strip()}")
+        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()}")
     if "No matching distribution found" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stdout + done.stderr

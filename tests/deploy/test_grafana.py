@@ -1,4 +1,4 @@
-"""The dashboard: every query names metrics that a daemon exports, and Grafana can display it."""
+"""The dashboard: every query names metrics that a daemon exports, and the format is that of Grafana."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hearthd example-config` and `hearthd install-service`: the files of `deploy/` for an installation."""
+"""`hearthd example-config` and `hearthd install-service`: installation of files of `deploy/`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: bool) -> None:
     ("command", "account", "config", "says"),
     [
         ("/home/alice/env/bin/hearthd", "hearth", None, "it hides /home from the daemon. Fix: install Hearth in /opt"),
-        ("/opt/hearth/bin/hearthd", "no one", None, "--run-as 'no one' is no name of an account"),
+        ("/opt/hearth/bin/hearthd", "no one", None, "--run-as 'no one' is not a valid account name"),
         ("/opt/hearth/bin/hearthd", "hearth", "hearth.toml", "the path must be absolute"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files for Prometheus: a metrics page that its tools accept, and matching rules and configuration."""
+"""Prometheus: its tools accept the metrics page, and the rules and the configuration match the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def test_promtool_accepts_the_page() -> None:
-    """The linter has no complaint about names, units and HELP."""
+    """The linter reports no problem of names, units and HELP."""
     promtool("check", "metrics", given=scraped.page())
 
 
@@ -82,8 +82,8 @@ def test_every_metric_is_described_and_nothing_else() -> None:
     page = scraped.page()
     families = {family.name: family for family in scraped.families(page)}
     there = {scraped.full_name(family) for family in (*families.values(), *scraped.gpu_families())}
-    assert there - described.keys() == set(), "not described"
-    assert described.keys() - there - ONLY_SOMETIMES == set(), "described, and not there"
+    assert there - described.keys() == set(), "metrics without a description"
+    assert described.keys() - there - ONLY_SOMETIMES == set(), "descriptions without a metric"
     for family in families.values():
         kind, labels = described[scraped.full_name(family)]
         assert kind == family.type, family.name

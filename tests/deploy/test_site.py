@@ -1,4 +1,4 @@
-"""The site of the documentation: built without a warning, complete, and readable from the disk without the network."""
+"""The documentation site: built without a warning, complete, and readable from the disk without the network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The units: systemd's own tools report no errors, and the daemon works under their restrictions.
+"""The systemd units: systemd's tools report no errors, and the daemon works under the restrictions of the units.
 
-No systemd is available to start them: restrictions of mounts, devices and control groups are checked by
-`systemd-analyze` only.
+The tests do not start the units with systemd, so only `systemd-analyze` checks restrictions of mounts, devices and
+control groups.
 """
 
 from __future__ import annotations
@@ -79,20 +79,20 @@ def test_verify_reports_an_unknown_setting(tmp_path: Path) -> None:
 
 
 def test_exposure() -> None:
-    """The exposure level is at most the promised one, and equals the one stated in the unit."""
+    """The exposure level does not exceed `THRESHOLD`, and equals the level stated in the unit."""
     tool = program("systemd-analyze")
     arguments = ["security", "--offline=yes", "--no-pager", f"--threshold={THRESHOLD * 10:.0f}", str(SYSTEM)]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     found = re.search(r"Overall exposure level for hearthd.service: ([\d.]+)", done.stdout)
-    said = re.search(r"systemd-analyze security.*says ([\d.]+)", SYSTEM.read_text())
+    said = re.search(r"systemd-analyze security.*reports ([\d.]+)", SYSTEM.read_text())
     assert found is not None and said is not None
     assert float(found[1]) <= THRESHOLD and found[1] == said[1]
     arguments[3] = "--threshold=10"
     assert subprocess.run([tool, *arguments], capture_output=True, check=False).returncode != 0, "it can fail"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes users, in a separate directory")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to create users in a separate directory")
 def test_users_and_directories(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for tool, file in (("systemd-sysusers", "hearth.sysusers"), ("systemd-tmpfiles", "hearth.tmpfiles")):
@@ -126,7 +126,7 @@ def confined(unit: Path, words: list[str], env: dict[str, str], **more: Any) -> 
 
 @pytest.fixture
 def prefix() -> Iterator[Path]:
-    """Yields a folder for the unit's directories."""
+    """Yields a directory that contains the unit's directories."""
     with tempfile.TemporaryDirectory(prefix="hearth-test-") as folder:
         for name in ("run", "cache", "log"):
             (Path(folder) / name).mkdir(mode=0o700)
@@ -177,7 +177,7 @@ def test_daemon_runs_from_start_to_end_under_the_unit_restrictions(prefix: Path,
     try:
         manager.until(lambda said: "READY" in said, 60)
         with hearth.connect(f"unix:{socket_path}") as node:
-            if unit == SYSTEM:  # for one unit only: the filters are the same, and a compile takes time
+            if unit == SYSTEM:  # for one unit only, because the filters are the same and a compile takes time
                 saxpy_works(node.device(0))
             check, hang_up = lines["ExecReload"]
             done = subprocess.run(command(check, config), capture_output=True, text=True, check=False, env=env)
@@ -188,10 +188,10 @@ def test_daemon_runs_from_start_to_end_under_the_unit_restrictions(prefix: Path,
             manager.until(lambda said: said == {"READY": "1"})
             assert node.device(0).ones(3).get().sum() == 3
         kept = [path for path in (prefix / "cache").rglob("*") if path.is_file() and path.name != "key"]
-        assert bool(kept) == (unit == SYSTEM), "what was compiled is kept in the unit's cache"
+        assert bool(kept) == (unit == SYSTEM), "compiled modules are kept in the unit's cache"
         config.write_text("[listen]\ngrcp = 1\n")
         done = subprocess.run(command(check, config), capture_output=True, text=True, check=False, env=env)
-        assert done.returncode == 2 and "listen.grpc" in done.stderr, "the reload fails, and says why"
+        assert done.returncode == 2 and "listen.grpc" in done.stderr, "the reload fails, and reports the reason"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -203,19 +203,19 @@ def test_daemon_runs_from_start_to_end_under_the_unit_restrictions(prefix: Path,
     said = [json.loads(line) for line in (prefix / "stderr").read_text().splitlines()]
     lacking = [entry["lacking"] for entry in said if entry["event"] == "compile_workers"]
     free = under_unit_lacks()
-    assert lacking == ([free] if free else []), "compilers lack no protection that they have without the unit"
+    assert lacking == ([free] if free else []), "compilers have the same confinement as without the unit"
 
 
 def test_both_units_let_the_same_calls_through() -> None:
     system, user = under_unit.settings(SYSTEM), under_unit.settings(USER)
     for key in ("RestrictAddressFamilies", "RestrictNamespaces", "UMask"):
         assert system[key] == user[key]
-    assert [*system["SystemCallFilter"], "capset"] == user["SystemCallFilter"], "to give up capabilities"
-    assert system["CapabilityBoundingSet"] == [""], "it has none to give up"
+    assert [*system["SystemCallFilter"], "capset"] == user["SystemCallFilter"], "capset drops capabilities"
+    assert system["CapabilityBoundingSet"] == [""], "there are no capabilities to drop"
 
 
 def under_unit_lacks() -> str:
-    """Returns the features that compilers lack on this host independent of the unit."""
+    """Returns the confinement features that compilers lack on this host independently of the unit."""
     from hearthd.device.platform.sandbox import landlock_version
 
     return "" if landlock_version() else "landlock"

@@ -1,4 +1,4 @@
-// A browser starts no worker from a file: URL. For a site on the disk the search runs in a hidden frame instead.
+// Browsers start no worker from a file: URL. If the site is opened from the disk, the search runs in a hidden frame.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

@@ -1,7 +1,7 @@
 """`hearthd audit`: verifies an audit log, and adds keys for its signatures.
 
-Exit status of `verify`: 0 if no problem was found, 1 if something is wrong with the log, 2 if a file cannot be used, 3
-if the log is intact and the guarantee is weaker than `--require`.
+Exit status of `verify`: 0 if no problem was found, 1 if a problem was found, 2 if a file cannot be used, 3 if the log
+is intact but the guarantee is weaker than `--require`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def add_to(commands: Any) -> None:
         subcommands,
         run_verify,
         "verify",
-        "check that no line of an audit log was changed, removed or made up",
-        "Checks that no line of an audit log was changed, removed or made up, and says what that check can show.",
+        "check that no line of an audit log was changed, removed or forged",
+        "Checks that no line of an audit log was changed, removed or forged, and prints what the check guarantees.",
         statuses={
             0: "no problem was found",
-            1: "something is wrong with the log",
+            1: "a problem was found",
             2: "usage error, or a file cannot be used",
-            _WEAKER: "the log is intact, and the guarantee is weaker than --require",
+            _WEAKER: "the log is intact, but the guarantee is weaker than --require",
         },
         examples=(
             "hearthd audit verify --config /etc/hearth/hearth.toml --require keyed",
@@ -65,7 +65,7 @@ def add_to(commands: Any) -> None:
         "--require",
         default="chain",
         metavar="GUARANTEE",
-        help=f"chain, keyed or anchored: exit with status {_WEAKER} if the guarantee is less (%(default)s)",
+        help=f"chain, keyed or anchored: exit with status {_WEAKER} if the guarantee is weaker (%(default)s)",
     )
     flags.add_config(verify, names_config)
     add_json(verify)
@@ -75,7 +75,7 @@ def add_to(commands: Any) -> None:
         run_rotate_key,
         "rotate-key",
         "add a key, which signs from the daemon's next reload on",
-        "Adds a key, which signs from the daemon's next reload on. Older keys stay, to verify what they signed.",
+        "Adds a key, which signs from the daemon's next reload on. Older keys remain, to verify what they signed.",
     )
     rotate.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the key file")
     flags.add_config(rotate, names_config)
@@ -131,12 +131,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
     if verdict.problems:
         return RUNTIME_ERROR
     if not verdict.guarantee.covers(Guarantee(require)):
-        fail(f"{names}: {verdict.guarantee} is less than --require {require}", _WEAKER)
+        fail(f"{names}: {verdict.guarantee} is weaker than --require {require}", _WEAKER)
     return 0
 
 
 def _keys(path: str, explicit: bool) -> Any:
-    """Returns the keys of a file; None if no file was given and the default one cannot be used."""
+    """Returns the keys of a file; None if no file was given and the default file cannot be used."""
     from hearthd.front.audit.keys import KeyFileError, load
 
     if not path or not (explicit or Path(path).exists()):
@@ -165,7 +165,7 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     if verdict.begins not in ("", GENESIS):
         print(f"continues a file whose last hash is {verdict.begins}")
     if verdict.continues:
-        print("ends where the log continues in another file")
+        print("the log continues in another file")
     if verdict.missing:
         print(f"{verdict.missing} events are missing: the daemon could not write them")
     if verdict.unknown_keys:

@@ -1,4 +1,4 @@
-"""`hearthd make-certificate`: a private authority, and a certificate of the daemon that it has signed."""
+"""`hearthd make-certificate`: creates a private authority, and a certificate of the daemon that it signs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "tls.pem", "tls.key"
 """Names of the files that are written."""
 _CLOCK_SKEW = datetime.timedelta(hours=1)
-"""The certificate is valid this long before now, for hosts whose clocks are behind."""
+"""Time by which the start of validity precedes the present time, for hosts whose clocks are behind."""
 _MAX_DAYS = 3650
 
 
@@ -38,19 +38,19 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help="host names and IP addresses of the daemon")
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR", help="where the files are written (%(default)s)"
+        "--directory", type=Path, default=Path(), metavar="DIR", help="directory of the files (%(default)s)"
     )
     parser.add_argument(
         "--days",
         type=number_type(int, "days", 1, _MAX_DAYS),
         default=365,
         metavar="N",
-        help="days that the certificate is valid (%(default)d)",
+        help="number of days for which the certificate is valid (%(default)d)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Makes the certificate, and prints the settings of daemon and clients. Raises `SystemExit` if it cannot."""
+    """Creates the certificate, and prints the settings of daemon and clients. Raises `SystemExit` on failure."""
     names: list[str] = arguments.names
     try:
         make(names, arguments.directory, arguments.days)
@@ -71,12 +71,12 @@ def make(names: Sequence[str], folder: Path, days: int) -> None:
     Args:
         names: Host names and IP addresses at which clients reach the daemon.
         folder: Directory of the files; created if it does not exist.
-        days: Days that authority and certificate are valid.
+        days: Number of days for which authority and certificate are valid.
 
     Raises:
-        SystemExit: One of the files exists. None is written then.
+        SystemExit: One of the files exists. No file is written.
         OSError: A file cannot be written.
-        ValueError: A name is no host name.
+        ValueError: A name is neither a host name nor an IP address.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -155,7 +155,7 @@ def _host(name: str) -> GeneralName:
     except ValueError:
         pass
     if not name or not name.isascii() or any(character.isspace() or character in "/:" for character in name):
-        raise ValueError(f"{name!r} is no host name and no IP address")
+        raise ValueError(f"{name!r} is neither a host name nor an IP address")
     return x509.DNSName(name)
 
 

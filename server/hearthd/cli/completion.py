@@ -1,7 +1,7 @@
 """Completion of `hearthd` in bash, zsh and fish.
 
-The script of a shell runs `hearthd` with `VARIABLE` in its environment, and the command answers with the words that may
-follow. The variables are those of scripts that earlier versions installed.
+The script of a shell runs `hearthd` with `VARIABLE` in its environment, and the command prints the possible next words.
+The names of the variables are those in scripts that earlier versions installed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 from hearthd.cli.parser import Parser
 
 VARIABLE = "_HEARTHD_COMPLETE"
-"""Names the shell that asks: complete_bash, complete_zsh or complete_fish."""
+"""The requesting shell: complete_bash, complete_zsh or complete_fish."""
 _LINE = "_TYPER_COMPLETE_ARGS"
 """The command line up to the cursor, from zsh and fish."""
 _FISH_ACTION = "_TYPER_COMPLETE_FISH_ACTION"
-"""Request of fish: get-args prints the words, is-args tells by the exit status if there are any."""
+"""Request of fish: get-args prints the words, is-args reports by the exit status whether there are any."""
 
 _SCRIPTS = {
     "bash": f"""_hearthd_completion() {{
@@ -77,7 +77,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def install(shell: str, home: Path) -> Path:
     """Writes the script of a shell into a home directory, and returns its path.
 
-    bash and zsh also get a line in their start-up file, unless it is there.
+    For bash and zsh it also adds a line to their start-up file, unless the file contains it.
 
     Args:
         shell: "bash", "zsh" or "fish".
@@ -104,7 +104,7 @@ def install(shell: str, home: Path) -> Path:
 
 
 def answer(parser: Parser, environ: Mapping[str, str]) -> int:
-    """Answers the request of a shell's script, and returns the exit status."""
+    """Prints the response to the request of a shell's script, and returns the exit status."""
     shell = environ[VARIABLE].removeprefix("complete_")
     if shell not in _SCRIPTS:
         fail(f"{VARIABLE}={environ[VARIABLE]}: use complete_bash, complete_zsh or complete_fish", USAGE_ERROR)
@@ -130,12 +130,12 @@ def answer(parser: Parser, environ: Mapping[str, str]) -> int:
 
 
 def candidates(parser: Parser, before: Sequence[str], prefix: str) -> dict[str, str]:
-    """Returns the words that may stand at the cursor, with the help of each. Empty: any value, such as a file.
+    """Returns the possible words at the cursor, with the help of each. Empty: any value, such as a file.
 
     Args:
         parser: The parser of all commands.
         before: The words between the name of the program and the cursor's word.
-        prefix: The part of the word that is written.
+        prefix: The part of the word that has been typed.
     """
     pending: argparse.Action | None = None
     for word in before:
@@ -159,7 +159,7 @@ def candidates(parser: Parser, before: Sequence[str], prefix: str) -> dict[str, 
 
 
 def _split(line: str) -> list[str]:
-    """Returns the words of a command line, whose last quote may be open."""
+    """Returns the words of a command line, which may end within a quotation."""
     try:
         return shlex.split(line)
     except ValueError:
@@ -167,7 +167,7 @@ def _split(line: str) -> list[str]:
 
 
 def _shell() -> str:
-    """Returns the shell from which this process was started, or that of the login. Raises `SystemExit`."""
+    """Returns the shell from which this process was started, or the login shell. Raises `SystemExit`."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -179,5 +179,5 @@ def _shell() -> str:
         pid = int(fields.split()[1])
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SCRIPTS:
-        fail(f"shell {name or 'unknown'} is not supported; there are {', '.join(_SCRIPTS)}", RUNTIME_ERROR)
+        fail(f"shell {name or 'unknown'} is not supported; supported are {', '.join(_SCRIPTS)}", RUNTIME_ERROR)
     return name

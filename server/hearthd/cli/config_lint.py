@@ -18,14 +18,14 @@ from hearthd.front.config.loader import Config, ConfigError
 from hearthd.front.connections import descriptors
 
 SOON_S = 14 * 86400
-"""Seconds before their expiry from which on credentials cause a warning."""
+"""Time before the expiry of a credential, in seconds, from which on there is a warning."""
 
 
 class LintAdvice(NamedTuple):
     """Warning about a configuration that is valid, but possibly not as intended."""
 
     setting: str
-    """Name of the setting, or path of the file, that the warning is about."""
+    """Name of the setting, or path of the file, to which the warning applies."""
     text: str
     blocks_start: bool = False
     """True if the daemon would not start on this host."""
@@ -59,7 +59,7 @@ def exposed(address: str) -> bool:
 
 def _file(path: Path | None) -> Iterator[LintAdvice]:
     if path is not None and path.stat().st_mode & stat.S_IWOTH:
-        yield LintAdvice(str(path), f"every user may write it, and so become any tenant; chmod o-w {path}")
+        yield LintAdvice(str(path), f"every user may write it, and could become any tenant; chmod o-w {path}")
 
 
 def _exposure(config: Config) -> Iterator[LintAdvice]:
@@ -71,7 +71,7 @@ def _exposure(config: Config) -> Iterator[LintAdvice]:
             if not configured
         )
         yield LintAdvice(
-            "insecure", f"listen.{', listen.'.join(exposed_listeners)}: other hosts reach it, with {missing}"
+            "insecure", f"other hosts can reach listen.{', listen.'.join(exposed_listeners)}, with {missing}"
         )
     elif config.insecure:
         yield LintAdvice(
@@ -105,8 +105,7 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
     host = parse_address(config.collectives.listen).host if config.collectives.listen else ""
     if host in ("0.0.0.0", "::", "") and config.collectives.listen and not config.collectives.advertise:
         yield LintAdvice(
-            "collectives.advertise", "is empty: other daemons get this host's name, which they have to be able to"
-            " look up",
+            "collectives.advertise", "is empty: other daemons get this host's name, which they must be able to look up",
         )  # fmt: skip
     addresses = {
         f"listen.{name}": parse_address(value)
@@ -116,9 +115,7 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
     for (name, address), (other, taken) in combinations(addresses.items(), 2):
         overlaps = address.host == taken.host or address.wildcard or taken.wildcard
         if address.port and address.port == taken.port and overlaps:
-            yield LintAdvice(
-                other, f"port {taken.port} is that of {name} as well; configure another port", blocks_start=True
-            )
+            yield LintAdvice(other, f"port {taken.port} is that of {name}; configure another port", blocks_start=True)
     if not (listen.grpc or config.unix_path):
         yield LintAdvice("listen", "neither grpc nor unix: no client can connect")
 
@@ -160,8 +157,8 @@ def _backend(config: Config) -> Iterator[LintAdvice]:
     if backend == "cpu" and any(exposed(getattr(config.listen, name)) for name in ("grpc", "http", "lanes")):
         yield LintAdvice(
             "devices.cpu_on_network",
-            "the CPU backend runs native code of clients on other hosts, which can do anything that the daemon's user "
-            "can",
+            "the CPU backend runs native code of clients on other hosts, which can do everything that the daemon's "
+            "user can",
         )
     if backend == "cpu" and config.tenants and config.devices.cpu_tenants == "trusted":
         yield LintAdvice(
@@ -211,11 +208,11 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
     except RevocationError as error:
         raise ConfigError(str(error)) from None
     if until <= now:
-        yield LintAdvice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it remains in force until it is")
+        yield LintAdvice("tls.crl", f"{crl} expired {_day(until)} and should be renewed; it remains in force")
 
 
 def _may_exist(path: Path) -> bool:
-    """True if a file that cannot be read may exist."""
+    """Returns False if the file certainly does not exist."""
     try:
         return path.exists()
     except PermissionError:
@@ -237,12 +234,12 @@ def _audit(config: Config) -> Iterator[LintAdvice]:
     if path and not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):
         yield LintAdvice(
             "audit.path",
-            f"user {os.getuid()} cannot append to {path}, without which the daemon does not start; run this check as "
-            "the daemon's user, or make the directory",
+            f"user {os.getuid()} cannot append to {path}, so the daemon would not start; run this check as the "
+            "daemon's user, or create the directory",
             blocks_start=True,
         )
     elif config.tenants and not path:
-        yield LintAdvice("audit.path", "is empty: no record is kept of what tenants did or were refused")
+        yield LintAdvice("audit.path", "is empty: no record is kept of the actions and refusals of tenants")
 
 
 def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
@@ -256,7 +253,7 @@ def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
                 yield LintAdvice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
     if config.tenants and not any("admin" in tenant.rights for tenant in config.tenants):
         yield LintAdvice(
-            "tenants", 'no tenant has the right "admin": to see all sessions, end them, drain, restart devices'
+            "tenants", 'no tenant has the right "admin", to see and end all sessions, drain, and restart devices'
         )
 
 

@@ -1,6 +1,6 @@
 """`hearthd demo`: starts a daemon, and a client that uses it as any other client would; every result is checked.
 
-The client part knows only the daemon's socket. `make demo` runs this module.
+The client part uses only the daemon's socket. `make demo` runs this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VARIABLES = (
     "HEARTH_CONFIG", "HEARTH_AUDIT_PATH", "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA",
     "HEARTH_CERTIFICATE", "HEARTH_KEY",
 )  # fmt: skip
-"""Variables for other daemons: the demo's daemon needs no file, and its client no credentials."""
+"""Variables that are removed from the environment: the demo's daemon needs no file, its client no credentials."""
 
 SOURCE = r"""
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -69,7 +69,7 @@ SIDE = 256
 
 
 class DemoSteps:
-    """Steps of the demo. Each uses one feature of a node, and returns a text about the expected result that it got."""
+    """Steps of the demo. Each uses one feature of a node, checks the result, and returns a description of it."""
 
     def __init__(self, node: hearth.Node) -> None:
         self._node = node
@@ -217,9 +217,9 @@ def daemon() -> Iterator[str]:
 
 
 def next_steps(folder: Path) -> str:
-    """Returns what to try after the demo, with the commands of this environment."""
+    """Returns suggestions for after the demo, with the commands of this environment."""
     return f"""Next:
-  {folder / "hearthd"} serve      starts a daemon that stays; its page is at http://127.0.0.1:7422/
+  {folder / "hearthd"} serve      starts a daemon that keeps running; its status page is at http://127.0.0.1:7422/
   {folder / "python"}             runs the program of README.md, "Sixty seconds", in another terminal
   {folder / "hearth"} top         shows sessions and devices, live
 docs/guide.md continues."""

@@ -1,4 +1,4 @@
-"""Options for settings and for the configuration file, which several commands of `hearthd` share."""
+"""Options for settings and for the configuration file, shared by several commands of `hearthd`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
 }
 """Settings that have a flag on the command line: path, type, help."""
 _METAVARS = {"unix": "PATH", "backend": "NAME", "cpu_count": "N", "log_level": "LEVEL", "log_format": "FORMAT"}
-"""Names of the flags' values in the help, if they are no addresses."""
+"""Names of the flags' values in the help, except addresses."""
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +44,13 @@ def add_config(parser: argparse.ArgumentParser, text: str = "TOML file; default:
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Adds the configuration file as a positional argument and as an option; `file` returns the given one."""
+    """Adds the configuration file as a positional argument and as an option; `file` returns its path."""
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the same as --config")
     add_config(parser)
 
 
 def file(arguments: argparse.Namespace) -> Path | None:
-    """Returns the configuration file, or None. Raises `SystemExit` if both arguments name files, and these differ."""
+    """Returns the configuration file, or None. Raises `SystemExit` if the two arguments name different files."""
     named: Path | None = arguments.file
     option: Path | None = arguments.config
     if named is not None and option is not None and named != option:

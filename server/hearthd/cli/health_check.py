@@ -35,8 +35,8 @@ def add_to(commands: Any) -> None:
         commands,
         run,
         "health",
-        "ask whether the daemon is ready; exit status 1 if not",
-        "Asks the daemon of a configuration, or of the socket --unix, whether it is ready. Needs no token.",
+        "check whether the daemon is ready; exit status 1 if not",
+        "Checks whether the daemon of a configuration, or of the socket --unix, is ready. Needs no token.",
         statuses={0: "the daemon is ready", 1: "it is not ready, or does not answer"},
         examples=("hearthd health", "hearthd health --live --timeout 1", "hearthd health --service device/0"),
     )
@@ -99,8 +99,8 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
     address = parse_address(config.listen.grpc) if config.listen.grpc else None
     if address is None or not address.port or config.tls.require_client_certificate:
         fail(
-            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks for "
-            "a client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz",
+            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or requires "
+            "a client's certificate; set listen.unix, or query /healthz and /readyz of listen.http",
             USAGE_ERROR,
         )
     target = str(_reachable(address))
@@ -117,10 +117,7 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
 
 
 def _reachable(address: Address) -> Address:
-    """Returns the address under which this host reaches a listener on all interfaces.
-
-    Other addresses are returned unchanged.
-    """
+    """Returns the address at which this host reaches a listener on all interfaces; other addresses unchanged."""
     if not address.wildcard:
         return address
     return address._replace(host="::1" if ":" in address.host else "127.0.0.1")

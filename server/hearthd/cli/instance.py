@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _HTTP = "-http"
-"""End of the name of the socket for HTTP, which is in the directory of that for gRPC (`Config.http_path`)."""
+"""Suffix of the name of the HTTP socket, which is in the directory of the gRPC socket (`Config.http_path`)."""
 
 
 def overrides(config: Config, name: str, flags: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-    """Returns the settings that give an instance its free ports and its sockets.
+    """Returns the settings that give an instance free ports and its own sockets.
 
-    Hosts stay as configured, and a listener that is off stays off.
+    Hosts remain as configured, and a listener that is off remains off.
 
     Args:
         config: The configuration without these settings.
@@ -32,7 +32,7 @@ def overrides(config: Config, name: str, flags: Mapping[tuple[str, ...], Any]) -
     """
     if _NAME.fullmatch(name) is None or name.endswith(_HTTP):
         raise ValueError(
-            f"--instance {name!r} is no name of an instance. Fix: use at most 32 lower-case letters, digits and "
+            f"--instance {name!r} is not a valid name. Fix: use at most 32 lower-case letters, digits and "
             f'hyphens, without "{_HTTP}" at the end'
         )
     listen = config.listen
@@ -49,7 +49,7 @@ def overrides(config: Config, name: str, flags: Mapping[tuple[str, ...], Any]) -
     peers = config.collectives.listen
     if peers and parse_address(peers).port:
         settings["collectives", "listen"] = str(parse_address(peers)._replace(port=0))
-        settings["collectives", "advertise"] = ()  # names the fixed port
+        settings["collectives", "advertise"] = ()  # contains the fixed port
     return {key: value for key, value in settings.items() if flags.get(key) is None}
 
 

@@ -1,8 +1,8 @@
 """Entry point of `hearthd`: the commands, and their exit statuses.
 
-A command is a module with a function `add_to(commands)`, which describes its arguments and sets `run`. It imports the
-modules that it works with only when it runs. Device processes import the main module again, so this module imports
-nothing heavy before `main` runs.
+A command is a module with a function `add_to(commands)`, which describes its arguments and sets `run`. A command
+imports other modules only when it runs. Device processes import the main module again, so this module imports nothing
+heavy before `main` runs.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def main() -> None:
             raise
         _abandon_forkserver()
         fail(
-            f"the Python package {error.name!r} is not installed; the daemon needs it, although the client alone "
-            "does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            f"the Python package {error.name!r} is not installed; the daemon needs it, unlike the client. "
+            "Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
             "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
             RUNTIME_ERROR,
         )
@@ -96,7 +96,7 @@ def main() -> None:
     except OSError as error:
         if not standard_streams.discard_unwritable(error):
             raise
-        if isinstance(error, BrokenPipeError):  # `hearthd print-config | head`: the reader has ended
+        if isinstance(error, BrokenPipeError):  # `hearthd print-config | head`: the reader has exited
             raise SystemExit(RUNTIME_ERROR) from None
         fail(f"the output cannot be written: {error.strerror}", RUNTIME_ERROR)
     raise SystemExit(status)
@@ -110,7 +110,7 @@ def _run() -> int:
         hangup = sighup.begin()
         from hearthd.front.supervisor import forkserver
 
-        forkserver.begin(sys.argv[2:], os.environ)  # first, because its imports take as long as everything after it
+        forkserver.begin(sys.argv[2:], os.environ)  # first, because its imports take as long as all later steps
     from hearthd.cli import completion
 
     parser = build_parser()

@@ -1,7 +1,7 @@
 """Parsers of the command line of `hearthd`, in the style of those of `hearth`.
 
-A usage error is one line, which names the command or option that is closest to a misspelt one. Options and positional
-arguments may be in any order.
+A usage error is one line, which suggests the command or option that is most similar to an unknown one. Options and
+positional arguments may be in any order.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _question(name: str, names: Iterable[str]) -> str:
-    """Returns the question with the closest known name; an empty string if no name is similar."""
+    """Returns a question that suggests the most similar name; an empty string if no name is similar."""
     close = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -115,10 +115,10 @@ def add_command(
         commands: The group: the result of `Parser.add_subparsers`.
         run: Function that runs the command, and returns its exit status.
         name: Name of the command.
-        summary: Its line in the list of commands.
-        description: The text at the top of its help.
-        statuses: Exit statuses that it has besides 0 and 2, or texts that replace the usual ones of these.
-        examples: Command lines for its help.
+        summary: Text in the list of commands.
+        description: Text at the top of the command's help.
+        statuses: Exit statuses in addition to 0 and 2, or texts that replace the usual texts of these two.
+        examples: Command lines for the command's help.
     """
     all_statuses = {0: "success", 2: "usage error: invalid arguments or configuration"} | (statuses or {})
     parser: Parser = commands.add_parser(

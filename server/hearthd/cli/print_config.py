@@ -63,7 +63,7 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 
 def as_json(config: Config, origins: Origins) -> str:
-    """Returns a JSON list with an object for each setting: setting, value, origin, path behind "auto"."""
+    """Returns a JSON list with an object for each setting: setting, value, origin, path that "auto" means."""
     entries: list[dict[str, Any]] = []
     for path, value in _values(config):
         entry = {"setting": ".".join(path), "value": value, "origin": origins.get(path, DEFAULT)}
@@ -82,7 +82,7 @@ def _values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def resolved(config: Config, path: tuple[str, ...]) -> str:
-    """Returns the path that the value "auto" of a setting stands for; empty for other values."""
+    """Returns the path that the value "auto" of a setting means; empty for other values."""
     paths: dict[tuple[str, ...], tuple[str, str]] = {
         ("listen", "unix"): (config.listen.unix, config.unix_path),
         ("cache", "dir"): (config.cache.dir, config.cache_dir),

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def program() -> list[str]:
-    """Returns the command of this installation: the script `hearthd` beside the interpreter.
+    """Returns the command of this installation: the script `hearthd` in the directory of the interpreter.
 
     If there is no script, the command is the interpreter with ``-m hearthd``.
     """
@@ -117,7 +117,7 @@ def unit(command: list[str], *, user: bool, account: str = "hearth", config: str
 def write(text: str, path: Path) -> bool:
     """Writes the unit.
 
-    Returns False if the file has this text already. Raises `OSError`, also if the file has another text.
+    Returns False if the file already has this text. Raises `OSError`, also if the file has another text.
     """
     if path.exists():
         if path.read_text() == text:
@@ -131,7 +131,7 @@ def write(text: str, path: Path) -> bool:
 def _check_system(executable: str, account: str) -> None:
     """Raises `SystemExit` if the system's unit could not start this program under this account."""
     if _ACCOUNT.fullmatch(account) is None:
-        fail(f"--run-as {account!r} is no name of an account", USAGE_ERROR)
+        fail(f"--run-as {account!r} is not a valid account name", USAGE_ERROR)
     hidden = next((folder for folder in _HIDDEN if Path(executable).is_relative_to(folder)), None)
     if hidden is not None:
         fail(

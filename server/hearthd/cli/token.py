@@ -1,4 +1,4 @@
-"""`hearthd token`: makes a token of 256 random bits, and its entry for the configuration."""
+"""`hearthd token`: creates a token of 256 random bits, and its entry for the configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_to(commands: Any) -> None:
         commands,
         run,
         "token",
-        "make a token, and its hash for the configuration",
-        "Makes a token, and its hash for the configuration. The token is shown only once, and is not stored.",
+        "create a token, and its hash for the configuration",
+        "Creates a token, and its hash for the configuration. The token is shown only once, and is not stored.",
         examples=("hearthd token --name alice-laptop --expires 2027-06-30",),
     )
     parser.add_argument("--name", default="", help="name of the token in the audit log")
@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         TokenSettings.model_validate(entry)
     except ValidationError as error:
         fail(error.errors()[0]["msg"].removeprefix("Value error, "), USAGE_ERROR)
-    print("# The token, for the client (HEARTH_TOKEN); it is shown only this once and is not stored:")
+    print("# The token, for the client (HEARTH_TOKEN); it is shown only once and is not stored:")
     print(token)
-    print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
+    print("# Its entry in the `tokens` of a tenant, for the daemon's configuration:")
     print(inline(entry))
     return 0

@@ -48,7 +48,8 @@ def test_existing_files_are_not_replaced(tmp_path: Path) -> None:
 
 def test_a_name_with_a_port_is_refused(tmp_path: Path) -> None:
     done = make("gpu-box:7421", "--directory", str(tmp_path))
-    assert done.returncode == 2 and "'gpu-box:7421' is no host name" in done.stderr and not list(tmp_path.iterdir())
+    assert done.returncode == 2 and "'gpu-box:7421' is neither a host name nor an IP address" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_help_of_flags_has_their_defaults() -> None:

@@ -79,7 +79,7 @@ def test_options_and_positional_arguments_in_any_order(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     log.write_text("")
     done = hearthd("audit", "verify", str(log), "--require", "keyed", str(log))
-    assert done.returncode == 3 and "is less than --require keyed" in done.stderr
+    assert done.returncode == 3 and "is weaker than --require keyed" in done.stderr
 
 
 # ---- completion ----

@@ -149,7 +149,7 @@ def test_audit_verify_reports_and_exit_status(start_daemon: StartDaemon, tmp_pat
     code, told = verify("--config", str(daemon.config_path), "--json")
     assert code == 0 and json.loads(told)["guarantee"] == "anchored" and json.loads(told)["signed"] == last
     code, told = verify("--key", str(key), "--require", "anchored")
-    assert code == 3 and "guarantee: keyed" in told and "less than" in told
+    assert code == 3 and "guarantee: keyed" in told and "weaker than" in told
     code, told = verify()
     assert code == 0 and "guarantee: chain only" in told and "signed by unknown keys" in told
     assert verify("--require", "much")[0] == verify("--key", "/nowhere")[0] == verify("--anchor", "/nowhere")[0] == 2

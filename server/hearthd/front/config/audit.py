@@ -1,4 +1,4 @@
-"""The `[audit]` section: the path of the audit log, the key that signs it, and the place where its head is anchored."""
+"""The `[audit]` section: the path of the audit log, the key that signs it, and the location of its anchors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pydantic import Field, field_validator, model_validator
 from hearthd.front.config.section import AbsolutePath, Seconds, Section
 
 LOG, SYSLOG = "log", "syslog"
-"""Places for anchors that are not files: the daemon's own log, and syslog (the journal, on hosts with systemd)."""
+"""Locations of anchors that are not files: the daemon's log, and syslog (the journal, on hosts with systemd)."""
 
 
 def state_folder() -> Path:
-    """Returns the directory for files that outlive the daemon: systemd's StateDirectory, otherwise that of the user.
+    """Returns the state directory: systemd's StateDirectory if it is set, otherwise that of the user.
 
-    For root it is the directory that systemd gives to a service, so that root can verify a service's log without
-    further options.
+    For root it is the StateDirectory of the systemd service, so that root can verify the service's log without further
+    options.
     """
     systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if systemd:
@@ -31,18 +31,18 @@ def state_folder() -> Path:
 
 
 class AuditSettings(Section):
-    """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
+    """The audit log: JSON lines, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
     path: AbsolutePath = ""
     """File of the log; "": no audit log."""
     key: AbsolutePath = "auto"
     """File of the keys that sign the log; "auto": `audit.key` in the state directory; "": unsigned."""
     anchor: str = "auto"
-    """Place of the signed head of the log, so that its end cannot be cut: another file, "log" (the daemon's log),
-    "syslog", or "" for none; "auto": a file in the state directory.
+    """Location of the signed head of the log, which makes a truncation of the log detectable: another file, "log" (the
+    daemon's log), "syslog", or "" for none; "auto": a file in the state directory.
     """
     anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)
-    """Maximum time without an anchor while the log grows."""
+    """Maximum time between two anchors while lines are written."""
 
     @field_validator("anchor")
     @classmethod

@@ -1,6 +1,6 @@
 """The `[collectives]` section.
 
-Covers the time that ranks wait for each other, and the addresses by which daemons of a group connect.
+Covers the time that ranks wait for each other, and the addresses at which daemons of a group connect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class CollectiveSettings(Section):
     """Settings of collectives over devices. `listen`, `advertise` and `peers` are for groups over several daemons."""
 
     timeout: Seconds = Field(default=30.0, gt=0)
-    """Time for all ranks to present an operation."""
+    """Time limit for all ranks to present an operation."""
     listen: ListenAddress = "127.0.0.1:0"
     """Address for other daemons, opened for the first group over daemons; "": this daemon takes part in no such
     groups.
@@ -64,7 +64,7 @@ class CollectiveSettings(Section):
     def _check_advertised_port(self) -> CollectiveSettings:
         if self.advertise and (not self.listen or not parse_address(self.listen).port):
             raise ValueError(
-                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no fixed port; "
+                f"advertise names the addresses of this daemon, but listen = {self.listen!r} has no fixed port; "
                 'set one, e.g. listen = "0.0.0.0:7424"'
             )
         return self

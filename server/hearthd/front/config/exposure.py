@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from hearthd.front.config.settings import Config
 
 FIX = (
-    'configure [[tenants]], or disable TCP: listen.grpc = "" and listen.lanes = "", which leaves the Unix socket, '
-    "for the daemon's own user alone"
+    'configure [[tenants]], or disable TCP: listen.grpc = "" and listen.lanes = "", which leaves only the Unix '
+    "socket, for the daemon's user"
 )
 UNIX = "unix"
-"""Stands for the Unix socket where an address is expected."""
+"""The address that denotes the Unix socket."""
 
 
 def unguarded_address(config: Config) -> str:

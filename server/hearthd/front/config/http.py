@@ -16,21 +16,21 @@ class HttpSettings(Section):
     """Limits of the HTTP listener. A connection beyond them displaces an idle one, or is closed if there is none."""
 
     hosts: tuple[str, ...] = ()
-    """Additional host names of requests: "gpu1.example.org", "*.example.org", "*"."""
+    """Additional host names that requests may name: "gpu1.example.org", "*.example.org", "*"."""
     metrics_on_loopback: bool = False
     """True, with tenants: `/metrics` needs no token from this host, and shows all tenants."""
     metrics_max_age: Seconds = Field(default=1.0, ge=0, le=60)
-    """Interval at which `/metrics` is collected for each viewer."""
+    """Minimum interval between collections of `/metrics` for each tenant."""
     max_connections: int = Field(default=256, ge=8, le=65536)
-    """Connections of the listener."""
+    """Maximum number of connections of the listener."""
     max_connections_per_address: int = Field(default=64, ge=4, le=65536)
-    """Connections of one address."""
+    """Maximum number of connections of one address."""
     header_timeout: Seconds = Field(default=5.0, gt=0, le=600)
-    """Time from a request's first byte to the end of its headers, and for a TLS handshake."""
+    """Time limit from a request's first byte to the end of its headers, and for a TLS handshake."""
     idle_timeout: Seconds = Field(default=30.0, gt=0, le=3600)
-    """Time of a connection between two requests."""
+    """Time limit between two requests on a connection."""
     write_timeout: Seconds = Field(default=10.0, gt=0, le=600)
-    """Time for a client to read 64 KiB of a response."""
+    """Time limit for a client to read 64 KiB of a response."""
 
     @field_validator("hosts", mode="before")
     @classmethod

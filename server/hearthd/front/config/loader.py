@@ -91,7 +91,7 @@ def load(
 ) -> tuple[Config, dict[tuple[str, ...], str]]:
     """Returns the configuration, and the origin of each setting that is not a default. Raises `ConfigError`.
 
-    `flags` maps paths such as ``("listen", "grpc")`` to values; None stands for a flag that was not given.
+    `flags` maps paths such as ``("listen", "grpc")`` to values; None: the flag was not given.
     """
     environ = os.environ if environ is None else environ
     path = config_path(path, environ)
@@ -115,16 +115,16 @@ def load(
 
 
 REMOVED = {
-    ("auth", "http_on_loopback"): "was removed: with tenants, HTTP asks for a token on loopback, too: otherwise "
-    "every user of this host could read the data of all tenants. Give Prometheus the token of a tenant with "
+    ("auth", "http_on_loopback"): "was removed: with tenants, HTTP requires a token also on loopback, because "
+    "otherwise every user of this host could read the data of all tenants. Give Prometheus the token of a tenant with "
     'rights = ["observe"], or '
-    "set metrics_on_loopback = true in [http], which is for /metrics alone",
+    "set metrics_on_loopback = true in [http], which applies to /metrics only",
 }  # fmt: skip
 """Settings that were removed, and what to write instead."""
 
 
 def config_path(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns the file to read: the given one, otherwise that of `HEARTH_CONFIG`. None: there is no file."""
+    """Returns the file to read: `path`, otherwise the value of `HEARTH_CONFIG`. None: there is no file."""
     name = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
     return Path(name) if name else None
 
@@ -179,7 +179,7 @@ def _variable(setting: tuple[str, ...]) -> str:
 
 
 def _nearest(setting: tuple[str, ...], valid: set[tuple[str, ...]]) -> str:
-    """Returns the hint of a message that names the valid setting nearest to a wrong one.
+    """Returns the part of an error message that names the valid setting nearest to an unknown one.
 
     A setting with the same key is preferred, which finds the right section; otherwise the whole path is compared.
     """
@@ -193,7 +193,7 @@ def _nearest(setting: tuple[str, ...], valid: set[tuple[str, ...]]) -> str:
 
 
 def _closest(name: str, names: Iterable[str]) -> str:
-    """Returns the one of `names` that is most similar to a name."""
+    """Returns the name in `names` that is most similar to `name`."""
     return difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)[0]
 
 

@@ -1,17 +1,17 @@
 """Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
-A ticket comes from a session and can name any address. Without a limit, every tenant with the right `collective` could
-have the daemon probe the ports of its host and of its network.
+A ticket comes from a session and can name any address. Without a limit, a tenant with the right `collective` could use
+the daemon to probe the ports of its host and of its network.
 
 `"auto"`, the default, gives callers access to nothing that they could not reach without the daemon:
 
-- Only its own host can reach the daemon (`listen.grpc` on loopback, or off): loopback and private networks. The callers
-  are on this host and may connect there themselves. If they may not (a container that has only the Unix socket), set
+- Only this host can reach the daemon (`listen.grpc` on loopback, or off): loopback and private networks. The callers
+  are on this host and can connect there themselves. If they cannot (a container that has only the Unix socket), set
   `peers`.
 - Other hosts can reach it without authentication (`insecure`): private networks. The callers are trusted users of such
   a network. Loopback, where services often ask for no credential, is excluded.
 - Other hosts can reach it, and it has tenants: nothing. Tenants may be untrusted and connect from anywhere, so the
-  operator has to list the daemons.
+  operator must list the daemons.
 
 Link-local addresses are never included, because clouds provide the credentials of hosts there. See
 `hearthd.front.peers.targets` for the check of an address.
@@ -36,7 +36,7 @@ IpNetwork = IPv4Network | IPv6Network
 LOOPBACK: tuple[IpNetwork, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 PRIVATE: tuple[IpNetwork, ...] = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
 METADATA: tuple[IpNetwork, ...] = (ip_network("fd00:ec2::/32"),)
-"""Networks that are private by number, but at which a cloud provides the credentials of its hosts."""
+"""Networks in the private address ranges at which a cloud provides the credentials of its hosts."""
 
 
 class PeerTarget(NamedTuple):

@@ -27,7 +27,9 @@ class ListenSettings(Section):
     http: ListenAddress = "127.0.0.1:7422"
     """HTTP: `/healthz`, `/readyz`, `/metrics`, `/status` and the status page."""
     http_unix: AbsolutePath = ""
-    """HTTP on a Unix socket, for users of this host: an absolute path; "auto": `hearth-http.sock` beside `unix`."""
+    """HTTP on a Unix socket, for users of this host: an absolute path; "auto": `hearth-http.sock` in the directory
+    of `unix`.
+    """
     lanes: ListenAddress = "127.0.0.1:7423"
     """TCP port for bulk data in stripes, directly to the device process."""
     unix: AbsolutePath = "auto"
@@ -35,8 +37,8 @@ class ListenSettings(Section):
     otherwise a path below `$XDG_RUNTIME_DIR` or `~/.cache`.
     """
     unix_access: Literal["auto", "owner", "all"] = "auto"
-    """Users who may connect to `unix` and `http_unix`: "owner", the daemon's user; "all"; "auto": all if tenants are
-    known by user or group.
+    """Users who may connect to `unix` and `http_unix`: "owner", the daemon's user; "all"; "auto": all if tenants have
+    `users` or `groups`.
     """
 
     @field_validator("unix", "http_unix")
@@ -59,7 +61,7 @@ class DeviceSettings(Section):
     cpu_count: int = Field(default=2, ge=1, le=64)
     """Number of virtual devices of the CPU backend."""
     memory_limit: Bytes = Field(default=0, ge=0)
-    """Maximum that all sessions of one device may hold; 0: all memory of the device."""
+    """Maximum memory of all sessions on one device; 0: all memory of the device."""
     max_streams: int = Field(default=128, ge=1, le=1024)
     """CUDA streams of one device; further streams of clients share these."""
     persisting_l2: Bytes = Field(default=0, ge=0)
@@ -77,23 +79,25 @@ class DeviceSettings(Section):
     ping_timeout: Seconds = Field(default=10.0, gt=0)
     """A device process that does not answer for this time is killed."""
     linger: Seconds = Field(default=500e-6, ge=0)
-    """Spin-wait time for the next request before a device process sleeps; 0: none."""
+    """Time for which a device process polls for the next request, after each request, before it sleeps; 0: none."""
     max_restarts: int = Field(default=5, ge=0)
-    """Losses of device processes within `restart_window` after which the device is out of service."""
+    """Maximum number of lost processes of a device within `restart_window`; after more, it is out of service."""
     restart_window: Seconds = Field(default=60.0, gt=0)
     """Period over which `max_restarts` and `max_faults` count."""
     max_faults: int = Field(default=5, ge=0)
-    """Losses that one session may cause within `restart_window`; beyond, it must have a dedicated process."""
+    """Maximum number of losses that one session may cause within `restart_window`; after more, it must have a dedicated
+    process.
+    """
     isolation: Literal["tenant", "shared"] = "tenant"
     """"tenant": a device process for each tenant; "shared": one for all tenants."""
     idle_timeout: Seconds = Field(default=60.0, ge=0)
     """A process without sessions of its tenant ends after this time; 0: it never ends."""
     context_memory: Bytes = Field(default=640 << 20, ge=0)
-    """Memory that a GPU process uses before it allocates anything."""
+    """Memory that a GPU process uses before any allocation; included in memory accounting."""
     max_processes: int = Field(default=8, ge=1, le=256)
-    """Processes for each device, including dedicated ones."""
+    """Maximum number of processes for each device, including dedicated ones."""
     spare: bool = False
-    """True: one more process for each device, ready for a new tenant or to replace a lost process."""
+    """True: one more process for each device, ready for a new tenant or to replace a lost one."""
 
     @field_validator("visible", mode="before")
     @classmethod
@@ -120,9 +124,9 @@ class SessionSettings(Section):
     """Limits of sessions, and the time (`lease`) for which a session is kept while its client is disconnected."""
 
     lease: Seconds = Field(default=30.0, gt=0)
-    """Time for which a session outlives its last connection."""
+    """Time for which a session is kept after its last connection has closed."""
     max: int = Field(default=1024, ge=1)
-    """Open sessions of all clients."""
+    """Maximum number of open sessions of all clients."""
     bind: bool = False
     """True: a session's token is valid only with the credential that opened the session."""
     durable_bytes: Bytes = Field(default=0, ge=0)
@@ -151,7 +155,7 @@ class LaunchSettings(Section):
     timeout: Seconds = Field(default=0.0, ge=0)
     """A kernel that runs longer ends its device process; 0: no limit."""
     load_timeout: Seconds = Field(default=60.0, ge=0)
-    """Time that the loading of a module may wait for kernels of other sessions; 0: no limit."""
+    """Maximum time that the load of a module waits for kernels of other sessions; 0: no limit."""
 
 
 class CacheSettings(Section):
@@ -184,7 +188,9 @@ class CompileSettings(Section):
     memory: Bytes = Field(default=4 << 30, ge=256 << 20)
     """Address space beyond what the compiler needs to start."""
     workers: int = Field(default=2, ge=1, le=64)
-    """Concurrent workers for each device process, and one more for each further session."""
+    """Concurrent compiles for each device process; sessions without a running compile may start further ones, up to
+    twice this number in total.
+    """
     tenants: Literal["confined", "trusted"] = "confined"
     """Compiles of tenants: "confined" by Landlock, or "trusted"."""
 
@@ -199,7 +205,7 @@ class LogSettings(Section):
 
 
 class LimitSettings(Section):
-    """Maximum sizes of messages, and limits of each session. All of them but `max_handles` are announced to clients."""
+    """Maximum sizes of messages, and limits of each session. All except `max_handles` are announced to clients."""
 
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     """Data of one write or read inside a batch of commands."""
@@ -225,7 +231,7 @@ class TlsSettings(Section):
     key: str = ""
     """PEM file of the certificate's key, readable by its owner only."""
     client_ca: str = ""
-    """PEM file: authorities whose certificates clients have to show."""
+    """PEM file: authorities of client certificates, which clients must then present; "": none."""
     require_client_certificate: bool = False
     """True if and only if `client_ca` is set."""
     crl: str = ""
@@ -240,7 +246,7 @@ class TlsSettings(Section):
         if self.client_ca and not self.certificate:
             raise ValueError("client_ca needs certificate and key: client certificates are sent over TLS")
         if self.crl and not self.client_ca:
-            raise ValueError("crl needs client_ca: it lists certificates of clients that were revoked")
+            raise ValueError("crl needs client_ca: it lists revoked client certificates")
         if bool(self.client_ca) != self.require_client_certificate:
             # gRPC's Python server either requires a certificate of the client or does not ask for one.
             raise ValueError("client_ca and require_client_certificate = true belong together")
@@ -251,9 +257,9 @@ class AuthSettings(Section):
     """Authentication of callers; see `[[tenants]]`."""
 
     max_failures: int = Field(default=10, ge=1, le=10000)
-    """Failures of one peer within a minute; further ones are answered with a delay."""
+    """Failures of one peer within a minute; further ones are answered with a delay and no longer logged."""
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
-    """The delay."""
+    """That delay."""
     ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)
     """Lifetime of the ticket that identifies a user of the Unix socket."""
 
@@ -300,11 +306,11 @@ class Config(Section):
     audit: AuditSettings = AuditSettings()
     """The audit log."""
     tenants: tuple[TenantSettings, ...] = ()
-    """Tenants, each a table `[[tenants]]`; none: every caller may do everything."""
+    """Tenants, each a table `[[tenants]]`; without tenants, every caller may do everything."""
     insecure: bool = False
     """True: listen on addresses that other hosts reach, without TLS or without tenants."""
     drain_timeout: Seconds = Field(default=10.0, ge=0)
-    """Time that running sessions have after SIGTERM."""
+    """Grace period for running sessions after SIGTERM."""
 
     @field_validator("tenants", mode="before")
     @classmethod
@@ -323,7 +329,7 @@ class Config(Section):
                 )
             if (tenant.users or tenant.groups) and not self.listen.unix:
                 raise ValueError(
-                    f"tenant {tenant.name!r} has users or groups, known on the Unix socket only: set listen.unix"
+                    f"tenant {tenant.name!r} has users or groups, which need the Unix socket: set listen.unix"
                 )
         return self
 

@@ -1,4 +1,4 @@
-"""Quotas as the configuration writes them, and the values of those that it leaves out."""
+"""The quotas of a tenant in the configuration, and the values of quotas that it does not set."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from hearthd.front.config.section import Section, parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0
-"""Values of a quota that is left out ("auto"), and of one that is "none"."""
+"""Values of a quota that is not set ("auto"), and of a quota that is "none"."""
 DEVICE_SHARE = 7 / 8
-"""The fraction of each device's memory that one of several tenants may hold; an eighth is left for the other
-tenants."""
+"""Fraction of each device's memory that one of several tenants may hold; the rest is left for the other tenants."""
 HANDLES = 262_144
 """Maximum number of handles of one tenant in a device process. If all of them are empty buffers, they use about 170 MiB
 of host memory."""
 _MAX_GPU_SECONDS = 1e12
-"""Largest limit on device time in seconds, more than many devices use in the lifetime of a daemon."""
+"""Largest limit on device time, in seconds: more than all devices of a node use in the lifetime of a daemon."""
 PUBLISHED = 1024
 """Maximum number of published names of one tenant on one device."""
 
@@ -74,11 +73,11 @@ class QuotaSettings(Section):
     published: Count = Field(default=AUTO)
     """Published names on one device; "auto": 1024."""
     queued_commands: Count = Field(default=AUTO)
-    """Commands that wait in the daemon; "auto": no limit. A limit excludes clients from lanes."""
+    """Commands queued in the daemon; "auto": no limit. A limit excludes the tenant's clients from lanes."""
     queued_bytes: Bytes = Field(default=AUTO)
-    """Bytes of commands that wait in the daemon; "auto": no limit."""
+    """Bytes of commands queued in the daemon; "auto": no limit."""
     gpu_seconds: Seconds = Field(default=AUTO)
-    """Device time of all devices since the daemon started; "auto": no limit."""
+    """Device time on all devices since the daemon started; "auto": no limit."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,10 @@ class HostCapacity:
 def resolve(settings: QuotaSettings, capacity: HostCapacity) -> dict[str, Any]:
     """Returns the fields of `tenants.Quotas`. 0: no limit.
 
-    "auto" limits what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
-    memory, and half of that of durable copies. A single tenant has none of these limits. Sessions are limited by shares
-    (`hearthd.front.tenancy.shares`), and the queue by `[limits]` for each session, because a limit on the tenant's
-    queue would prevent its lanes.
+    "auto" limits the resources that tenants compete for: 7/8 of each device's memory, `capacity.pinned_bytes`, and half
+    of `capacity.durable_bytes`. A single tenant has none of these limits. Sessions are limited by shares
+    (`hearthd.front.tenancy.shares`). The queue is limited by `[limits]` for each session, because a limit on the
+    tenant's queue would exclude its clients from lanes.
     """
     capacity = capacity if capacity.several else HostCapacity()
     auto: dict[str, int] = {

@@ -1,4 +1,4 @@
-"""The `[[tenants]]` tables: the users of the daemon, as the configuration writes them."""
+"""The `[[tenants]]` tables of the configuration: the users of the daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _parse_expiry(value: Any) -> Any:
         with contextlib.suppress(ValueError):
             value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        if value == datetime.date.max:  # has no next day, and stands for no expiry elsewhere
+        if value == datetime.date.max:  # there is no next day; this date means that there is no expiry
             return _NEVER
         day = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
         return (day + datetime.timedelta(days=1)).timestamp()
@@ -75,7 +75,7 @@ class TokenSettings(Section):
         return value
 
     def credential(self) -> Credential:
-        """Returns the credential to which callers' tokens are compared. Its default name is the start of the hash."""
+        """Returns the credential that callers' tokens are compared with. Its default name is the start of the hash."""
         name = self.name or self.hash[7:15]
         expires = float("inf") if self.expires == _NEVER else float(self.expires)
         return Credential(bytes.fromhex(self.hash[7:]), name, expires)
@@ -91,9 +91,9 @@ class TenantSettings(Section):
     certificates: tuple[str, ...] = ()
     """Subject alternative names of client certificates; the common name of a certificate without such names."""
     users: tuple[str | int, ...] = ()
-    """User names or numbers, known on the Unix socket."""
+    """Names or numbers of users on the Unix socket."""
     groups: tuple[str | int, ...] = ()
-    """Group names or numbers, known on the Unix socket."""
+    """Names or numbers of groups on the Unix socket."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """Share of a device's time, relative to the weights of other tenants."""
     priority: int = Field(default=0, ge=-10, le=10)
@@ -115,7 +115,7 @@ class TenantSettings(Section):
     @field_validator("tokens", mode="before")
     @classmethod
     def _expand_hashes(cls, value: Any) -> Any:
-        """Converts a plain hash to a token without a name and an expiry."""
+        """Converts a plain hash to a token without name and expiry."""
         if isinstance(value, list | tuple):
             return [{"hash": item} if isinstance(item, str) else item for item in value]
         return value
@@ -152,7 +152,7 @@ class TenantSettings(Section):
     def tenant(self, capacity: HostCapacity) -> Tenant:
         """Returns the tenant that the daemon uses.
 
-        `capacity`: the capacities that are divided among tenants for quotas that are left out.
+        `capacity`: the capacities that are divided among tenants whose quotas are not set.
         """
         return Tenant(
             name=self.name,
@@ -205,7 +205,7 @@ def directory(tenants: Iterable[TenantSettings], capacity: HostCapacity | None =
                 number = _number(kind, name, tenant.name, look_up)
                 if members.setdefault(number, tenant) is not tenant:
                     raise ValueError(
-                        f"tenant {tenant.name!r}: {kind} {name!r} is that of {members[number].name!r} as well"
+                        f"tenant {tenant.name!r}: {kind} {name!r} belongs to {members[number].name!r} as well"
                     )
     return Directory(created, tokens, certificates, users, groups)
 
