@@ -49,6 +49,8 @@ def main() -> int:
     with _scratch() as folder:
         try:
             builder = Builder(ROOT, folder, arguments)
+            # the base images allow that pip installs system-wide; the Python of a distribution may refuse it
+            builder.environment[""]["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
             if arguments.get("EXTRA", "cpu") != "server":
                 builder.without = _COMPILERS
             image = _packages_of_this_python(builder) if options.installed else builder.build()
