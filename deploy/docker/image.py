@@ -121,6 +121,8 @@ class Builder:
         env = dict(parent.env) if parent else {"PATH": f"{sys.base_prefix}/bin:{_PATH}"}
         stage = self._stages[name] = Image(place / "root", [place / "changes", *below], env)
         if parent is None:
+            if not Path(sys.base_prefix, "bin", "python").exists():  # Debian's Python has the name python3 only
+                (stage.root / "usr/local/bin/python").symlink_to(Path(sys.executable).resolve())
             self._open(stage, Path(sys.base_prefix))
             self._uninstall(stage)
         return stage
