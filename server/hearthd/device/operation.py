@@ -342,7 +342,7 @@ class Operation:
     def announced(self) -> bool:
         """True if the operation waits only for other collective operations and for the answer to its request.
 
-        Its peers depend on it from then on, so it has to run.
+        Its peers depend on it from then on, so it must run.
         """
         announcement = self.announcement
         return announcement is not None and announcement.presented

@@ -1,6 +1,6 @@
 """Compile workers of a device process: runs jobs in them, stops them at their limits, and replaces them.
 
-A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or has to be
+A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or must be
 stopped, fails only the job that it was running; the next job gets another worker. All methods may be called from any
 thread and block; the device-handle thread calls only `warm` and `close`, which do not block.
 """

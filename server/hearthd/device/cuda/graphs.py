@@ -219,7 +219,7 @@ class CudaGraphs:
                 error,
                 f"changing node {index} ({function.name}) of a graph",
                 Reason.LAUNCH_INVALID,
-                fix="record the graph again where more than arguments and geometry has to change",
+                fix="record the graph again where more than arguments and geometry must change",
                 details={"node": index, "kernel": function.name, "grid": node.grid, "block": node.block},
             ) from error
 

@@ -55,7 +55,7 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
 
 
 def operators(operations: Sequence[CollectiveExchange]) -> set[Operator]:
-    """Returns the premultiplied sums among the operations, for which NCCL operators have to be made."""
+    """Returns the premultiplied sums among the operations, for which NCCL operators must be made."""
     return {(operation.dtype, operation.factor) for operation in operations if operation.op == PREMUL_SUM}
 
 

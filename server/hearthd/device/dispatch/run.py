@@ -141,7 +141,7 @@ class DispatchRun:
             raise
 
     def step(self) -> bool:
-        """Runs the remaining stages in order. Returns False if one has to wait, True when all are done.
+        """Runs the remaining stages in order. Returns False if one must wait, True when all are done.
 
         Raises Refusal.
         """

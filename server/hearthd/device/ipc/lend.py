@@ -107,7 +107,7 @@ class Lending:
             )
 
     def _run(self, lent: LentBuffer, memory_request: MemoryRequest) -> bool:
-        """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
+        """Runs an export, behind all earlier commands of the buffer. Returns False if it must wait."""
         buffer = lent.buffer
         if self._lent.get(lent.key) is not lent:
             raise _released()

@@ -123,7 +123,7 @@ class Publishing:
     def _run_publish(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
         """Publishes a buffer, behind all earlier commands that use it.
 
-        The buffer is read-only from then on. Returns False if the command has to wait.
+        The buffer is read-only from then on. Returns False if the command must wait.
         """
         if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents depend on the outcome of a collective

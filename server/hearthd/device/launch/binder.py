@@ -279,7 +279,7 @@ class Binder:
         plan = LaunchPlan(function, entry.name, record, layout)
         plan.weight = launch_weight(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
-            plan.length = -1  # no direct launch: the output has to be attributed to a session
+            plan.length = -1  # no direct launch: the output must be attributed to a session
         return plan
 
     def _occupancy(self, function: Function, record: Record) -> int | None:

@@ -157,7 +157,7 @@ class Executor:
                 self.sharing.deferred_retried(session)
 
     def has_deferred(self) -> bool:
-        """True if deferred commands or frees have to be tried first."""
+        """True if deferred commands or frees must be tried first."""
         return bool(self._kicked or self.memory.deferred_free.queues)
 
     @property

@@ -286,7 +286,7 @@ class Backlog:
     # ---- frames that are not executed in order ----
 
     def must_enqueue(self, frame: Frame) -> bool:
-        """True if a message of an upload has to stay behind waiting commands: the upload's Write may be among them."""
+        """True if a message of an upload must stay behind waiting commands: the upload's Write may be among them."""
         if not self.waiting:
             self.transfers.clear()
             return False

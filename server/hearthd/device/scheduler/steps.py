@@ -113,7 +113,7 @@ class Steps:
         sharing: FairShare,
         has_deferred: Callable[[], bool],
     ) -> None:
-        """`has_deferred` returns True if deferred commands have to be tried first."""
+        """`has_deferred` returns True if deferred commands must be tried first."""
         self._device = device
         self._replies = replies
         self._launches = launches

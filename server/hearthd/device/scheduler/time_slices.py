@@ -131,7 +131,7 @@ class TimeSlices:
     def max_sleep(self, timeout: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until a slice becomes late.
 
-        If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
+        If completions must be polled, returns 0 near the expected end of a turn, because the next session waits for
         it.
         """
         now = self.meter.clock()

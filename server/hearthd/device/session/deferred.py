@@ -48,7 +48,7 @@ class SubmittedCommand(Protocol):
     def step(self) -> bool:
         """Tries to run.
 
-        Returns False while the command has to wait; called again whenever its inputs may have changed.
+        Returns False while the command must wait; called again whenever its inputs may have changed.
         """
         ...
 

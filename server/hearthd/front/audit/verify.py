@@ -67,7 +67,7 @@ def verify(
 ) -> Verification:
     """Verifies the lines of a log, or of several consecutive files.
 
-    `strict`: from the first signed line on, every line has to be signed by one of `keys`. Otherwise unknown keys are
+    `strict`: from the first signed line on, every line must be signed by one of `keys`. Otherwise unknown keys are
     only listed.
     """
     return _Check(keys, anchors, strict).run(lines)

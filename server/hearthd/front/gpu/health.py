@@ -53,7 +53,7 @@ def hardware_fault(reading: GpuReading, ignored: Mapping[int, int] = MappingProx
         if reading.xids.get(xid, 0) > ignored.get(xid, 0):
             return f"Xid {xid}: {text}; reset the GPU (nvidia-smi --gpu-reset) and restart the device"
     if reading.remap_failed:
-        return "rows of its memory could not be remapped; the GPU has to be replaced"
+        return "rows of its memory could not be remapped; the GPU must be replaced"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The streams that carry bulk data: Upload and Download beside Execute, and the single calls Write and Read."""
+"""The streams that carry bulk data: Upload and Download for Execute, and the single calls Write and Read."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Device(DeviceStatus):
                 return channel
 
     def check_session(self, session: Session) -> None:
-        """Raises the reason why the session may not use the device now. Has to be called again after every wait."""
+        """Raises the reason why the session may not use the device now. Must be called again after every wait."""
         if session.closing:  # a new worker for a closed session would never be ended
             raise errors.session_expired()
         self._owner.find(self.ordinal, session.tenant)  # a reload may have taken the device from the tenant

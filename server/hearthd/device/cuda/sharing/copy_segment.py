@@ -113,7 +113,7 @@ class CopySegment:
     def release(self, rank: int) -> None:
         """Ends every wait of this rank's device that is under way, as if all pieces had been moved.
 
-        A write of the other device may undo that; then it has to be called again.
+        A write of the other device may undo that; then it must be called again.
         """
         self._words[self.drained(rank) // 8] = RELEASED
         self._words[self.filled(1 - rank) // 8] = RELEASED
