@@ -74,14 +74,14 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    assert "behind argument 0, an array of 16 bytes" in message
+    assert "after argument 0, an array of 16 bytes" in message
     assert "before argument 2, an array of 32 bytes" in message
 
 
 def test_writes_inside_the_buffer_are_kept_after_a_violation(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match="behind argument 2"):
+    with pytest.raises(hearth.LaunchError, match="after argument 2"):
         gpu.synchronize()
     assert x.get().tolist() == [0, 0, 0, 1]
 

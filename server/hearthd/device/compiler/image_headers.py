@@ -87,7 +87,7 @@ class Ptx(NamedTuple):
 
 
 def check(code: bytes, capability: Capability) -> bool:
-    """True if `code` has to be assembled before it can run on a device of `capability`.
+    """True if `code` must be assembled before it can run on a device of `capability`.
 
     This is true for PTX, and for a fatbin in which only the PTX fits. Raises Refusal(MODULE_INVALID).
     """

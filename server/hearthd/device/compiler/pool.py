@@ -337,7 +337,7 @@ def _not_started(log: str) -> Refusal:
         return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
-        "No compile worker could be started, or each ended at once.",
+        "No compile worker could be started, or each ended immediately.",
         fix="check the daemon's memory, its limits on processes, and its temporary directory",
         details={"log": log},
     )

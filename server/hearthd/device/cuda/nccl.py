@@ -61,7 +61,7 @@ _SETTINGS = {
 """Environment variables that NCCL reads at its first use. Values from the daemon's environment have precedence."""
 
 _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
-"""CuPy's exceptions for failures of NCCL; KeyError stands for codes that CuPy has no text for."""
+"""CuPy's exceptions for failures of NCCL; KeyError means a code for which CuPy has no text."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
 """`_FAILURES`, and the exceptions for an invalid id."""
@@ -314,7 +314,7 @@ class NcclCommunicators:
             raise Refusal(
                 Reason.UNSUPPORTED,
                 "This daemon has no NCCL, which collectives need.",
-                fix="install nvidia-nccl-cu12 or nvidia-nccl-cu13 beside the daemon",
+                fix="install nvidia-nccl-cu12 or nvidia-nccl-cu13 in the daemon's environment",
             )
 
 

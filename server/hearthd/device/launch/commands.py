@@ -381,5 +381,5 @@ def refuse_answered_launches(_origin: Origin, _records: bytes) -> None:
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "packed launches are one way: they take no request number",
-        fix="send them without one and a Flush behind them, or the readable form, Launch",
+        fix="send them without one and a Flush after them, or the readable form, Launch",
     )

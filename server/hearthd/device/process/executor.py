@@ -106,7 +106,7 @@ class Executor:
             self.sharing.enqueue(session, frame)
 
     def run_step(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general way."""
+        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general path."""
         session = self._sessions.get(lane.channel)
         return session is not None and self.steps.execute(lane, session, seq, payload)
 

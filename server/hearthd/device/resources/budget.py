@@ -159,7 +159,7 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
 
 
 def _readable(size: int) -> str:
-    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, with the bytes behind it."""
+    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, followed by the bytes."""
     text = f"{size} bytes"
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if size >> shift:

@@ -86,7 +86,7 @@ class Ordering:
         """Takes the next position on `track` for a command; returns the tracks that it must wait for first.
 
         A buffer that is both read and written belongs in `writes`; if it is in both, it counts as written. A command
-        without buffers is a step that other tracks can be fenced behind: a wait for an event, or an allocation or free.
+        without buffers is a step that other tracks can wait for: a wait for an event, or an allocation or free.
         """
         positions = self.positions
         positions[track] = position = positions[track] + 1

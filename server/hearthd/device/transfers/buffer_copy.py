@@ -27,7 +27,7 @@ class BufferCopy:
     answer. The driver blocks a thread that copies from or to ordinary memory until the earlier work of the stream is
     done, and the device-handle thread must not block. Therefore the command waits until its stream has completed all
     earlier work; the thread then blocks only for the copy itself, one part at a time. Later commands on the stream wait
-    behind the command; other streams are unaffected.
+    for the command; other streams are unaffected.
     """
 
     __slots__ = ("_device", "_reached", "address", "before", "buffer", "origin", "rows", "waits")
@@ -143,7 +143,7 @@ class BufferCopy:
         try:
             self.upload(host, 0, at, size)
         finally:
-            self._device.staging.drop(self.origin.stream.track, host)  # behind the part that the driver has accepted
+            self._device.staging.drop(self.origin.stream.track, host)  # after the part that the driver has accepted
 
     def download_staged(self, host: HostBuffer, at: int, size: int) -> None:
         """Submits the copy of `size` bytes, from byte `at` of the rows, to staging memory.

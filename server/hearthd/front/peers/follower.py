@@ -221,9 +221,7 @@ class Follower(GroupMembership):
             return
         rank, index = self.ranks[process[0]], parse_unsigned(body["index"])
         operation = self._pop_pending(key)
-        if (
-            operation is None
-        ):  # it failed here before; the process reports that it missed it, because others wait for it
+        if operation is None:  # it failed here before; the process reports that it missed it, as others wait for it
             self._ignore("go", process)
         else:
             self._record.record_launch(name, process, rank, key[2], index)

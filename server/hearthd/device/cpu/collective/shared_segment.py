@@ -194,5 +194,5 @@ def _machine() -> str:
     except OSError as error:
         raise Refusal(
             Reason.UNSUPPORTED,
-            f"The CPU backend's groups need /proc, which tells one machine from another: {error}.",
+            f"The CPU backend's groups need /proc, which identifies the machine: {error}.",
         ) from None

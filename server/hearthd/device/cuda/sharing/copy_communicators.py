@@ -81,7 +81,7 @@ class CopyCommunicator:
         try:
             (counters,) = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))
             self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-            """Recorded behind the last operation."""
+            """Recorded after the last operation."""
         except BaseException:
             with suppress(*CudaError):
                 runtime.hostUnregister(segment.address)
