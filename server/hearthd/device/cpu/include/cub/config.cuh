@@ -29,7 +29,7 @@
 namespace cub {
 namespace hearth_details {
 
-// What stands in shared memory for a collective: it needs none.
+// The TempStorage of a collective, which needs no shared memory.
 struct Room {
     int unused[4];
 };

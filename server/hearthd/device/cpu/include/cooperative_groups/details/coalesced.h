@@ -1,5 +1,5 @@
 // Groups of any lanes of a warp: the lanes that are converged at a place, and partitions by predicate, label or size.
-// A member's rank is its place among the set bits of the mask.
+// A member's rank is the index of its bit among the set bits of the mask.
 #pragma once
 
 namespace cooperative_groups {

@@ -1,4 +1,4 @@
-// Reductions and scans over lanes, by the steps that GPUs take: sums of floats come out the same there.
+// Reductions and scans over lanes, in the steps that GPUs use, so that sums of floats have the same results.
 #pragma once
 #include "../../cooperative_groups.h"
 
@@ -13,7 +13,7 @@ template <class T> struct bit_xor { T operator()(const T &a, const T &b) const {
 
 namespace details {
 
-// Whether a lane may compute all lanes' results: the operation depends on its arguments only.
+// True if one lane may compute the results of all lanes: the operation depends on its arguments only.
 template <class Op, class T>
 inline constexpr bool is_plain_op =
     std::is_arithmetic_v<T> && sizeof(T) <= 8 &&
@@ -91,7 +91,7 @@ inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     }
 }
 
-// `Size` is 0 for a coalesced group: its lanes are combined one way where it is a whole warp, another where it is not.
+// `Size` is 0 for a coalesced group, whose lanes are combined differently if it is a whole warp.
 template <unsigned Size, class T, class Op>
 inline T reduce_lanes(unsigned mask, const T &element, Op &op) {
     if (Size == 0 && mask != whole_warp) {
@@ -109,7 +109,7 @@ inline T reduce_lanes(unsigned mask, const T &element, Op &op) {
     }
 }
 
-// What lies before each rank; the first gets a T of no value, which is zero for numbers.
+// Exclusive: the combination of the elements before each rank. The first rank gets T(), which is zero for numbers.
 template <class Group, class T>
 inline T shifted(const Group &group, const T &inclusive) {
     const T before = group.shfl_up(inclusive, 1);
@@ -122,7 +122,7 @@ inline constexpr void check_collective() {
     static_assert(std::is_same_v<T, plain<Result>>, "the operation gives a type other than that of its arguments");
 }
 
-// Applies `op` to an atomic variable, cuda::atomic or cuda::atomic_ref; its value before.
+// Applies `op` to an atomic variable, cuda::atomic or cuda::atomic_ref; returns its previous value.
 template <class Atomic, class T, class Op>
 inline T update(Atomic &atomic, const T &element, Op &op) {
     T old = atomic.load();

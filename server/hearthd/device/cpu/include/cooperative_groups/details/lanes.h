@@ -4,7 +4,7 @@
 namespace cooperative_groups {
 namespace details {
 
-// For elements of more than 64 bits: a lane hands over the address of a record of where to copy from and to.
+// For elements of more than 64 bits: a lane passes the address of a record with the source and destination of the copy.
 template <class T>
 struct Moved {
     const T *own;
