@@ -25,7 +25,7 @@ class Page:
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, bool], tuple[bytes, str, str]] = {}
-        """Body, media type and entity tag of each file, by its path and True if the daemon asks for tokens."""
+        """Body, media type and entity tag of each file, by its path and True if the daemon requires tokens."""
         for file in resources.files(__name__).iterdir():
             media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
             if media_type is None:
