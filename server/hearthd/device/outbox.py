@@ -262,7 +262,7 @@ class Outbox:
     # ---- sending ----
 
     def crowded(self) -> bool:
-        """True if so long a queue of frames waits for the front that lanes should accept no more batches."""
+        """True if the queue of frames for the front is so long that lanes should accept no more batches."""
         return len(self._buffers) > 64 * MAX_VECTORS
 
     @property

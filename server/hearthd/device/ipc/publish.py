@@ -193,9 +193,9 @@ class Publishing:
         shared = self._publications.get(number)
         existing = session.buffers.get(handle)
         if existing is not None and existing in self._attachments and existing.place.number == number:
-            # The client asks again, because the first answer was lost with its connection.
+            # The client repeats the request, because the first answer was lost with its connection.
             return {"protected": _protected(existing.place), "again": True}
-        if "attachment" not in body:  # the front only asks
+        if "attachment" not in body:  # the front only queries the state
             return {}
         session.buffers.check_new(handle)
         if shared is None:

@@ -83,7 +83,7 @@ class ProfileCommands:
         device = self._device
         device.begin(origin.stream)
         start = profile.start
-        assert start is not None, "started with the stream's work, at the latest just now"
+        assert start is not None, "`begin` starts the clock at the latest"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Failures of single calls have no position that distinguishes them from later failures: they are collected now.
         collected = origin.stream.errors.pop_all(origin.position, reported=False)

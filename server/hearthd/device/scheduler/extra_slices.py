@@ -29,7 +29,7 @@ class ExtraSlices:
         self._interval = SHORTEST_S
 
     def claim(self, now: float) -> bool:
-        """Returns True if an extra slice is due at time `now`, and schedules the next one."""
+        """Returns True if an extra slice may begin at time `now`, and schedules the next one."""
         if now < self.at:
             return False
         self.at = now + self._interval

@@ -208,7 +208,7 @@ class StreamPool:
     ) -> int:
         """Takes a position for a command, orders it after earlier users of its buffers, and returns the position.
 
-        The track waits for those users on the device. A launch is timed if one is due.
+        The track waits for those users on the device. The launch is timed if it is one of the sampled launches.
         """
         if self.pending_outcomes.open:
             self.pending_outcomes.propagate(writes, reads)

@@ -52,7 +52,7 @@ class Verification:
     anchored: int = 0
     """The number of the last entry that matches an anchor. 0: none does."""
     continues: bool = False
-    """True if the last line says that the log continues in another file."""
+    """True if the last line reports that the log continues in another file."""
 
     @property
     def guarantee(self) -> Guarantee:

@@ -176,7 +176,7 @@ class ConnectionLimits:
             self.guard.charge(connection, FAILED_COST)
 
     def note_probe(self) -> None:
-        """Notes that the running call asks for something that needs no credential."""
+        """Notes that the running call needs no credential."""
         connection = current_connection()
         if isinstance(connection, str) and connection:
             self.guard.charge(connection)

@@ -163,8 +163,8 @@ class Metrics:
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
         """Returns the page and its content type.
 
-        It is in OpenMetrics if the Accept header `accept` asks for it, otherwise in Prometheus's text format. Takes
-        some milliseconds for every thousand samples, and may be called in a thread.
+        It is in OpenMetrics if the Accept header `accept` selects it, otherwise in Prometheus's text format. Takes some
+        milliseconds for every thousand samples, and may be called in a thread.
         """
         encode, content_type = encoder_of(accept)
         return encode(_Families(families)), content_type

@@ -116,7 +116,7 @@ class FramedCall(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asks `on_made` if the connection is accepted, and aborts it otherwise. Called by asyncio."""
+        """Calls `on_made`, and aborts the connection if it returns False. Called by asyncio."""
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
@@ -206,7 +206,7 @@ class FramedCall(asyncio.Protocol):
     def _accept(self) -> None:
         """Applies the limits of an accepted caller.
 
-        A handler that has read a message and asks for another has identified the caller.
+        A handler that has read a message and reads another has identified the caller.
         """
         assert self._method_gate is not None
         self._max_unread = _MAX_UNREAD_BYTES

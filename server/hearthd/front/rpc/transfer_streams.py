@@ -235,7 +235,7 @@ async def write(
         return (await result).done
     except Refusal as refusal:
         close_reason = refusal
-        if result.done():  # the error of the command says more than that of the transfer
+        if result.done():  # the error of the command is more specific than that of the transfer
             result.result()
         raise
     finally:

@@ -177,7 +177,7 @@ class Device(DeviceStatus):
         return worker
 
     def _refill(self) -> None:
-        """Starts a spare process if the policy asks for one and there is room for it."""
+        """Starts a spare process if the policy requires one and there is room for it."""
         if (
             self.policy.spare
             and self.workers.vacant is None

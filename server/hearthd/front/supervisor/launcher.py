@@ -39,8 +39,8 @@ it."""
 _MAX_ATTEMPTS = 3
 """Maximum number of attempts to start a device process if the forkserver ends during the start."""
 _CHECK_INTERVAL_S = 0.25
-"""Interval, in seconds, between two checks of a forkserver that was asked for a process. A forkserver that is stopped
-at two consecutive checks is replaced."""
+"""Interval, in seconds, between two checks of a forkserver that is starting a process. A forkserver that is stopped at
+two consecutive checks is replaced."""
 _START_TIMEOUT_S = 60.0
 """Maximum time, in seconds, for a start, including the forkserver's imports. Afterwards the forkserver is replaced."""
 _END_TIMEOUT_S = 1.0
