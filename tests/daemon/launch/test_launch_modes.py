@@ -39,7 +39,7 @@ def test_validation_does_not_affect_correct_kernel(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-@pytest.mark.parametrize(("at", "where", "first"), [(16, "behind", 64), (-1, "before", -4), (800, "behind", 3200)])
+@pytest.mark.parametrize(("at", "where", "first"), [(16, "after", 64), (-1, "before", -4), (800, "after", 3200)])
 def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, where: str, first: int) -> None:
     arrays = [gpu.full(16, fill, np.int32) for fill in (1, 2, 3)]
     before = gpu.memory_usage()

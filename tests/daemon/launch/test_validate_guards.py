@@ -39,7 +39,7 @@ def module(gpu: hearth.Device) -> hearth.RawModule:
 
 @pytest.mark.parametrize(
     ("at", "distance", "where"),
-    [(100_000, 399_984, "behind"), (-100_000, 400_000, "before"), (1 << 31, (1 << 33) - 16, "behind")],
+    [(100_000, 399_984, "after"), (-100_000, 400_000, "before"), (1 << 31, (1 << 33) - 16, "after")],
 )
 def test_a_distant_write_is_named_and_contained(
     gpu: hearth.Device, module: hearth.RawModule, at: int, distance: int, where: str
