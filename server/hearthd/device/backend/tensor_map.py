@@ -211,15 +211,15 @@ _MISSING: Mapping[str, tuple[str, str]] = {
     "tensor_maps": (
         "has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability 9.0 or "
         "newer",
-        "look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
+        "check for tensor_maps in gpu.properties.features, and use plain loads if it is missing",
     ),
     "tensor_map_im2col_wide": (
         f"has no im2col-wide tensor maps: they need {_REQUIREMENTS}",
-        "look for tensor_map_im2col_wide in gpu.properties.features, and use Im2col where it is missing",
+        "check for tensor_map_im2col_wide in gpu.properties.features, and use Im2col if it is missing",
     ),
     "tensor_map_swizzle_atoms": (
         f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_REQUIREMENTS}",
-        "look for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b where it is missing",
+        "check for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b if it is missing",
     ),
 }
 """Message about a device without the feature, after the device's name, and the fix, by feature."""

@@ -193,7 +193,7 @@ class NcclCommunicator:
         while (status := runtime.streamQuery(stream)) == NOT_READY:
             failure = self.failure_reason()
             if failure or time.monotonic() > deadline:
-                raise self._refusal("connecting", failure or f"not all ranks came within {_CONNECT_SECONDS:g} s")
+                raise self._refusal("connecting", failure or f"not all ranks arrived within {_CONNECT_SECONDS:g} s")
             time.sleep(_CONNECT_CHECK_SECONDS)
         raise_status(status, "connecting the ranks of a group", Reason.COMMUNICATOR_FAILED)
 
@@ -267,7 +267,7 @@ class NcclCommunicators:
                 Reason.COMMUNICATOR_FAILED,
                 f"Joining as rank {rank} of {ranks} failed: {_error_text(error)}.",
                 fix="check that every rank has the same unique id and a distinct number, and can reach the others; "
-                "NCCL_DEBUG=WARN in the daemon's environment says more",
+                "set NCCL_DEBUG=WARN in the daemon's environment for details",
                 details={"rank": rank, "ranks": ranks},
             ) from error
         except CudaError as error:

@@ -213,8 +213,7 @@ class GraphCommands:
                 Reason.UNSUPPORTED,
                 f"device {device.spec.ordinal} ({device.spec.backend}) has no {part} in graphs: conditional nodes of "
                 "several bodies need a driver of CUDA 12.8 or newer",
-                fix=f"look for {BRANCHES} in gpu.properties.features, and record an if for each body where it is "
-                "missing",
+                fix=f"check for {BRANCHES} in gpu.properties.features, and record an if for each body if it is missing",
                 details={"feature": BRANCHES},
             )
 

@@ -471,6 +471,6 @@ class Device(DeviceStatus):
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
             f"Device {self.ordinal} is fenced: {reason}.",
-            fix="Use another device; the daemon's log says why this one failed.",
+            fix="Use another device; the daemon's log has the reason.",
             details={"device": self.ordinal, "state": STATE_NAMES[FENCED]},
         )

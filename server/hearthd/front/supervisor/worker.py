@@ -195,7 +195,7 @@ class Worker:
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
             f"Device {ordinal} (generation {self.generation}) is {STATE_NAMES[self.state]}: {self.detail}.",
-            fix="Use another device; the daemon's log says why this one failed." if fenced else "Try again.",
+            fix="Use another device; the daemon's log has the reason." if fenced else "Try again.",
             details={"device": ordinal, "generation": self.generation, "state": STATE_NAMES[self.state]},
             retry_after_s=None if fenced else 0.5,
         )

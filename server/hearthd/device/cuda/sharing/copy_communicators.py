@@ -345,5 +345,5 @@ def _not_joined(reason: str) -> Refusal:
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"The devices could not be connected for copies: {reason}.",
-        fix="copy again; the daemon's log may say more",
+        fix="copy again; see the daemon's log",
     )
