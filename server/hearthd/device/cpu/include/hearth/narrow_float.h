@@ -69,7 +69,7 @@ inline HEARTH_N2 __hisnan2(HEARTH_N2 a) {
     return HEARTH_N2(HEARTH_N_OF(__hisnan(a.x) ? 1.0f : 0.0f), HEARTH_N_OF(__hisnan(a.y) ? 1.0f : 0.0f));
 }
 
-// --- comparisons: without u false where an operand is a NaN, with u true
+// --- comparisons: if an operand is a NaN, false for names without u, true for names with u
 #define HEARTH_COMPARE(name, expression) \
     inline bool __h##name(HEARTH_N a, HEARTH_N b) { \
         const float x = hearth::wide(a), y = hearth::wide(b); \

@@ -18,7 +18,7 @@ public:
     unsigned meta_group_size() const { return meta_size_; }
     void sync() const { __syncwarp(mask_); }
 
-    // A rank without a member reads the warp's last lane where that is a member, as the hardware's shuffle does.
+    // A rank without a member reads the warp's last lane if that is a member, like the hardware's shuffle.
     template <class T>
     details::plain<T> shfl(T &&element, int rank) const {
         if (is_warp()) return move(element, static_cast<unsigned>(rank) % 32);

@@ -20,7 +20,7 @@ inline constexpr bool is_plain_op =
     (std::is_same_v<Op, plus<T>> || std::is_same_v<Op, less<T>> || std::is_same_v<Op, greater<T>> ||
      std::is_same_v<Op, bit_and<T>> || std::is_same_v<Op, bit_or<T>> || std::is_same_v<Op, bit_xor<T>>);
 
-// Elements in the order of their ranks, so that element i becomes the combination of elements 0 to i.
+// Inclusive scan of elements in the order of their ranks: element i becomes the combination of elements 0 to i.
 template <class T, class Op>
 inline void scan_elements(T *elements, unsigned count, Op &op) {
     for (unsigned step = 1; step < count; step *= 2) {
@@ -28,7 +28,7 @@ inline void scan_elements(T *elements, unsigned count, Op &op) {
     }
 }
 
-// A butterfly of `count` elements, a power of two.
+// Reduces `count` elements, a power of two, by a butterfly.
 template <class T, class Op>
 inline T reduce_elements(T *elements, unsigned count, unsigned rank, Op &op) {
     for (unsigned step = count / 2; step > 0; step /= 2) {
@@ -73,7 +73,7 @@ inline void finish_plain_reduce(hearth::WarpLanes &lanes, uint32_t mask) {
     give(lanes, mask, elements);
 }
 
-// Inclusive, over the lanes of `mask`: op(a lane's element, the combination of those before it).
+// Inclusive scan over the lanes of `mask`: op(a lane's element, the combination of the elements before it).
 template <class T, class Op>
 inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     if constexpr (is_plain_op<Op, T>) {
