@@ -76,7 +76,7 @@ def error_of(gpu: hearth.Device) -> hearth.HearthError:
     return caught.value
 
 
-@pytest.mark.parametrize(("at", "words"), [(16, "0 bytes behind"), (-1, "4 bytes before"), (500, "1936 bytes behind")])
+@pytest.mark.parametrize(("at", "words"), [(16, "0 bytes after"), (-1, "4 bytes before"), (500, "1936 bytes after")])
 def test_read_outside_of_an_array(gpu: hearth.Device, module: hearth.RawModule, at: int, words: str) -> None:
     x, out = gpu.ones(16, np.int32), gpu.zeros(1, np.int32)
     kernel = module.get_function("read_at")

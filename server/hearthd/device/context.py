@@ -38,8 +38,8 @@ class DeviceContext:
     output: PrintfCapture
     idle_work: IdleWork
     kick: Callable[[DeviceSession | None], None]
-    """Called when an event that a deferred command of the session may be waiting for has happened; None stands for any
-    session. The session's deferred commands are then tried again."""
+    """Called when an event that a deferred command of the session may be waiting for has happened; None: any session.
+    The session's deferred commands are then tried again."""
     retry_soon: Callable[[], None]
     """Called when a deferred command yielded after a partial run and waits for nothing else: it is tried again in the
     next iteration of the loop."""

@@ -60,7 +60,7 @@ class Announcement(Protocol):
         """Requests the operation's peers, or queues the request.
 
         `predecessors` lists the announcements of all operations that this operation waits for, each of which is
-        `scheduled`; the request is ordered behind them.
+        `scheduled`; the request is ordered after them.
         """
         ...
 
@@ -103,7 +103,7 @@ class Origin:
         self.over = False
         """True once the command has failed or was skipped, and that failure has been answered or recorded."""
         self.started = False
-        """True once a part of a command that has to wait was submitted to the device."""
+        """True once a part of a command that must wait was submitted to the device."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
         self.index = index
@@ -264,7 +264,7 @@ class Operation:
         Raises DeviceFault if the device is lost.
         """
         if self.finished:
-            return True  # abandoned: the operation stayed in the queue so that later commands remain behind it
+            return True  # abandoned: the operation stayed in the queue so that later commands stay after it
         record = self.origin.record
         if record is None:
             return self._step()
@@ -342,7 +342,7 @@ class Operation:
     def announced(self) -> bool:
         """True if the operation waits only for other collective operations and for the answer to its request.
 
-        Its peers depend on it from then on, so it has to run.
+        Its peers depend on it from then on, so it must run.
         """
         announcement = self.announcement
         return announcement is not None and announcement.presented
@@ -430,8 +430,8 @@ def destruction(
 ) -> Operation:
     """Returns the operation that releases an object whose handle has been destroyed, and then answers.
 
-    It runs behind earlier commands on the objects in `writes`. If it will not run, because the session ends, the object
-    is released all the same.
+    It runs after earlier commands on the objects in `writes`. If it will not run, because the session ends, the object
+    is released nevertheless.
     """
 
     def run() -> bool:

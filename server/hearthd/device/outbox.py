@@ -90,7 +90,7 @@ class LaneSink(Protocol):
 
     @property
     def clear(self) -> bool:
-        """True if every frame that is due to the client has been sent."""
+        """True if every frame for the client has been sent."""
         ...
 
     @property
@@ -198,7 +198,7 @@ class Outbox:
         self._vectors.put(header(kind, len(payload), channel=channel, id=id, flags=flags), payload)
 
     def answer_batch(self, lane: LaneSink, seq: int, payload: bytes) -> None:
-        """Sends a response together with the acknowledgement of its batch `seq`, at once unless other frames are first.
+        """Sends a response together with the acknowledgement of its batch `seq`, now unless other frames are first.
 
         The batch is the last that arrived over the lane, and all earlier batches are executed.
         """
@@ -262,7 +262,7 @@ class Outbox:
     # ---- sending ----
 
     def crowded(self) -> bool:
-        """True if so long a queue of frames waits for the front that lanes should accept no more batches."""
+        """True if the queue of frames for the front is so long that lanes should accept no more batches."""
         return len(self._buffers) > 64 * MAX_VECTORS
 
     @property

@@ -5,7 +5,7 @@ printing kernel since the last complete collection. Other text is written to the
 printed it. Output is collected before an answer to a session whose printing kernels have ended, so that it arrives
 before the sync that waits for the kernel returns. Sessions without printing kernels have no cost.
 
-A separate thread empties the pipe behind standard output: CUDA's driver writes to the pipe inside calls of the
+A separate thread empties the pipe that is standard output: CUDA's driver writes to the pipe inside calls of the
 device-handle thread, and would block there if the pipe were full.
 """
 

@@ -32,7 +32,7 @@ class Address(NamedTuple):
 
     @property
     def wildcard(self) -> bool:
-        """True if the address stands for every interface of a host."""
+        """True if the address is a wildcard, for every interface of the host."""
         ip = to_ip(self.host)
         return ip is not None and ip.is_unspecified
 

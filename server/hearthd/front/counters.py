@@ -1,7 +1,7 @@
 """Counters of one device, summed over its processes: totals that never decrease.
 
 A device process counts from 0. Its last known counts are kept when it ends, and the counts of the next process are
-added. A process that crashes loses what it has counted since its last report. The front asks for a report with every
+added. A process that crashes loses what it has counted since its last report. The front requests a report with every
 ping, and a process that exits after a device fault sends a last one by itself.
 """
 

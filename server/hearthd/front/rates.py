@@ -12,7 +12,7 @@ SAMPLE_INTERVAL_S = 0.5
 """Minimum interval between kept samples, in seconds. An earlier sample replaces the last one, which limits their
 number."""
 CURRENT_S = 3.0
-"""Age, in seconds, up to which the last sample counts as present. Device processes are asked every two seconds."""
+"""Age, in seconds, up to which the last sample counts as present. Device processes report every two seconds."""
 
 HISTORY_S = 300.0
 """Time, in seconds, for which a history keeps rates."""

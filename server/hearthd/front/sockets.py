@@ -110,7 +110,7 @@ class UnixSocket:
 
     @contextlib.contextmanager
     def umask(self) -> Iterator[None]:
-        """Sets the umask with which the socket has to be created: only its user, or with `public` all may connect."""
+        """Sets the umask for creating the socket: only its user may connect, or with `public` all users."""
         old_umask = os.umask(0o111 if self._public else 0o177)
         try:
             yield

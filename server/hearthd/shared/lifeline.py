@@ -26,7 +26,7 @@ def die_with(lifeline: int, *, group: bool = False) -> bool:
         group: True to kill the whole process group.
 
     Returns:
-        False if the pipe had closed before: no signal will be sent, and the caller has to end by itself.
+        False if the pipe had closed before: no signal will be sent, and the caller must exit by itself.
 
     Raises:
         OSError: The system does not support this.

@@ -131,13 +131,13 @@ class LogThrottle:
         """Time of the last line, and the number of events since, by kind."""
 
     def due(self, kind: Hashable, now: float) -> bool:
-        """Returns True if a line of this kind is due, and counts it as written."""
+        """Returns True if a line of this kind may be written now, and counts it as written."""
         return self.times(kind, now) > 0
 
     def times(self, kind: Hashable, now: float) -> int:
         """Returns the number of events of this kind since its last line, including this event.
 
-        Counts a line as written. Returns 0 if no line is due.
+        Counts a line as written. Returns 0 if no line may be written yet.
         """
         last, unlogged = self._last.get(kind, (float("-inf"), 0))
         if now - last < self._period:

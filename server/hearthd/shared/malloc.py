@@ -2,7 +2,7 @@
 
 They keep freed memory in this process for reuse, and return it to the system on request. Every chunk of a transfer is a
 new object of a megabyte. By default glibc maps such objects one by one and unmaps them immediately, so that for each
-chunk the kernel has to clear its pages, which costs more than all copies of the chunk together.
+chunk the kernel must clear its pages, which costs more than all copies of the chunk together.
 """
 
 from __future__ import annotations

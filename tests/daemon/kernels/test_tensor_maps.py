@@ -296,20 +296,21 @@ def test_prepared_in_a_graph(gpu: hearth.Device) -> None:
 @pytest.mark.parametrize(
     ("options", "messages"),
     [
-        ({"box": (8, 33)}, ["box[0] is 33 elements, 132 bytes; without interleave it is a multiple of 16 bytes"]),
-        ({"box": (257, 32)}, ["box[1] is 257; it lies between 1 and 256"]),
+        ({"box": (8, 33)}, ["box[0] is 33 elements, 132 bytes; without interleave it must be a multiple of 16 bytes"]),
+        ({"box": (257, 32)}, ["box[1] is 257; it must lie between 1 and 256"]),
         ({"box": (8,)}, ["the box has 1 dimensions, the tensor 2"]),
-        ({"box": (8, 32), "swizzle": "64b"}, ["box[0] takes 128 bytes; with swizzle 64b it takes at most 64"]),
-        ({"box": (8, 32), "swizzle": "96b"}, ["swizzle is '96b'; it is one of none, 32b, 64b, 128b"]),
-        ({"box": (8, 32), "element_strides": (9, 1)}, ["element_strides[1] is 9; it lies between 1 and 8"]),
+        ({"box": (8, 32), "swizzle": "64b"}, ["box[0] takes 128 bytes; with swizzle 64b it may take at most 64"]),
+        ({"box": (8, 32), "swizzle": "96b"}, ["swizzle is '96b'; it must be one of none, 32b, 64b, 128b"]),
+        ({"box": (8, 32), "element_strides": (9, 1)}, ["element_strides[1] is 9; it must lie between 1 and 8"]),
         ({"box": (8, 32), "shape": (65, 32)}, ["8320 bytes from byte 0 of a buffer of 8192: 128 too many"]),
-        ({"box": (8, 32), "shape": (64, 30)}, ["the stride of dimension 1 is 120 bytes; it is a multiple of 16"]),
-        ({"box": (8, 32), "dtype": "int32", "oob_fill": "nan"}, ["only floats can be filled so"]),
-        ({"im2col": hearth.Im2col((), (), 32, 8)}, ["the rank is 2; for im2col it is 3, 4 or 5"]),
+        ({"box": (8, 32), "shape": (64, 30)}, ["the stride of dimension 1 is 120 bytes; it must be a multiple of 16"]),
+        ({"box": (8, 32), "dtype": "int32", "oob_fill": "nan"}, ["only floats have a nan"]),
+        ({"im2col": hearth.Im2col((), (), 32, 8)}, ["the rank is 2; for im2col it must be 3, 4 or 5"]),
         (
             {"box": (0, 500), "interleave": "32b", "l2_promotion": "l2_1b"},
-            ["box[1] is 0", "box[0] is 500", "the rank is 2; interleaved it is at least 3", "l2_promotion is 'l2_1b'",
-             "swizzle is none; with interleave 32b it is 32b"],
+            ["box[1] is 0", "box[0] is 500", "the rank is 2; interleaved, it must be at least 3",
+             "l2_promotion is 'l2_1b'",
+             "swizzle is none; with interleave 32b it must be 32b"],
         ),
     ],
 )  # fmt: skip
@@ -366,7 +367,7 @@ def test_types_without_a_tensor_map_are_refused_by_name(gpu: hearth.Device) -> N
 def test_a_misaligned_start_is_refused(gpu: hearth.Device) -> None:
     x = gpu.zeros(64 * 32 + 4, np.float32)
     x[1 : 1 + 64 * 32].reshape(64, 32).tensor_map((8, 32))
-    with pytest.raises(hearth.LaunchError, match="its address is a multiple of 16"):
+    with pytest.raises(hearth.LaunchError, match="its address must be a multiple of 16"):
         gpu.synchronize()
     x[4:].reshape(64, 32).tensor_map((8, 32))
     gpu.synchronize()

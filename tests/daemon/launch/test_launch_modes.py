@@ -39,7 +39,7 @@ def test_validation_does_not_affect_correct_kernel(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-@pytest.mark.parametrize(("at", "where", "first"), [(16, "behind", 64), (-1, "before", -4), (800, "behind", 3200)])
+@pytest.mark.parametrize(("at", "where", "first"), [(16, "after", 64), (-1, "before", -4), (800, "after", 3200)])
 def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, where: str, first: int) -> None:
     arrays = [gpu.full(16, fill, np.int32) for fill in (1, 2, 3)]
     before = gpu.memory_usage()
@@ -74,14 +74,14 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    assert "behind argument 0, an array of 16 bytes" in message
+    assert "after argument 0, an array of 16 bytes" in message
     assert "before argument 2, an array of 32 bytes" in message
 
 
 def test_writes_inside_the_buffer_are_kept_after_a_violation(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match="behind argument 2"):
+    with pytest.raises(hearth.LaunchError, match="after argument 2"):
         gpu.synchronize()
     assert x.get().tolist() == [0, 0, 0, 1]
 

@@ -39,7 +39,7 @@ def module(gpu: hearth.Device) -> hearth.RawModule:
 
 @pytest.mark.parametrize(
     ("at", "distance", "where"),
-    [(100_000, 399_984, "behind"), (-100_000, 400_000, "before"), (1 << 31, (1 << 33) - 16, "behind")],
+    [(100_000, 399_984, "after"), (-100_000, 400_000, "before"), (1 << 31, (1 << 33) - 16, "after")],
 )
 def test_a_distant_write_is_named_and_contained(
     gpu: hearth.Device, module: hearth.RawModule, at: int, distance: int, where: str
@@ -56,7 +56,7 @@ def test_a_distant_write_is_named_and_contained(
 
 @pytest.mark.parametrize(
     ("at", "said"),
-    [(4, "0 bytes behind"), (-5000, "20000 bytes before"), (100_000, "399984 bytes behind")],
+    [(4, "0 bytes after"), (-5000, "20000 bytes before"), (100_000, "399984 bytes after")],
 )
 def test_a_read_outside_is_reported(gpu: hearth.Device, module: hearth.RawModule, at: int, said: str) -> None:
     x, out = gpu.zeros(4, np.int32), gpu.zeros(1, np.int32)
@@ -78,8 +78,8 @@ def test_reads_and_writes_of_one_launch_are_both_named(gpu: hearth.Device, modul
     with pytest.raises(hearth.LaunchError) as e:
         gpu.synchronize()
     assert e.value.reason == "OUT_OF_BOUNDS_WRITE"
-    assert "wrote outside its buffers: 4 bytes behind argument 1, an array of 32 bytes" in e.value.message
-    assert "read outside its buffers: 16 bytes behind argument 0, an array of 16 bytes" in e.value.message
+    assert "wrote outside its buffers: 4 bytes after argument 1, an array of 32 bytes" in e.value.message
+    assert "read outside its buffers: 16 bytes after argument 0, an array of 16 bytes" in e.value.message
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 255, 4095, 4096, 4097, 100_000])
@@ -100,7 +100,7 @@ def test_vectors_are_aligned(gpu: hearth.Device, module: hearth.RawModule) -> No
 def test_many_stray_accesses_end_in_one_error(gpu: hearth.Device, module: hearth.RawModule) -> None:
     x = gpu.zeros(4, np.int32)
     module.get_function("scatter")(1, 1, (x, np.int64(10_000), np.int32(500)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match="wrote outside its buffers: 39984 bytes behind") as e:
+    with pytest.raises(hearth.LaunchError, match="wrote outside its buffers: 39984 bytes after") as e:
         gpu.synchronize()
     assert len(e.value.message) < 2000
     assert x.get().tolist() == [0] * 4

@@ -1,4 +1,4 @@
-"""Access table: the memory by which an instrumented kernel learns of guarded buffers, and reports accesses beside them.
+"""Access table: memory that gives an instrumented kernel the guarded buffers, and to which it reports stray accesses.
 
 A module that was compiled with `-fsanitize=address` for a GPU has the table as a global variable. Its kernels check
 each address that they access. They ignore addresses outside of all guarded spans: memory that is not a buffer argument.
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class AccessRecord(NamedTuple):
-    """An access beside an array."""
+    """An access outside of an array."""
 
     span: int
     """Index of the span."""

@@ -121,7 +121,7 @@ class GraphBody:
 class ConditionalNode:
     """A condition that decides which of the node's bodies runs.
 
-    The bodies are the nodes that follow this one in the graph, one body behind the other in any order of their indices.
+    The bodies are the nodes that follow this one in the graph, one body after the other in any order of their indices.
     The value is the 4 bytes at `address`, as an unsigned number, when the device reaches the node. No body runs for a
     value without one.
     """
@@ -144,7 +144,7 @@ class ConditionalNode:
 
 
 BRANCHES = "graph_branches"
-"""Feature of a device that has the kind `SWITCH`, and two bodies of the kind `IF`."""
+"""Feature of a device that supports nodes of the kind `SWITCH`, and nodes of the kind `IF` with two bodies."""
 
 
 WorkNode: TypeAlias = KernelNode | CopyNode | FillNode | HostCopyNode

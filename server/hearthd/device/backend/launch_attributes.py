@@ -1,6 +1,6 @@
 """Checks of launch attributes against a device, before the driver sees them.
 
-They hold in every mode of a launch: the driver ignores some attributes that a device does not have, and refuses others
+They apply in every mode of a launch: the driver ignores some attributes that a device does not have, and refuses others
 with a status that names no attribute.
 """
 

@@ -38,7 +38,7 @@ from hearthd.device.backend.tensor_map import TensorMapSpec
 
 
 class DeviceFault(Exception):
-    """The device context is lost: every further call would fail, so the process has to end."""
+    """The device context is lost: every further call would fail, so the process must end."""
 
 
 @runtime_checkable
@@ -88,7 +88,7 @@ class GuardsMemory(Protocol):
     def guard(self, size: int, offset: int, array_bytes: int) -> GuardedMemory | None:
         """Returns `size` bytes for an array of `array_bytes` bytes, which begins at byte `offset` of them.
 
-        None: the backend cannot guard the array, and ordinary memory has to be used.
+        None: the backend cannot guard the array, and ordinary memory must be used.
         """
         ...
 

@@ -166,7 +166,7 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
     errors += _check_dimensions(spec)
     if spec.oob_fill == "nan" and element is not None and not element.floating:
         errors.append(
-            f"oob_fill is nan and dtype {spec.dtype}, which is copied as {element.name}; only floats can be filled so"
+            f"oob_fill is nan and dtype {spec.dtype}, which is copied as {element.name}; only floats have a nan"
         )
     if isinstance(spec.access, Tile):
         errors += _check_tile(spec, spec.access, element)
@@ -211,15 +211,15 @@ _MISSING: Mapping[str, tuple[str, str]] = {
     "tensor_maps": (
         "has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability 9.0 or "
         "newer",
-        "look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
+        "check for tensor_maps in gpu.properties.features, and use plain loads if it is missing",
     ),
     "tensor_map_im2col_wide": (
         f"has no im2col-wide tensor maps: they need {_REQUIREMENTS}",
-        "look for tensor_map_im2col_wide in gpu.properties.features, and use Im2col where it is missing",
+        "check for tensor_map_im2col_wide in gpu.properties.features, and use Im2col if it is missing",
     ),
     "tensor_map_swizzle_atoms": (
         f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_REQUIREMENTS}",
-        "look for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b where it is missing",
+        "check for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b if it is missing",
     ),
 }
 """Message about a device without the feature, after the device's name, and the fix, by feature."""
@@ -248,7 +248,7 @@ def _no_element(dtype: str) -> str:
         return "dtype bool has no tensor map type; view it as uint8"
     if dtype.startswith("complex"):
         return f"dtype {dtype} has no tensor map type; view it as floats, with the parts as one more dimension"
-    return f"dtype is {dtype!r}; it is one of {', '.join(_ELEMENTS)}, int8, int16 or an ml_dtypes name of one byte"
+    return f"dtype is {dtype!r}; it must be one of {', '.join(_ELEMENTS)}, int8, int16 or an ml_dtypes name of one byte"
 
 
 def _check_names(spec: TensorMapSpec) -> list[str]:
@@ -259,7 +259,9 @@ def _check_names(spec: TensorMapSpec) -> list[str]:
         ("oob_fill", spec.oob_fill, OOB_FILLS),
     )
     return [
-        f"{name} is {value!r}; it is one of {', '.join(names)}" for name, value, names in allowed if value not in names
+        f"{name} is {value!r}; it must be one of {', '.join(names)}"
+        for name, value, names in allowed
+        if value not in names
     ]
 
 
@@ -267,15 +269,17 @@ def _check_rank(spec: TensorMapSpec) -> list[str]:
     rank = spec.rank
     errors = _check_range(1, MAX_RANK, {"the rank": rank})
     if spec.interleave in ("16b", "32b") and rank < 3:
-        errors.append(f"the rank is {rank}; interleaved it is at least 3")
+        errors.append(f"the rank is {rank}; interleaved, it must be at least 3")
     if isinstance(spec.access, Im2col | Im2colWide) and rank not in CORNERS:
-        errors.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
+        errors.append(f"the rank is {rank}; for im2col it must be 3, 4 or 5")
     if rank and len(spec.strides) != rank - 1:
         errors.append(
-            f"{len(spec.strides)} strides are given for rank {rank}; every dimension but the innermost has one"
+            f"{len(spec.strides)} strides are given for rank {rank}; every dimension except the innermost needs one"
         )
     if len(spec.element_strides) != rank:
-        errors.append(f"{len(spec.element_strides)} element_strides are given for rank {rank}; every dimension has one")
+        errors.append(
+            f"{len(spec.element_strides)} element_strides are given for rank {rank}; every dimension needs one"
+        )
     return errors
 
 
@@ -286,26 +290,27 @@ def _check_address(spec: TensorMapSpec, address: int, offset: int) -> list[str]:
     condition = ", interleaved by 32 bytes" if alignment == 32 else ""
     return [
         f"it starts at byte {offset} of the buffer, at address {address + offset:#x}; "
-        f"its address is a multiple of {alignment}{condition}"
+        f"its address must be a multiple of {alignment}{condition}"
     ]
 
 
 def _check_dimensions(spec: TensorMapSpec) -> list[str]:
     errors = _check_range(1, MAX_SHAPE, _numbered("shape", spec.shape))
     if spec.dtype == _PACKED and spec.shape and spec.shape[0] % 2:
-        errors.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it is even")
+        errors.append(f"shape[0] is {spec.shape[0]}; two elements share a byte, so it must be even")
     multiple = 32 if spec.interleave == "32b" else ALIGNMENT
     for axis, stride in enumerate(spec.strides, 1):
         if stride % multiple or stride >= STRIDE_LIMIT:
             errors.append(
-                f"the stride of dimension {axis} is {stride} bytes; it is a multiple of {multiple} below {STRIDE_LIMIT}"
+                f"the stride of dimension {axis} is {stride} bytes; "
+                f"it must be a multiple of {multiple} below {STRIDE_LIMIT}"
             )
     errors += _check_range(1, MAX_ELEMENT_STRIDE, _numbered("element_strides", spec.element_strides))
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
         # The driver would accept the value and ignore it.
-        errors.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
+        errors.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it must be 1")
     if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
-        errors.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")
+        errors.append(f"swizzle is {spec.swizzle}; with interleave 32b it must be 32b")
     return errors
 
 
@@ -319,7 +324,7 @@ def _check_tile(spec: TensorMapSpec, tile: Tile, element: Element | None) -> lis
         if bits % (8 * ALIGNMENT):
             errors.append(
                 f"box[0] is {tile.box[0]} elements, {bits / 8:g} bytes; "
-                f"without interleave it is a multiple of {ALIGNMENT} bytes"
+                f"without interleave it must be a multiple of {ALIGNMENT} bytes"
             )
         errors += _check_span(spec, "box[0]", bits)
     return errors
@@ -333,10 +338,10 @@ def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) 
         if limits is None:
             continue
         if len(corner) != spatial:
-            errors.append(f"{name} has {len(corner)} offsets; with rank {spec.rank} it has {spatial}")
+            errors.append(f"{name} has {len(corner)} offsets; with rank {spec.rank} it must have {spatial}")
         low, high = limits
         errors += [
-            f"{name}[{axis}] is {offset}; with rank {spec.rank} it lies between {low} and {high}"
+            f"{name}[{axis}] is {offset}; with rank {spec.rank} it must lie between {low} and {high}"
             for axis, offset in enumerate(corner)
             if not low <= offset <= high
         ]
@@ -359,18 +364,16 @@ def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element |
     errors += _check_range(1, MAX_CHANNELS, {"channels_per_pixel": wide.channels_per_pixel})
     fixed = WIDE_MODES.get(wide.mode)
     if fixed is None:
-        errors.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
+        errors.append(f"mode is {wide.mode!r}; it must be one of {', '.join(WIDE_MODES)}")
     elif not fixed:
         errors += _check_range(1, MAX_PIXELS, {"pixels_per_column": wide.pixels_per_column})
     elif wide.pixels_per_column not in (0, fixed):
-        # The driver would take it, and ignore it.
-        errors.append(
-            f"pixels_per_column is {wide.pixels_per_column}; mode {wide.mode} reads {fixed}, and takes 0 or {fixed}"
-        )
+        # The driver would accept the value and ignore it.
+        errors.append(f"pixels_per_column is {wide.pixels_per_column}; mode {wide.mode} requires 0 or {fixed}")
     if spec.interleave in INTERLEAVES and spec.interleave != "none":
-        errors.append(f"interleave is {spec.interleave}; im2col-wide takes none")
+        errors.append(f"interleave is {spec.interleave}; with im2col-wide it must be none")
     if spec.swizzle in SWIZZLES and spec.swizzle not in WIDE_SWIZZLES:
-        errors.append(f"swizzle is {spec.swizzle}; with im2col-wide it is one of {', '.join(WIDE_SWIZZLES)}")
+        errors.append(f"swizzle is {spec.swizzle}; with im2col-wide it must be one of {', '.join(WIDE_SWIZZLES)}")
     elif element is not None and spec.interleave == "none":
         errors += _check_span(spec, "channels_per_pixel", wide.channels_per_pixel * element.bits)
     return errors
@@ -379,7 +382,7 @@ def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element |
 def _check_range(low: int, high: int, values: Mapping[str, int]) -> list[str]:
     """Returns an error for each of the named values that is not from `low` to `high`."""
     return [
-        f"{name} is {value}; it lies between {low} and {high}"
+        f"{name} is {value}; it must lie between {low} and {high}"
         for name, value in values.items()
         if not low <= value <= high
     ]
@@ -401,4 +404,4 @@ def _check_span(spec: TensorMapSpec, name: str, bits: int) -> list[str]:
     span = SWIZZLES.get(spec.swizzle, 0)
     if not span or bits <= 8 * span:
         return []
-    return [f"{name} takes {bits / 8:g} bytes; with swizzle {spec.swizzle} it takes at most {span}"]
+    return [f"{name} takes {bits / 8:g} bytes; with swizzle {spec.swizzle} it may take at most {span}"]

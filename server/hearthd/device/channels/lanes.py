@@ -48,7 +48,7 @@ class LaneExecutor(Protocol):
         ...
 
     def run_step(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general way."""
+        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general path."""
         ...
 
     def run_on_arrival(self, channel: int) -> None:

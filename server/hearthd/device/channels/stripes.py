@@ -303,7 +303,7 @@ class Stripes:
         self._transfers = transfers
         self._journal = journal
         self.stall = STALL_S
-        """Seconds that the client of a stripe that comes from now on may stand still with a part of a frame."""
+        """Seconds for which the client of a later stripe may pause in the middle of a frame."""
         self._guards = Guards()
         self._by_channel: dict[int, set[Stripe]] = {}
         self._waiting: dict[Stripe, float] = {}
@@ -411,8 +411,8 @@ class Stripes:
     def arrived(self, stripe: Stripe, chunk: StripeChunk, seconds: float) -> None:
         """Passes the chunk to its upload and confirms it to the client, or drops it if the upload does not want it.
 
-        It came `seconds` after the grant of the memory. If it is larger than its memory, the client has violated the
-        protocol: the bytes were dropped, and `seconds` is 0.
+        The chunk arrived `seconds` after the grant of the memory. If it is larger than its memory, the client has
+        violated the protocol: the bytes were dropped, and `seconds` is 0.
         """
         session = self._sessions(stripe.channel)
         if session is not None and self._transfers.striped.chunk_arrived(session, stripe, chunk, seconds):

@@ -1,8 +1,8 @@
-"""Abort of a communicator: running operations are stopped at once, memory is freed while the device is idle.
+"""Abort of a communicator: running operations are stopped immediately, memory is freed while the device is idle.
 
 To free memory, CUDA waits for every running kernel, and blocks all other calls in the meantime. If one of those kernels
-waits for a peer, or for data that its host is about to send, freeing at once would block this process indefinitely. So
-the two steps are separate if the backend supports both: stopped operations end by themselves, and the memory can be
+waits for a peer, or for data that its host is about to send, freeing immediately would block this process indefinitely.
+So the two steps are separate if the backend supports both: stopped operations end by themselves, and the memory can be
 freed later.
 """
 
@@ -99,7 +99,7 @@ class CommunicatorAborts:
             earlier_tracks = [track for track in tracks.unfinished(tracks.all) if track is not aborted.track]
             if (
                 aborted.stopping and earlier_tracks
-            ):  # its operations may be queued on the device behind those of these tracks
+            ):  # its operations may be queued on the device after those of these tracks
                 tracks.after_all(earlier_tracks, partial(self._set_deadline, aborted))
             else:
                 self._send({"op": "wedged", "comm": aborted.comm})

@@ -31,7 +31,7 @@ CHECK_S = 0.05
 """Interval at which communicators are checked for failures, in seconds."""
 
 DECISION_S = 0.5
-"""Seconds that the front has to decide on a communicator that was reported as failed."""
+"""Time limit, in seconds, for the front to decide on a communicator that was reported as failed."""
 
 MAX_ENDED = 256
 """Number of ended communicators whose refusal is remembered: operations may still be waiting for their turn on them."""
@@ -46,16 +46,16 @@ class Memberships:
         self._send = send
         self._live: dict[str, Membership] = {}
         self._busy: dict[Membership, None] = {}
-        """Memberships that have to be checked even without an event."""
+        """Memberships that must be checked even without an event."""
         self._ended: OrderedDict[str, Refusal] = OrderedDict()
         self._ids: dict[str, tuple[CommunicatorFactory, bytes]] = {}
         """Ids created by this rank for communicators that it has not joined yet, with their factories."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread is creating or joining, each with True while it is still wanted."""
         self.aborts = CommunicatorAborts(device, post, send)
-        """The communicators that are being given up."""
+        """The communicators that are being aborted."""
         self.decision_s = DECISION_S
-        """Seconds that the front has to decide on a communicator that was reported as failed."""
+        """Time limit, in seconds, for the front to decide on a communicator that was reported as failed."""
         self._shared: tuple[PooledStream, LaunchOrder] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -77,7 +77,7 @@ class Memberships:
     def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         """Enqueues a communicator's next operation on its track. Raises Refusal.
 
-        The track has been fenced behind all work that the operation depends on.
+        The track already waits for all work that the operation depends on.
         """
         if exchanges:
             try:
@@ -97,7 +97,7 @@ class Memberships:
         if flight.outcome.settled:
             return
         reason = member.communicator.failure_reason()
-        # the contents of its destinations are undefined: the operation is not over before the front's decision
+        # the contents of its destinations are undefined: the operation has not ended before the front's decision
         if reason:
             self.broken(member, reason)
             return

@@ -65,7 +65,7 @@ class InFlightQueue(Generic[T]):
         return operations
 
     def progress(self, now: float, *, at_once: bool = False) -> int | None:
-        """Returns the number of operations that are done, if a report is due, otherwise None.
+        """Returns the number of operations that are done if it must be reported now, otherwise None.
 
         `at_once`: regardless of the time since the last report.
         """

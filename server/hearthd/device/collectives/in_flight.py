@@ -34,7 +34,8 @@ class InFlightCollective:
         self.origin = origin
         self._key = key
         self.outcome = PendingOutcome(flights, flights.launched)
-        """The outcome; its row is the communicator's operations in flight, to which this operation is added next."""
+        """The outcome; its sequence is that of the communicator's operations in flight, to which this operation is
+        added next."""
         self._destinations = destinations
         self._tracks = tracks
         tracks.pending_outcomes.launched(self.outcome, [buffer.usage for buffer in destinations])

@@ -42,7 +42,7 @@ class Membership:
 
     @property
     def idle(self) -> bool:
-        """True if no operation is in flight and no report is due."""
+        """True if no operation is in flight and nothing remains to be reported."""
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 

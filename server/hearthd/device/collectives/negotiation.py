@@ -44,7 +44,7 @@ class Negotiation:
         self._device = device
         self._session_of = session_of
         self.outgoing = OutgoingOperations(say, self._unanswered)
-        """Presented operations that have not been sent. Other messages to the front are sent behind them."""
+        """Presented operations that have not been sent. Other messages to the front are sent after them."""
         self.members = Memberships(device, post, self.outgoing.send)
         self._pending: dict[OperationKey, PendingCollective] = {}
         self._released: dict[PendingCollective, None] = {}
@@ -55,7 +55,7 @@ class Negotiation:
         self._waiting_for_room: dict[DeviceSession, deque[PendingCollective]] = {}
         """Operations that wait for room to be presented, in order."""
         self._failing: set[DeviceSession] = set()
-        """Sessions that have a failed operation behind operations that are still running."""
+        """Sessions with a failed operation that follows operations that are still running."""
         self._next_check = 0.0
 
     def add(
@@ -77,7 +77,7 @@ class Negotiation:
     def present_early(self, pending: PendingCollective, predecessors: list[PendingCollective]) -> None:
         """Presents the operation, or queues it until there is room. Raises the same errors as `locate`.
 
-        The operation is ordered behind `predecessors`, which have been presented or queued.
+        The operation is ordered after `predecessors`, which have been presented or queued.
         """
         group = pending.key.group
         # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
@@ -162,7 +162,7 @@ class Negotiation:
         if lane is None:
             return True
         while (head := lane.head) is not None and head is not pending and self.members.get(head.comm or "") is None:
-            # its communicator has ended, so it gives up its place in the order; the operation fails when its turn comes
+            # its communicator has ended, so it leaves its place in the order; the operation fails when its turn comes
             lane.drop(head)
             head.lane = None
         return head is pending

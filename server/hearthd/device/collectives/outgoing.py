@@ -90,7 +90,7 @@ class OutgoingOperations:
         return True
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends another message to the front, behind all operations."""
+        """Sends another message to the front, after all operations."""
         self.flush()
         self._say(message)
 

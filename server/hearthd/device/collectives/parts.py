@@ -122,7 +122,7 @@ class CollectivePart:
         return self.kind in SCATTERING and destination_address == source_address + rank_offset
 
     def exchange(self, source_address: int, destination_address: int) -> CollectiveExchange | None:
-        """Returns the backend's operation; None: no data has to be moved. Operations that do not reduce move bytes."""
+        """Returns the backend's operation; None: no data is moved. Operations that do not reduce move bytes."""
         if self.kind == "barrier":
             return CollectiveExchange("barrier")
         if not self.count:
@@ -170,6 +170,6 @@ def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             "two operations of one collective use the same memory, and one of them writes it: they run concurrently",
-            fix="send them one after the other, or give each its own memory",
+            fix="send them one after the other, or give each separate memory",
         )
     return exchanges

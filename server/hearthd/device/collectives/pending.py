@@ -48,7 +48,7 @@ class PendingCollective:
     """An operation of this rank that has not been launched; the `Announcement` of its command."""
 
     present_early: Callable[[PendingCollective, list[PendingCollective]], None]
-    """Presents the operation before its turn, ordered behind the listed ones. Raises Refusal."""
+    """Presents the operation before its turn, ordered after the listed ones. Raises Refusal."""
     session: DeviceSession
     key: OperationKey
     parts: list[CollectivePart]
@@ -79,9 +79,9 @@ class PendingCollective:
     def announce(self, predecessors: Iterable[object]) -> None:
         """Presents the operation before its turn, after other collectives that have been presented.
 
-        A series of collectives then does not cost a round trip to the front for each operation. Behind any other
-        command, to present early would not be safe: the front could then prescribe a launch order that one of the ranks
-        cannot follow.
+        A series of collectives then does not cost a round trip to the front for each operation. After any other
+        command, an early presentation would not be safe: the front could then prescribe a launch order that one of the
+        ranks cannot follow.
         """
         earlier = [predecessor for predecessor in predecessors if isinstance(predecessor, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
@@ -103,7 +103,7 @@ class LaunchOrder:
         self._weight = 0
 
     def enqueue(self, operation: PendingCollective) -> None:
-        """Queues an operation that the front has released, behind earlier ones."""
+        """Queues an operation that the front has released, after earlier ones."""
         self._queue.append(operation)
 
     @property

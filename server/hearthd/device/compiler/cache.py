@@ -3,7 +3,7 @@
 The cache is content-addressed, authenticated and bounded. An entry is code that a device process loads and runs. Each
 entry carries an HMAC under the daemon's key over its name and its content, so a file that another process wrote, or
 moved here from another name, is rejected. If the cache is divided, an entry's name also depends on the tenant, so that
-no tenant learns from the duration of a compile what others have compiled.
+the duration of a compile does not reveal to a tenant what others have compiled.
 
 The cache never makes a launch fail: an entry that cannot be read is a miss, and one that cannot be written is not
 cached.

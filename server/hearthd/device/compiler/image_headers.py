@@ -3,9 +3,9 @@
 Images that the driver would refuse without an explanation, or fail on, are refused here with the requested and the
 actual architecture. A CUBIN is an ELF-64 file (System V ABI, "Object Files") of machine EM_CUDA; LLVM's
 `BinaryFormat/ELF.h` documents where its flags hold the architecture. The CUDA C++ Programming Guide's "Application
-Compatibility" says which device runs which code. The layout of fatbin files is not published: the part known here (see
-`_ENTRY`) was observed in files of CUDA 11 to 13. Entries of other kinds are skipped, and files of other versions are
-left to the driver to check.
+Compatibility" specifies which device runs which code. The layout of fatbin files is not published: the part known here
+(see `_ENTRY`) was observed in files of CUDA 11 to 13. Entries of other kinds are skipped, and files of other versions
+are left to the driver to check.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Ptx(NamedTuple):
 
 
 def check(code: bytes, capability: Capability) -> bool:
-    """True if `code` has to be assembled before it can run on a device of `capability`.
+    """True if `code` must be assembled before it can run on a device of `capability`.
 
     This is true for PTX, and for a fatbin in which only the PTX fits. Raises Refusal(MODULE_INVALID).
     """

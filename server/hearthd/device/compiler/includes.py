@@ -173,7 +173,7 @@ def _first_finding(
     try:
         return next(search(file, reading, defined), None)
     except _UnfinishedDirective as error:
-        return IncludeFinding(file, reading.line(error.args[0]), "#: a directive behind a long comment", "")
+        return IncludeFinding(file, reading.line(error.args[0]), "#: a directive after a long comment", "")
 
 
 def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:

@@ -1,9 +1,9 @@
 """Instrumentation of PTX: each access to memory is preceded by a check of its address against the access table.
 
-Checked are `ld`, `st`, `atom`, `red` and `cp.async` with an address in global or generic memory. Not checked are
-accesses through textures and tensor maps, bulk copies, and inline PTX with several instructions on a line. Shared,
-local and constant memory and parameters are not buffers. The table lists addresses of buffers, so generic addresses of
-other memory never match. Pure.
+Covers `ld`, `st`, `atom`, `red` and `cp.async` with an address in global or generic memory. Does not cover accesses
+through textures and tensor maps, bulk copies, and inline PTX with several instructions on a line. Shared, local and
+constant memory and parameters are not buffers. The table lists addresses of buffers, so generic addresses of other
+memory never match. Pure.
 """
 
 from __future__ import annotations

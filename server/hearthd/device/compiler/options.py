@@ -2,8 +2,8 @@
 
 Covers each option of NVRTC's documentation ("Supported Compile Options"): it is followed, has no effect, or is refused.
 Covers nvcc's options that programs for CuPy use: they have no effect. Covers one option of clang, -fsanitize=address.
-Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that change
-the meaning of the source by a file of the host, and that produce code which cannot be loaded. Pure.
+Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Options are refused if they change
+the meaning of the source by a file of the host, or produce code that cannot be loaded. Pure.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class CompileOptions:
 
     @property
     def linked(self) -> bool:
-        """True if the options produce code that has to be linked."""
+        """True if the options produce code that must be linked."""
         return self.has(_RELOCATABLE.long) or self.has(_LTO.long)
 
     @property

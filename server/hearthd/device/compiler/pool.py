@@ -1,6 +1,6 @@
 """Compile workers of a device process: runs jobs in them, stops them at their limits, and replaces them.
 
-A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or has to be
+A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or must be
 stopped, fails only the job that it was running; the next job gets another worker. All methods may be called from any
 thread and block; the device-handle thread calls only `warm` and `close`, which do not block.
 """
@@ -337,7 +337,7 @@ def _not_started(log: str) -> Refusal:
         return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
-        "No compile worker could be started, or each ended at once.",
+        "No compile worker could be started, or each ended immediately.",
         fix="check the daemon's memory, its limits on processes, and its temporary directory",
         details={"log": log},
     )

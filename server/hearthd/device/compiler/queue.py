@@ -32,7 +32,7 @@ class CompileQueue(Generic[T]):
         return 2 * self._slots
 
     def put(self, owner: Hashable, item: T) -> None:
-        """Queues an item behind those of the same owner. It is not counted as running before `next_item` returns it."""
+        """Queues an item after those of the same owner. It is not counted as running before `next_item` returns it."""
         self._waiting.setdefault(owner, deque()).append(item)
 
     def next_item(self) -> tuple[Hashable, T] | None:

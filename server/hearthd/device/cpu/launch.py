@@ -110,7 +110,7 @@ class CpuLauncher:
         if blocks > limit:
             raise Refusal(
                 Reason.RESIDENCY_EXCEEDED,
-                f"cooperative launch of {function.name}: its grid has {blocks} blocks; {limit} are resident at once "
+                f"cooperative launch of {function.name}: its grid has {blocks} blocks; {limit} fit at a time "
                 f"({per_multiprocessor} on each of {self._multiprocessors} multiprocessors)",
                 fix="launch fewer or smaller blocks, and let each do more",
                 details={"kernel": function.name, "blocks": blocks, "allowed": limit},

@@ -1,6 +1,6 @@
 """Occupancy: the number of blocks that a virtual device holds at the same time.
 
-A core of the CPU stands for a multiprocessor. Its limits are modelled on an H100 (CUDA C++ Programming Guide,
+A core of the CPU represents a multiprocessor. Its limits are modelled on an H100 (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability"), with fewer blocks, because in a cooperative launch each block is a
 thread of the operating system. Other launches are not limited by occupancy: their blocks run one after the other.
 """

@@ -90,7 +90,7 @@ class CpuServer:
         return self._heap.allocate(size)
 
     def free(self, memory: CpuMemory, stream: CpuStream) -> None:
-        """Counts the memory as free at once; the stream's thread frees it."""
+        """Counts the memory as free immediately; the stream's thread frees it."""
         stream.submit(lambda: self._heap.free(memory))
         self._heap.count_as_free(memory)
 

@@ -51,7 +51,7 @@ class CpuStream:
         self._worker.start()
 
     def submit(self, work: Work) -> None:
-        """Queues work behind all earlier work. Never blocks; an exception of the work becomes `failure`."""
+        """Queues work after all earlier work. Never blocks; an exception of the work becomes `failure`."""
         self._queue.put(work)
 
     def record(self, event: CpuEvent) -> None:

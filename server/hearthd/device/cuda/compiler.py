@@ -82,7 +82,7 @@ class CudaCompiler:
             raise Refusal(
                 Reason.COMPILE_FAILED,
                 f"The code with the checks of -fsanitize=address cannot be assembled: {refusal.message}",
-                fix="install nvidia-nvjitlink of NVRTC's version beside the daemon, or leave out the option",
+                fix="install nvidia-nvjitlink of NVRTC's version in the daemon's environment, or leave out the option",
                 details=refusal.details,
             ) from refusal
 

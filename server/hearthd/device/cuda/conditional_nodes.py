@@ -81,7 +81,7 @@ class ConditionalNodes:
     def add(
         self, node: ConditionalNode, stream: Stream, depth: int, bodies: Mapping[int, Callable[[Stream], None]]
     ) -> None:
-        """Adds a node behind the nodes of a stream that is being captured.
+        """Adds a node after the nodes of a stream that is being captured.
 
         Each entry of `bodies` enqueues the body of this index on another stream, whose capture is the body's graph;
         indices without an entry have empty bodies. `depth` is the number of bodies that contain the node. Raises
@@ -142,7 +142,7 @@ def branch_features(driver_version: int) -> list[str]:
 
 
 def _add_node(handle: Any, kind: Conditional, bodies: int, stream: Stream) -> Sequence[Any]:
-    """Adds a conditional node behind the nodes of a stream that is being captured. Returns the graphs of its bodies."""
+    """Adds a conditional node after the nodes of a stream that is being captured. Returns the graphs of its bodies."""
     (context,) = checked(driver.cuCtxGetCurrent())
     params = driver.CUgraphNodeParams()
     params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL

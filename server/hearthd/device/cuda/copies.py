@@ -6,7 +6,7 @@ several 2-D copies.
 
 The driver fills with 1, 2 and 4-byte values. A longer pattern is written as interleaved 4-byte columns (2-D memsets
 that are one value wide, with the pattern's length as pitch) over the first `MEMSET_BYTES`. The filled bytes are then
-copied to the bytes after them, which doubles the filled part each time, at the speed of a copy. No kernel has to be
+copied to the bytes after them, which doubles the filled part each time, at the speed of a copy. No kernel needs to be
 compiled.
 """
 

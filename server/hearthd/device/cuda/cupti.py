@@ -2,8 +2,8 @@
 
 Uses the `cupti-python` package. Collected only while a trace runs. The number of each command is pushed as an external
 correlation id while the command is submitted to the driver. CUPTI's records relate that id to the launches made in the
-meantime (the launch of a graph stands for all kernels of the graph), and the launches to their kernels. Records without
-a number belong to commands that are not traced.
+meantime (for all kernels of a graph, to the one launch of the graph), and the launches to their kernels. Records
+without a number belong to commands that are not traced.
 """
 
 from __future__ import annotations

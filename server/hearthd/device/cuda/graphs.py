@@ -47,7 +47,7 @@ class Graph:
         self.captured = captured
         self.executable = executable
         self.uploaded: Event | None = uploaded
-        """Recorded behind the upload of the executable; None once a launch has been ordered behind it."""
+        """Recorded after the upload of the executable; None once a launch has been ordered after it."""
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
         """One entry for each node, in order: True if the node launches a kernel."""
         self.kernels = kernels
@@ -178,8 +178,8 @@ class CudaGraphs:
     def launch(self, graph: Graph, stream: Stream, times: int = 1) -> None:
         """Enqueues launches of the graph. The driver runs each after earlier launches of the same graph.
 
-        The driver orders launches behind each other, and behind earlier work of their stream, but does not promise to
-        order a launch behind an upload on another stream (cuGraphLaunch, cuGraphUpload).
+        The driver runs launches one after another, and after earlier work of their stream, but does not promise to
+        run a launch after an upload on another stream (cuGraphLaunch, cuGraphUpload).
         """
         uploaded = graph.uploaded
         if uploaded is not None:
@@ -219,7 +219,7 @@ class CudaGraphs:
                 error,
                 f"changing node {index} ({function.name}) of a graph",
                 Reason.LAUNCH_INVALID,
-                fix="record the graph again where more than arguments and geometry has to change",
+                fix="record the graph again where more than arguments and geometry must change",
                 details={"node": index, "kernel": function.name, "grid": node.grid, "block": node.block},
             ) from error
 

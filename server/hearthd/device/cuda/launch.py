@@ -56,7 +56,7 @@ DEFAULT_SHARED = 48 << 10
 
 
 class CudaFunction:
-    """A kernel. The constructor loads its code, so that the first launch does not have to."""
+    """A kernel. The constructor loads its code, so that the first launch need not load it."""
 
     __slots__ = ("attributes", "dynamic_limit", "kinds", "module", "name", "parameters", "pointer")
 
@@ -293,7 +293,7 @@ class CudaLauncher:
         params: bytearray,
     ) -> Callable[[], object]:
         """Binds the driver call to a separate copy of `params`, so that a repetition runs no other Python code."""
-        # A separate block, so that nothing has to be copied and no Python code runs except the call itself.
+        # A separate block, so that nothing needs to be copied and no Python code runs except the call itself.
         size = len(params)
         block_of_parameters = (ctypes.c_ubyte * size).from_buffer_copy(params)
         block_size = ctypes.c_size_t(size)

@@ -61,7 +61,7 @@ _SETTINGS = {
 """Environment variables that NCCL reads at its first use. Values from the daemon's environment have precedence."""
 
 _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
-"""CuPy's exceptions for failures of NCCL; KeyError stands for codes that CuPy has no text for."""
+"""CuPy's exceptions for failures of NCCL; KeyError means a code for which CuPy has no text."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
 """`_FAILURES`, and the exceptions for an invalid id."""
@@ -193,7 +193,7 @@ class NcclCommunicator:
         while (status := runtime.streamQuery(stream)) == NOT_READY:
             failure = self.failure_reason()
             if failure or time.monotonic() > deadline:
-                raise self._refusal("connecting", failure or f"not all ranks came within {_CONNECT_SECONDS:g} s")
+                raise self._refusal("connecting", failure or f"not all ranks arrived within {_CONNECT_SECONDS:g} s")
             time.sleep(_CONNECT_CHECK_SECONDS)
         raise_status(status, "connecting the ranks of a group", Reason.COMMUNICATOR_FAILED)
 
@@ -267,7 +267,7 @@ class NcclCommunicators:
                 Reason.COMMUNICATOR_FAILED,
                 f"Joining as rank {rank} of {ranks} failed: {_error_text(error)}.",
                 fix="check that every rank has the same unique id and a distinct number, and can reach the others; "
-                "NCCL_DEBUG=WARN in the daemon's environment says more",
+                "set NCCL_DEBUG=WARN in the daemon's environment for details",
                 details={"rank": rank, "ranks": ranks},
             ) from error
         except CudaError as error:
@@ -314,7 +314,7 @@ class NcclCommunicators:
             raise Refusal(
                 Reason.UNSUPPORTED,
                 "This daemon has no NCCL, which collectives need.",
-                fix="install nvidia-nccl-cu12 or nvidia-nccl-cu13 beside the daemon",
+                fix="install nvidia-nccl-cu12 or nvidia-nccl-cu13 in the daemon's environment",
             )
 
 

@@ -48,14 +48,14 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
     if dtype not in allowed:
         problem = f"NCCL cannot reduce {dtype or 'an unnamed dtype'}"
         if dtype in DTYPES:
-            problem += " here (it takes NCCL 2.24 and a device of compute capability 9.0)"
+            problem += " here (this needs NCCL 2.24 and a device of compute capability 9.0)"
         raise _unsupported(problem, dtype, allowed, "convert to one of these before the collective")
     if op not in REDUCTIONS:
         raise _unsupported(f"NCCL has no reduction {op!r}", op, REDUCTIONS, "use one of these")
 
 
 def operators(operations: Sequence[CollectiveExchange]) -> set[Operator]:
-    """Returns the premultiplied sums among the operations, for which NCCL operators have to be made."""
+    """Returns the premultiplied sums among the operations, for which NCCL operators must be made."""
     return {(operation.dtype, operation.factor) for operation in operations if operation.op == PREMUL_SUM}
 
 

@@ -115,7 +115,7 @@ def read_bindings(
         failures.append(
             BindingFailure(
                 Reason.MESSAGE_TOO_LARGE,
-                f"the outputs that come back inline have {inline} bytes together; the maximum is {max_inline_bytes}: "
+                f"the outputs returned inline have {inline} bytes together; the maximum is {max_inline_bytes}: "
                 "name a download for the large ones",
             )
         )
@@ -188,9 +188,7 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
 
 def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
     if data and binding.upload:
-        return [
-            _invalid(index, f"brings its bytes inline and on upload {binding.upload}; it must use only one of them")
-        ]
+        return [_invalid(index, f"has its bytes inline and on upload {binding.upload}; it must use only one of them")]
     if not binding.upload and len(data) != binding.size:
         return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(data)} are given inline")]
     return []

@@ -7,7 +7,7 @@ A dispatch is one operation, which keeps its position in its stream until all of
   launch    launches the kernel as often as requested, back to back; in validate mode, waits for the result
   download  copies inline outputs, copies chunks of other outputs as the client receives them
 
-Transient buffers are in no table. They are freed in the order of the stream, behind their last use. An error also frees
+Transient buffers are in no table. They are freed in the order of the stream, after their last use. An error also frees
 them, and ends the transfers. A failure is answered to the caller and leaves no error on the stream.
 """
 
@@ -141,7 +141,7 @@ class DispatchRun:
             raise
 
     def step(self) -> bool:
-        """Runs the remaining stages in order. Returns False if one has to wait, True when all are done.
+        """Runs the remaining stages in order. Returns False if one must wait, True when all are done.
 
         Raises Refusal.
         """
@@ -266,7 +266,7 @@ class DispatchRun:
         return True
 
     def _claim_position(self, bound: BoundLaunch) -> None:
-        """Orders a timed kernel behind other streams, so that the wait for them does not count as its time."""
+        """Orders a timed kernel after other streams, so that the wait for them does not count as its time."""
         if self._timed:
             self._device.tracks.claim_position(self._track, bound.writes, bound.reads)
 

@@ -157,7 +157,7 @@ class SnapshotCommands:
             origin.reply()
             return True
 
-        # Runs behind earlier snapshots that have not begun.
+        # Runs after earlier snapshots that have not begun.
         operation = Operation(origin, run, writes=(origin.stream, *buffers))
         operation.on_failure = end
         return operation
@@ -224,11 +224,11 @@ class SnapshotCommands:
     # ---- the end of a session ----
 
     def close(self, session: DeviceSession) -> None:
-        """Abandons the session's snapshots, and closes its file behind the writes under way."""
+        """Abandons the session's snapshots, and closes its file when the writes under way have ended."""
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):
             if snapshot.track is not None:
-                # The session's work is over only when the last of these copies is done.
+                # The session's work has ended only when the last of these copies is done.
                 session.touch(snapshot.track, self._device.tracks.ordering.position(snapshot.track.index))
             snapshot.cancel(refusal)
         self._resources.close(session)

@@ -40,7 +40,7 @@ class FileThread:
         self._put(partial(self._run_request, done, _read, file, into, offset))
 
     def close(self, file: int) -> None:
-        """Closes the file behind all earlier requests."""
+        """Closes the file after all earlier requests."""
         self._put(partial(os.close, file))
 
     def _run_request(
@@ -89,7 +89,7 @@ class SessionFiles:
             self._on_file()
 
     def close(self, channel: int) -> None:
-        """Closes the file of a closed session, behind the writes under way."""
+        """Closes the file of a closed session, after the writes under way."""
         file = self._files.pop(channel, None)
         if file is not None:
             self._thread.close(file)

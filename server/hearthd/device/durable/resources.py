@@ -67,7 +67,7 @@ class DurableResources:
             self.give_back(size, early=early)
 
     def close(self, session: DeviceSession) -> None:
-        """Closes the session's file behind the writes under way, and forgets its requests."""
+        """Closes the session's file after the writes under way, and forgets its requests."""
         self._answers.pop(session, None)  # frames for the session are no longer handled
         self.session_files.close(session.channel)
 

@@ -164,7 +164,7 @@ class BufferRestore:
             self._device.kick(self._session)
 
     def _put(self, chunk: RestoreChunk) -> bool:
-        """Submits a chunk to the device. Returns False if the chunk has to wait."""
+        """Submits a chunk to the device. Returns False if the chunk must wait."""
         track = self._track
         if isinstance(chunk.host, UnpinnedSlot):
             return self._copy.put_now(chunk.at, chunk.host.view)

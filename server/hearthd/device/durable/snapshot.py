@@ -149,7 +149,7 @@ class Snapshot:
     def _begin(self) -> bool:
         """Takes the areas for the copies, once earlier snapshots no longer use them.
 
-        Returns False if it has to wait.
+        Returns False if it must wait.
         """
         if self.track is None and not self._reached:
             return False

@@ -85,7 +85,7 @@ class StagingAllowance:
     def acquire(self, size: int, early: bool) -> bool:
         """Takes `size` bytes for a chunk.
 
-        Returns False if it has to wait. A single chunk is always allowed while no other chunk is held, unless it is
+        Returns False if it must wait. A single chunk is always allowed while no other chunk is held, unless it is
         `early`: the stream has not reached the position of the copy.
         """
         fits = not self.in_use or self.in_use + size <= self._max_bytes

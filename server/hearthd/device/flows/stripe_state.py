@@ -135,8 +135,8 @@ class StripedUpload(Striped):
     def complete(self) -> None:
         """Reports on every stripe that all chunks have arrived.
 
-        The TAKEN message of a chunk may be lost with the stripe that brought the chunk, and no credit follows with
-        which the client could send it again.
+        The TAKEN message of a chunk may be lost with the stripe over which the chunk arrived, and no credit follows
+        with which the client could send it again.
         """
         for stripe in self.windows:
             stripe.put(taken(self.transfer, self.cut.size))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hearthd.device.backend.resources import HostBuffer
 
 FAST_S = 0.25
-"""If a chunk takes at most this time, in seconds, several chunks are sent or granted at once afterwards."""
+"""If a chunk takes at most this time, in seconds, several chunks may be sent or granted concurrently afterwards."""
 
 WINDOW = 4
 """Most chunks of one transfer under way on one fast stripe; on a slow stripe, one."""

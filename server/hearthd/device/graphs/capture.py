@@ -268,7 +268,7 @@ class Capture:
     # ---- events: fork and join ----
 
     def record(self, origin: Origin, event: EventEntry) -> Operation:
-        """Returns the operation that makes the event a point of the graph, behind the stream's nodes so far."""
+        """Returns the operation that makes the event a point of the graph, after the stream's nodes so far."""
         event.capture = self
 
         def run() -> bool:
@@ -280,7 +280,7 @@ class Capture:
         return Operation(origin, run, writes=(origin.stream, event))
 
     def wait(self, origin: Origin, event: EventEntry) -> Operation:
-        """Returns the operation that orders the stream's next nodes behind the event.
+        """Returns the operation that orders the stream's next nodes after the event.
 
         A stream outside the capture that waits for one of its events joins the capture on arrival of the command.
         Raises Refusal(CAPTURE_INVALID), without effect on the capture if the client waits for the answer, for an event

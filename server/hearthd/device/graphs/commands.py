@@ -80,7 +80,7 @@ class GraphCommands:
         origin.reply()
 
     def end(self, origin: Origin, command: commands_pb2.EndCapture) -> Operation:
-        """Ends a recording, behind the commands that are still to be recorded: a launch may wait for its compile."""
+        """Ends a recording, after the commands that are still to be recorded: a launch may wait for its compile."""
         session, stream = origin.session, origin.stream
         capture = stream.capture
         if capture is None:
@@ -213,8 +213,7 @@ class GraphCommands:
                 Reason.UNSUPPORTED,
                 f"device {device.spec.ordinal} ({device.spec.backend}) has no {part} in graphs: conditional nodes of "
                 "several bodies need a driver of CUDA 12.8 or newer",
-                fix=f"look for {BRANCHES} in gpu.properties.features, and record an if for each body where it is "
-                "missing",
+                fix=f"check for {BRANCHES} in gpu.properties.features, and record an if for each body if it is missing",
                 details={"feature": BRANCHES},
             )
 
@@ -270,7 +269,7 @@ class GraphCommands:
         self._device.telemetry.graph_launches += count
 
     def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:
-        """Updates a node, behind earlier launches of the graph; later launches use the new arguments."""
+        """Updates a node, after earlier launches of the graph; later launches use the new arguments."""
         session, index = origin.session, command.node
         entry: GraphEntry = session.graphs.find(command.graph)
         entry.check()
@@ -366,7 +365,7 @@ class GraphCommands:
         return self._device.server.create_graph(nodes, orders.orders if orders.forked else None)
 
     def _destroy(self, entry: GraphEntry, graph: Graph) -> None:
-        """Destroys a backend's graph of the entry, behind the launches that use it."""
+        """Destroys a backend's graph of the entry, after the launches that use it."""
         device = self._device
         tracks = [device.tracks.all[index] for index in entry.usage.tracks()]
         device.tracks.after_all(tracks, partial(device.server.destroy_graph, graph))
@@ -395,7 +394,7 @@ class GraphCommands:
             self._release(entry)
 
     def _release(self, entry: GraphEntry) -> None:
-        """Releases the graph, with its buffers and modules, behind the launches that use them.
+        """Releases the graph, with its buffers and modules, after the launches that use them.
 
         A second call has no effect.
         """
@@ -494,7 +493,7 @@ def _not_joined(entry: GraphEntry, unjoined: list[int]) -> Refusal:
         Reason.CAPTURE_INVALID,
         f"{entry.name} cannot be made: the work of stream {streams} was not joined to stream {origin}, where the "
         "capture began",
-        fix=f"record an event on stream {unjoined[0]} behind its work, and make stream {origin} wait for the event "
+        fix=f"record an event on stream {unjoined[0]} after its work, and make stream {origin} wait for the event "
         "before the end of the capture",
         details={"graph": entry.handle, "stream": origin, "unjoined": streams},
     )

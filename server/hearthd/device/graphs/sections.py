@@ -103,8 +103,7 @@ class Sections:
         if self._ended is None or self._ended[0].lane != lane or self._ended[1] != nodes:
             raise self._refusal(
                 "no if without an else has ended on this stream directly before the else",
-                "begin the else behind the end of the if; record other work and events before the if or behind the "
-                "else",
+                "begin the else after the end of the if; record other work and events before the if or after the else",
                 0,
             )
         node = self._ended[0].node
@@ -144,13 +143,13 @@ class Sections:
         if section.lane != lane:
             raise self._refusal(
                 f"{description} on another stream, during the body of node {section.node}",
-                "record a body from one stream, and the work of other streams before or behind it",
+                "record a body from one stream, and the work of other streams before or after it",
                 section.node,
             )
         if section.body is None:
             raise self._refusal(
                 f"{description} in the switch of node {section.node}, but in none of its cases",
-                "record it in a case, or before or behind the switch",
+                "record it in a case, or before or after the switch",
                 section.node,
             )
 
@@ -162,7 +161,7 @@ class Sections:
         if self._open:
             raise self._refusal(
                 f"{description} in the body of node {self._open[-1].node}, whose nodes run one after the other",
-                "leave the event out; order work of several streams before or behind the body",
+                "leave the event out; order work of several streams before or after the body",
                 self._open[-1].node,
             )
         self._ended = None

@@ -107,7 +107,7 @@ class Exporting:
                 self._link.refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, allocation: MappedAllocation) -> bool:
-        """Moves a buffer to the copy, behind its work under way.
+        """Moves a buffer to the copy, after its work under way.
 
         A buffer that a graph holds is not moved, because the graph contains its address.
         """

@@ -1,6 +1,6 @@
 """Buffers that are exported to other processes of this host (ExportIpc): their memory as a file that can be mapped.
 
-A buffer's memory is part of the pool, beside other buffers, but a process maps an allocation as a whole. Therefore an
+A buffer's memory is part of the pool, next to other buffers, but a process maps an allocation as a whole. Therefore an
 exported buffer is moved, the first time, to a separate allocation whose remaining bytes are cleared. The allocation
 never contains data of other sessions or of other buffers of the same session, and is freed to the driver instead of the
 pool. The session is responsible for writes by other processes.
@@ -107,7 +107,7 @@ class Lending:
             )
 
     def _run(self, lent: LentBuffer, memory_request: MemoryRequest) -> bool:
-        """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
+        """Runs an export, after all earlier commands of the buffer. Returns False if it must wait."""
         buffer = lent.buffer
         if self._lent.get(lent.key) is not lent:
             raise _released()
@@ -128,7 +128,7 @@ class Lending:
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
-        """Moves a buffer to a separate allocation, behind its work under way; later commands use the new memory."""
+        """Moves a buffer to a separate allocation, after its work under way; later commands use the new memory."""
         link, tracks, size = self._link, self._device.tracks, buffer.size
         link.reservations.check_quota(session, size)
         self._device.grants.make_room(size)

@@ -4,7 +4,7 @@ EXPORT frames also serve exports, see `lend`.
 
 Within the process, a published buffer is shared in place. When the first session of another process attaches it, its
 contents are copied once into memory that other processes can map. The handles of this process follow one by one, each
-behind its session's work under way, and the last of them frees the old memory. No session writes meanwhile, so both
+after its session's work under way, and the last of them frees the old memory. No session writes meanwhile, so both
 copies are equal, and neither waits for the other.
 
 The front knows all holders and sends `forget` when a publication has ended; this module counts only the holders of this
@@ -121,9 +121,9 @@ class Publishing:
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
     def _run_publish(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
-        """Publishes a buffer, behind all earlier commands that use it.
+        """Publishes a buffer, after all earlier commands that use it.
 
-        The buffer is read-only from then on. Returns False if the command has to wait.
+        The buffer is read-only from then on. Returns False if the command must wait.
         """
         if self._device.tracks.pending_outcomes.of_buffer(buffer.usage):
             return False  # the buffer's contents depend on the outcome of a collective
@@ -193,9 +193,9 @@ class Publishing:
         shared = self._publications.get(number)
         existing = session.buffers.get(handle)
         if existing is not None and existing in self._attachments and existing.place.number == number:
-            # The client asks again, because the first answer was lost with its connection.
+            # The client repeats the request, because the first answer was lost with its connection.
             return {"protected": _protected(existing.place), "again": True}
-        if "attachment" not in body:  # the front only asks
+        if "attachment" not in body:  # the front only queries the state
             return {}
         session.buffers.check_new(handle)
         if shared is None:

@@ -196,7 +196,7 @@ class Binder:
         return BoundLaunch(plan, params, written, read, entry.module, attributes)
 
     def issue(self, stream: LogicalStream, bound: BoundLaunch, count: int | None = None) -> None:
-        """Submits the launch to the driver, ordered behind earlier users of its buffers.
+        """Submits the launch to the driver, ordered after earlier users of its buffers.
 
         `count` is the number of driver calls; None: one per iteration of the launch.
 
@@ -279,7 +279,7 @@ class Binder:
         plan = LaunchPlan(function, entry.name, record, layout)
         plan.weight = launch_weight(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
-            plan.length = -1  # no direct launch: the output has to be attributed to a session
+            plan.length = -1  # no direct launch: the output must be attributed to a session
         return plan
 
     def _occupancy(self, function: Function, record: Record) -> int | None:
@@ -381,7 +381,7 @@ def _window_faults(record: Record, window: Buffer | None) -> list[str]:
 def split(
     pointers: Sequence[Pointer], readers: Sequence[bool], window: Buffer | None = None
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """Returns the buffers behind the pointers, each once: first those that may be written, then those only read.
+    """Returns the targets of the pointers, each once: first those that may be written, then those only read.
 
     Every read-only buffer is among those that are only read. The targets of an array of pointers are included, and the
     buffer of an access-policy window.

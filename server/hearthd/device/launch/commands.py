@@ -167,7 +167,7 @@ class LaunchCommands:
     def _relaunch(self, launch: CachedLaunch) -> bool:
         """Repeats a launch whose record equals an earlier one byte for byte.
 
-        Returns False, without effect, if the launch has to wait.
+        Returns False, without effect, if the launch must wait.
         """
         stream, track, plan = launch.stream, launch.track, launch.plan
         if stream.starting or stream.capture is not None or track.held:
@@ -381,5 +381,5 @@ def refuse_answered_launches(_origin: Origin, _records: bytes) -> None:
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "packed launches are one way: they take no request number",
-        fix="send them without one and a Flush behind them, or the readable form, Launch",
+        fix="send them without one and a Flush after them, or the readable form, Launch",
     )

@@ -1,6 +1,6 @@
 """Dynamic grid: a launch's grid that a kernel wrote to a device buffer, read without blocking.
 
-The grid is copied to the host behind earlier work, and the launch continues after the copy. Only later commands on the
+The grid is copied to the host after earlier work, and the launch continues after the copy. Only later commands on the
 same stream wait.
 """
 

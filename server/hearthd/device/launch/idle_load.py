@@ -77,7 +77,7 @@ class LaunchMemoryWait:
         self._load: IdleLoad | None = None
 
     def ready(self) -> bool:
-        """Returns True once the function, whose module is loaded, can be launched beside running kernels.
+        """Returns True once the function, whose module is loaded, can be launched while other kernels run.
 
         Raises Refusal if the wait was refused, by this launch or an earlier one, or if the driver has no memory left.
         """

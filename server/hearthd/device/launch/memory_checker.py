@@ -194,7 +194,7 @@ class Validation:
         self._device.server.upload(self._table, host, 0, access_table.BYTES, self._origin.stream.track.stream)
 
     def _fetch_table(self, host: HostBuffer) -> None:
-        """Downloads the access table behind the kernel, and empties it: other launches of the module check nothing."""
+        """Downloads the access table after the kernel, and empties it: other launches of the module check nothing."""
         if self._table:
             server, stream = self._device.server, self._origin.stream.track.stream
             server.download(host, 0, self._table, access_table.BYTES, stream)
@@ -338,7 +338,7 @@ def _description(stray: Stray, arguments: Mapping[Buffer, int]) -> str:
     is_behind = access.offset >= 0
     distance = access.offset - buffer.size if is_behind else -access.offset
     return (
-        f"{distance} bytes {'behind' if is_behind else 'before'} argument {arguments[buffer]}, an array of "
+        f"{distance} bytes {'after' if is_behind else 'before'} argument {arguments[buffer]}, an array of "
         f"{buffer.size} bytes (byte {access.offset} from its start), in block ({', '.join(map(str, access.block))})"
     )
 
@@ -355,4 +355,4 @@ def _byte_range(stray: Stray) -> tuple[Buffer, int, int]:
 
 
 def _position(damage: Damage, size: int) -> str:
-    return "before" if damage.last < 0 else "behind" if damage.first >= size else "around"
+    return "before" if damage.last < 0 else "after" if damage.first >= size else "around"

@@ -158,7 +158,7 @@ class ModuleCommands:
         self._device.kick(session)
 
     def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
-        """Unloads the module behind waiting launches; a running kernel keeps the code until it is done.
+        """Unloads the module after waiting launches; a running kernel keeps the code until it is done.
 
         Abandons a compile that is under way: the commands that waited for it were submitted earlier.
         """
@@ -171,7 +171,7 @@ class ModuleCommands:
         return destruction(origin, partial(self.release, session, entry), (entry, *entry.variables.values()))
 
     def release(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """Marks the module's handle as destroyed, and unloads its code if no holder is left, behind its last launch."""
+        """Marks the module's handle as destroyed, and unloads its code if no holder is left, after its last launch."""
         entry.released = True
         if not entry.holders:
             self._unload(session, entry)
@@ -201,7 +201,7 @@ class ModuleCommands:
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
-            # Unloaded behind the running kernels, including those of graphs; not urgent, because no client waits for
+            # Unloaded after the running kernels, including those of graphs; not urgent, because no client waits for
             # the unload.
             self._device.tracks.after_all(
                 session.tracks(), lambda: self._device.idle_work.run(lambda: server.unload(module), urgent=False)
@@ -325,7 +325,7 @@ class ModuleCommands:
 
 
 def _job(command: commands_pb2.LoadModule) -> Job:
-    """Returns the job for the module's code: a `LinkJob` for several inputs, and for code that has to be linked.
+    """Returns the job for the module's code: a `LinkJob` for several inputs, and for code that must be linked.
 
     Raises Refusal(COMPILE_FAILED), Refusal(MODULE_INVALID).
     """

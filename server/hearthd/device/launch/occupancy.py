@@ -1,4 +1,4 @@
-"""Occupancy: the number of blocks and clusters of a function that fit on the device at once."""
+"""Occupancy: the number of blocks and clusters of a function that fit on the device at the same time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class PublishedEvents:
     # ---- commands ----
 
     def publish(self, origin: Origin, command: commands_pb2.PublishEvent) -> Operation:
-        """Returns the operation that publishes the event behind its earlier records.
+        """Returns the operation that publishes the event after its earlier records.
 
         Raises Refusal: INVALID_ARGUMENT for a name that is not valid or an event that is attached, CAPTURE_INVALID for
         an event of a capture. The operation fails with NAME_IN_USE if another event has the name, unless the command

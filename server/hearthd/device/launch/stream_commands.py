@@ -180,7 +180,7 @@ class StreamCommands:
         return Operation(origin, run, reads=(start, end))
 
     def destroy_event(self, origin: Origin, command: commands_pb2.DestroyEvent) -> Operation:
-        """Destroys the handle now; the event is released behind earlier commands that use it."""
+        """Destroys the handle now; the event is released after earlier commands that use it."""
         event = origin.session.events.pop(command.event)
         return destruction(origin, partial(self._published.release, event), (event,))
 
@@ -278,7 +278,7 @@ def _check_not_captured(event: EventEntry) -> None:
             Reason.CAPTURE_INVALID,
             f"event {event.handle} was recorded in the capture of graph {graph}: it orders the nodes of the graph, and "
             "the device does not reach it",
-            fix="record the event again outside a capture, for example behind a launch of the graph",
+            fix="record the event again outside a capture, for example after a launch of the graph",
             details={"event": event.handle, "graph": graph},
         )
 

@@ -28,13 +28,13 @@ class TensorMapCommands:
         self._keepers = keepers
 
     def create(self, origin: Origin, command: commands_pb2.CreateTensorMap) -> Operation:
-        """Creates the handle at once, and encodes the tensor map when the buffer has an address."""
+        """Creates the handle immediately, and encodes the tensor map when the buffer has an address."""
         session = origin.session
         session.tensor_maps.check_new(command.tensor_map)
         buffer = session.buffers.find(command.buffer)
         entry = session.tensor_maps.add(command.tensor_map, TensorMapEntry(command.tensor_map, buffer))
         self._hold(buffer)
-        # Launches with the map are ordered by its buffer, so each of them runs behind this operation.
+        # Launches with the map are ordered by its buffer, so each of them runs after this operation.
         operation = Operation(origin, partial(self._create, origin, command, entry), writes=(buffer,))
         operation.on_failure = entry.lose
         return operation
@@ -60,7 +60,7 @@ class TensorMapCommands:
         return True
 
     def destroy(self, origin: Origin, command: commands_pb2.DestroyTensorMap) -> Operation:
-        """Destroys the handle now, and releases the memory behind waiting launches."""
+        """Destroys the handle now, and releases the memory after waiting launches."""
         session = origin.session
         entry = session.tensor_maps.pop(command.tensor_map)
         return destruction(origin, partial(self._release, session, entry.buffer), (entry.buffer,))

@@ -28,7 +28,7 @@ class MemoryCommands:
         self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
-        """Allocates at once, even if the stream has waiting commands: no earlier command can refer to the buffers.
+        """Allocates immediately, even if the stream has waiting commands: no earlier command can refer to the buffers.
 
         An allocation that does not fit yet waits for memory that is being freed.
         """
@@ -134,7 +134,7 @@ class MemoryCommands:
     def release(self, session: DeviceSession, buffer: Buffer) -> None:
         """Releases a buffer whose handle is destroyed.
 
-        The memory is freed behind its last use, once no holder is left.
+        The memory is freed after its last use, once no holder is left.
         """
         buffer.freed = True
         if buffer.durable is not None:
@@ -186,7 +186,7 @@ class MemoryCommands:
             self.reservations.free(session, reservation, buffer)
 
     def close(self, session: DeviceSession) -> None:
-        """Frees all memory of the session behind its work under way, in pieces.
+        """Frees all memory of the session after its work under way, in pieces.
 
         `deferred_free` reports when that is done. Held memory is freed when its holders release it.
         """
@@ -200,7 +200,7 @@ class MemoryCommands:
     # ---- allocation modes and usage ----
 
     def set_allocation_mode(self, origin: Origin, command: commands_pb2.SetAllocationMode) -> None:
-        """Sets the mode at once, like an allocation.
+        """Sets the mode immediately, like an allocation.
 
         Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or if AUTO closes a window that is not open.
         """

@@ -1,6 +1,7 @@
 """Deferred free: large amounts of memory are freed in pieces, so that other commands are not delayed.
 
-Small amounts are freed at once. The queues of one session are processed in order, those of several sessions in turn.
+Small amounts are freed immediately. The queues of one session are processed in order, those of several sessions in
+turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PIECE_ITEMS = 16
 """Number of items between two readings of the clock."""
 
 FEW = 64
-"""Largest number of items that are freed at once."""
+"""Largest number of items that are freed immediately."""
 
 
 class FreeQueue(Generic[T]):
@@ -99,7 +100,7 @@ class DeferredFree:
         track_of: Callable[[T], PooledStream | None],
         free_item: Callable[[T], None],
     ) -> FreeQueue[T]:
-        """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
+        """Frees items after those that the session is already freeing; a few immediately. Returns the queue."""
         free_queue = FreeQueue(items, track_of, free_item)
         if len(items) > FEW or not free_queue.advance(FEW, respect_budget=False):
             self.queues.setdefault(session, deque()).append(free_queue)
@@ -116,7 +117,7 @@ class DeferredFree:
         return queues is not None and queues[0].blocked
 
     def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all present queues of the session are empty; at once if there are none."""
+        """Calls `callback` when all present queues of the session are empty; immediately if there are none."""
         latest = self.latest(session)
         if latest is None:
             callback()
@@ -163,7 +164,7 @@ class DeferredFree:
                 return
 
     def _rotate(self, session: DeviceSession) -> None:
-        """Moves the session that was served last behind the other sessions."""
+        """Moves the session that was served last after the other sessions."""
         queues = self.queues.pop(session, None)
         if queues is not None:
             self.queues[session] = queues

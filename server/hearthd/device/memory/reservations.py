@@ -64,7 +64,7 @@ class Reservations:
     def allocate(
         self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]
     ) -> Reservation:
-        """Takes memory of `size` bytes for all `buffers`; `track` may use it at once, other tracks behind this point.
+        """Takes memory of `size` bytes for all `buffers`; `track` may use it now, other tracks after this point.
 
         The caller places the buffers in the reservation. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) if
         the size does not fit even after the session's unused memory has been freed and the pool trimmed.
@@ -131,7 +131,7 @@ class Reservations:
         return True
 
     def free(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
-        """Frees one buffer of a reservation. With the last buffer, the memory is freed behind every use of it."""
+        """Frees one buffer of a reservation. With the last buffer, the memory is freed after every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
         self._device.telemetry.frees += 1

@@ -62,7 +62,7 @@ class SharedAllocation(ABC):
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
-        """Removes a holder. When the last holder leaves, the memory is freed behind every use of it."""
+        """Removes a holder. When the last holder leaves, the memory is freed after every use of it."""
         self._drop(holder)
         self.on_leave(self, holder)
         if not self.holders:
@@ -132,7 +132,7 @@ def shared_place(reservations: Reservations, session: DeviceSession, buffer: Buf
 
 
 class MappedAllocation(SharedAllocation):
-    """Memory that other processes also map. `release` frees it behind its last use."""
+    """Memory that other processes also map. `release` frees it after its last use."""
 
     def __init__(
         self,

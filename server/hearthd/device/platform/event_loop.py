@@ -49,8 +49,8 @@ class Loop:
         self.on_poll: Callable[[], float | None] = lambda: None
         """Called in each iteration. Returns the seconds that the loop may sleep; None: until an event."""
         self.on_nap: Callable[[], bool | None] = lambda: False
-        """Called before the loop sleeps for less than a millisecond. Returns True to start the next iteration at once,
-        False to sleep, and None to be called again after a poll of sockets and tasks."""
+        """Called before the loop sleeps for less than a millisecond. Returns True to start the next iteration
+        immediately, False to sleep, and None to be called again after a poll of sockets and tasks."""
         self.on_idle: Callable[[], None] = lambda: None
         """Called before the loop may sleep, to send gathered frames."""
         self.on_served: Callable[[], bool] = lambda: False
@@ -64,7 +64,7 @@ class Loop:
         self.expected_s = EXPECTED_S
         """Time for which the next request of a client that has just been answered is polled for, in seconds."""
         self.lingering: SpinPolicy | None = None
-        """Policy for polling after work was done, before the loop sleeps; None: the loop sleeps at once."""
+        """Policy for polling after work was done, before the loop sleeps; None: the loop sleeps immediately."""
 
     def post(self, task: Task) -> None:
         """Runs `task` on the loop's thread, after the tasks posted before. May be called on any thread."""

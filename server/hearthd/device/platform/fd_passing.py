@@ -1,4 +1,4 @@
-"""Passing of file descriptors to and from the front, over the socket beside the link. Device-handle thread only."""
+"""Passing of file descriptors to and from the front, over a socket next to the link. Device-handle thread only."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _SCOPES = 0b11
 """Scopes: abstract Unix sockets of, and signals to, processes outside the sandbox."""
 
 _REAP_S = 1.0
-"""Seconds that the remaining processes of a group have to end."""
+"""Time limit, in seconds, for the remaining processes of a group to end."""
 
 _READ = _READ_FILE | _READ_DIR | _EXECUTE
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE

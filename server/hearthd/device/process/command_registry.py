@@ -134,7 +134,7 @@ class CommandRegistry:
         """Functions that are tried before the queued path, for commands in batches."""
 
     def close(self, session: DeviceSession) -> None:
-        """Releases everything that the session holds, behind its work under way."""
+        """Releases everything that the session holds, after its work under way."""
         self._profiles.close(session)
         self.traces.closed(session)
         self._tensor_maps.close(session)

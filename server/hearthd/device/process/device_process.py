@@ -129,7 +129,7 @@ class DeviceProcess:
         tracks.on_launch_timed = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal)
-        """The socket beside the link that passes open files."""
+        """The socket next to the link that passes open files."""
         self.idle_policy = IdlePolicy(self.executor, tracks, self.outbox, self.loop)
         self.lanes = LaneConnections(self.loop, self.outbox, self.executor, journal, self.descriptors)
         self._segments = SegmentConnections(
@@ -216,7 +216,7 @@ class DeviceProcess:
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
         """Registers `handler` for the frames of this kind.
 
-        A frame of a session is handled after all earlier frames of that session, any other frame at once.
+        A frame of a session is handled after all earlier frames of that session, any other frame immediately.
         """
         self._controls[kind] = handler
         self.executor.in_order[kind] = lambda _session, frame: handler(frame)

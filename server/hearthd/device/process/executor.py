@@ -106,7 +106,7 @@ class Executor:
             self.sharing.enqueue(session, frame)
 
     def run_step(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general way."""
+        """Executes a batch that is a step. Returns False, without effect, if the batch takes the general path."""
         session = self._sessions.get(lane.channel)
         return session is not None and self.steps.execute(lane, session, seq, payload)
 
@@ -157,7 +157,7 @@ class Executor:
                 self.sharing.deferred_retried(session)
 
     def has_deferred(self) -> bool:
-        """True if deferred commands or frees have to be tried first."""
+        """True if deferred commands or frees must be tried first."""
         return bool(self._kicked or self.memory.deferred_free.queues)
 
     @property

@@ -1,4 +1,4 @@
-"""Fatal exit of a device process that loses its device: reports the reason and exits at once.
+"""Fatal exit of a device process that loses its device: reports the reason and exits immediately.
 
 A lost context cannot be repaired, and a kernel cannot be stopped.
 """

@@ -15,7 +15,7 @@ IDLE_S = 0.2
 """Idle time, in seconds, before a full collection."""
 
 DUE_COLLECTIONS = 10
-"""Number of collections of the two young generations before a full collection is due; Python's default."""
+"""Number of collections of the two young generations before a full collection; Python's default."""
 
 FORCED_COLLECTIONS = 1000
 """Number of such collections after which a full one runs automatically, so that a process that is never idle does not
@@ -42,7 +42,7 @@ class GarbageCollector:
     def max_sleep(self, limit: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds; at most `limit`.
 
-        Runs a full collection if one is due and the process has been idle. Called before each sleep.
+        Runs a full collection if enough young ones have run and the process has been idle. Called before each sleep.
         """
         slept_at, self._slept_at = self._slept_at, None
         if gc.get_count()[2] < DUE_COLLECTIONS:

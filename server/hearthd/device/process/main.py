@@ -72,7 +72,7 @@ def main(
         os._exit(EXIT_FAULT)
     process.device.output.capture()  # this process owns its standard output
     process.run()
-    # Stream and compile threads may be in native code that never returns, and no state has to be saved.
+    # Stream and compile threads may be in native code that never returns, and no state needs to be saved.
     os._exit(0)
 
 

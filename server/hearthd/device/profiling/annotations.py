@@ -50,7 +50,7 @@ class KernelActivitySource(RangeMarker, Protocol):
     def start(self) -> int:
         """Begins a trace, on the device-handle thread, and returns its key; several may be open at a time.
 
-        Must be matched by `stop`, and behind it by `collect` or `discard`.
+        Must be followed by `stop`, and then by `collect` or `discard`.
         """
         ...
 

@@ -1,10 +1,11 @@
 """Profiles: device time of a stretch of one stream's work, between two events, and the failures in that stretch.
 
-Profiles of one stream nest and overlap, and run beside those of other streams; each has a separate pair of events. A
-command that fails on the stream between the start and the end of a profile fails every profile that is open at that
-point, because their times would not describe the intended work. The failure itself is reported once, as usual: at the
-end of the innermost of these profiles, or at an earlier sync, read or flush. Ends of profiles after that report answer
-`PROFILE_INVALID`. Failures of other streams and sessions, and of commands after the end, do not affect a profile.
+Profiles of one stream nest and overlap, and run concurrently with those of other streams; each has a separate pair of
+events. A command that fails on the stream between the start and the end of a profile fails every profile that is open
+at that point, because their times would not describe the intended work. The failure itself is reported once, as usual:
+at the end of the innermost of these profiles, or at an earlier sync, read or flush. Ends of profiles after that report
+answer `PROFILE_INVALID`. Failures of other streams and sessions, and of commands after the end, do not affect a
+profile.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ProfileCommands:
         device = self._device
         device.begin(origin.stream)
         start = profile.start
-        assert start is not None, "started with the stream's work, at the latest just now"
+        assert start is not None, "`begin` starts the clock at the latest"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Failures of single calls have no position that distinguishes them from later failures: they are collected now.
         collected = origin.stream.errors.pop_all(origin.position, reported=False)

@@ -302,7 +302,7 @@ class TraceRecord(Record):
             self.settle()
 
     def settle(self) -> None:
-        """Completes the record: its name, and the second event behind its work. Further calls have no effect."""
+        """Completes the record: its name, and the second event after its work. Further calls have no effect."""
         origin, self._origin = self._origin, None
         if origin is None:
             return
@@ -340,7 +340,7 @@ class TraceRecord(Record):
 
 
 class DroppedRecord(Record):
-    """Stands for a command that arrived when the trace was full: it is only counted."""
+    """The record of a command that arrived when the trace was full: it is only counted."""
 
     __slots__ = ("_trace",)
 

@@ -105,7 +105,7 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
     never = rounded_size > quota
     fix = "free buffers that are no longer needed, in any session of the tenant"
     if size > quota:
-        fix = "ask for less"
+        fix = "request less"
     elif never:
         fix = f"raise the tenant's quota to {rounded_size} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
@@ -147,7 +147,7 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
         return Refusal(
             Reason.OUT_OF_MEMORY,
             f"{requested_text} can never fit: the maximum is {maximum_text} ({numbers})",
-            fix="ask for less, or split the data over several devices",
+            fix="request less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
@@ -159,7 +159,7 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
 
 
 def _readable(size: int) -> str:
-    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, with the bytes behind it."""
+    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, followed by the bytes."""
     text = f"{size} bytes"
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if size >> shift:

@@ -1,7 +1,7 @@
 """Queue of host buffers whose copies have been submitted to a stream. One event covers a batch of buffers.
 
 An event for every small copy costs more than the copy. Therefore buffers are staged, and a batch is closed, with one
-event recorded behind it, when it holds enough buffers or bytes. A caller may close it earlier (at the end of a loop
+event recorded after it, when it holds enough buffers or bytes. A caller may close it earlier (at the end of a loop
 iteration, or because memory is short); the batch then contains the buffers staged so far. A closed batch is no longer
 in the queue.
 """

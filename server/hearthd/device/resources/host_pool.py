@@ -2,7 +2,7 @@
 
 Locking takes milliseconds and may wait for running kernels, and the device-handle thread must not wait for kernels.
 Therefore one slab is locked when the process starts, before any kernel runs, and further slabs on a helper thread;
-until such a slab is ready, a copy without room has to wait. If the host refuses to lock more, `refusal` reports that
+until such a slab is ready, a copy without room must wait. If the host refuses to lock more, `refusal` reports that
 for a while, and copies that can do without page-locked memory use another way.
 
 Small copies have separate size classes, so that they neither search the slabs nor fragment them.

@@ -90,9 +90,9 @@ class IdleWork:
 
     @property
     def occupied(self) -> bool:
-        """True while another thread does work that must not run beside a kernel.
+        """True while another thread does work that must not run while a kernel runs.
 
-        In particular it must not run beside a collective, which may wait for a peer.
+        In particular it must not run during a collective, which may wait for a peer.
         """
         return bool(self._thread_work)
 
@@ -106,7 +106,7 @@ class IdleWork:
         return {"loads_waiting": self._queue.limited, "load_wait_longest_ns": int(longest * 1e9)}
 
     def run(self, job: Job, *, urgent: bool = True) -> None:
-        """Runs `job` when no kernel runs: at once if the device is idle, or if the backend needs no idle device.
+        """Runs `job` when no kernel runs: immediately if the device is idle, or if the backend needs no idle device.
 
         Jobs run in order. For urgent jobs, launches are held back at intervals.
         """
@@ -158,7 +158,7 @@ class IdleWork:
             job(lambda: None)
 
     def run_now(self, job: Callable[[Job], None]) -> None:
-        """Runs `job(done)` at once, even if the device is not idle, and holds launches back as `run_on_thread` does."""
+        """Runs `job(done)` now, even if the device is not idle, and holds launches back as `run_on_thread` does."""
         if self._server.loading_waits:
             self._occupy(job)
         else:
@@ -186,7 +186,7 @@ class IdleWork:
     def poll(self) -> float | None:
         """Holds launches back or lets them through, and logs or refuses late loads.
 
-        Returns the seconds until the next change; None if no change is due.
+        Returns the seconds until the next change; None if no change is scheduled.
         """
         if not self._thread_work and self._queue.urgent_since is None:
             return None

@@ -10,8 +10,8 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NAMED, StreamPool, listed
 
 RETRY_S = 5.0
-"""Seconds after a refusal during which further attempts are refused at once, unless the work that kept the device busy
-has ended. Without this limit, each of the commands behind a refused one would wait for the whole time limit."""
+"""Seconds after a refusal during which further attempts are refused immediately, unless the work that kept the device
+busy has ended. Without this limit, each of the commands after a refused one would wait for the whole time limit."""
 
 
 class RunningKernels(NamedTuple):

@@ -15,7 +15,7 @@ from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 SMALL = 64 << 10
 """Buffers below this size, in bytes, share an event with others (`DropQueue`). A batch of them withholds at most 4 MiB,
-however long the work behind it takes."""
+however long its work takes."""
 
 
 class Staging:

@@ -20,7 +20,7 @@ sessions."""
 _NONE: frozenset[int] = frozenset()
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
-"""Commands that decide the outcome of later commands. No event query behind one of them is answered early."""
+"""Commands that decide the outcome of later commands. No event query after one of them is answered early."""
 
 
 class Arrivals:
@@ -71,9 +71,9 @@ class Arrivals:
     def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
         """Answers the event queries of a batch that may have to wait as soon as the events have been recorded.
 
-        A client with that much work under way waits for the events of its earlier work behind its later work; without
-        early answers the device would run out of work before the client receives them. Every waiting batch before this
-        one must have been decoded as well.
+        The queries are about events of earlier work, and are queued after later work of the client; without early
+        answers the device would run out of work before the client receives them. Every waiting batch before this one
+        must have been decoded as well.
         """
         if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.peeked) != len(backlog.frames):
             return

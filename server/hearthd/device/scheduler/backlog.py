@@ -19,8 +19,8 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import NEVER, PooledStream, StreamPool
 
 NOTHING, COPY, LAUNCH = range(3)
-"""Kinds of device work of a command. Copies run beside the kernels of other sessions; launches are limited to time
-slices."""
+"""Kinds of device work of a command. Copies run concurrently with the kernels of other sessions; launches are limited
+to time slices."""
 
 NEEDS = {
     "launches": LAUNCH,
@@ -46,7 +46,7 @@ class Slice:
         self.start = start
         self.limit = limit
         self.in_turn = in_turn
-        """True if the time slices of other sessions wait for this slice; otherwise it runs beside them."""
+        """True if the time slices of other sessions wait for this slice; otherwise it runs concurrently with them."""
         self.base = base
         """Number of commands submitted to each track before the slice."""
         self.count = 0
@@ -174,7 +174,7 @@ class Backlog:
         self.used_at_since = 0.0
         """Value of `used` at `since`."""
         self.debt = math.inf
-        """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
+        """Seconds that the session must still pay for its work on the device while another session can pay; infinity
         means no limit."""
         self.done_at_since = 0
         """Number of commands that were done at `since`; used while the session is in no slice."""
@@ -245,7 +245,7 @@ class Backlog:
         return True
 
     def stands_still(self, tracks: StreamPool) -> bool:
-        """True if the queue still has to stand still."""
+        """True if the queue must still stand still."""
         stream = self.standstill.stream
         if stream is None:
             return False
@@ -286,7 +286,7 @@ class Backlog:
     # ---- frames that are not executed in order ----
 
     def must_enqueue(self, frame: Frame) -> bool:
-        """True if a message of an upload has to stay behind waiting commands: the upload's Write may be among them."""
+        """True if a message of an upload must wait for the queued commands: the upload's Write may be among them."""
         if not self.waiting:
             self.transfers.clear()
             return False

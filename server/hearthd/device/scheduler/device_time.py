@@ -130,7 +130,7 @@ class DeviceTimeMeter:
         self._unreported.pop(payer.session.id, None)
 
     def poll(self, timeout: float | None) -> float | None:
-        """Sends a report to the front if one is due.
+        """Sends a report to the front if its time has come.
 
         Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until the next report.
         """

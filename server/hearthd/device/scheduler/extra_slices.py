@@ -1,6 +1,6 @@
 """Extra slices for a session with a late slice, whatever its debt. Pure.
 
-A late kernel may wait for later work of the same session, such as a kernel that sets a flag, so the session has to be
+A late kernel may wait for later work of the same session, such as a kernel that sets a flag, so the session must be
 allowed some slices. If the kernel is merely long, it would collect commands for as long as it runs, and the session
 would have to pay for them afterwards. Therefore the interval between two extra slices doubles while no slice of the
 session completes.
@@ -29,7 +29,7 @@ class ExtraSlices:
         self._interval = SHORTEST_S
 
     def claim(self, now: float) -> bool:
-        """Returns True if an extra slice is due at time `now`, and schedules the next one."""
+        """Returns True if an extra slice may begin at time `now`, and schedules the next one."""
         if now < self.at:
             return False
         self.at = now + self._interval

@@ -6,10 +6,10 @@ that measures it:
 
 - Deficit round robin over the device time of the slices selects the next session
   (`hearthd.shared.deficit_round_robin`). The slices of one turn hold up those of other turns, so that they can be
-  distinguished, and no work queues behind a flood.
-- A session that had no work under way and has credit left submits at once, beside the session with the turn, so that
-  turns of other sessions do not delay a client that launches and waits. Copies do the same, because the device has
-  separate engines for them.
+  distinguished, and no work waits for a long queue of another session.
+- A session that had no work under way and has credit left submits immediately, during the turn of another session, so
+  that turns of other sessions do not delay a client that launches and waits. Copies do the same, because the device
+  has separate engines for them.
 - A late slice no longer holds up other sessions: its kernel may hang, or wait for its host.
 
 Commands without device work run as they arrive, and collectives run when the front allows them, whichever session has
@@ -167,7 +167,7 @@ class FairShare:
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def enqueue_behind(self, session: DeviceSession, frame: Frame) -> bool:
-        """Queues a message of an upload if it must stay behind waiting commands; returns True in that case."""
+        """Queues a message of an upload if it must stay after waiting commands; returns True in that case."""
         must_wait = self.backlogs[session.channel].must_enqueue(frame)
         if must_wait:
             self.enqueue(session, frame)

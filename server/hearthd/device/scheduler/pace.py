@@ -11,14 +11,14 @@ QUANTUM_S = 3e-3
 """Device time, in seconds, that a session of average weight receives in each round."""
 
 LATE_S = 0.1
-"""Time, in seconds, after which a slice is late and other sessions run beside it."""
+"""Time, in seconds, after which a slice is late and other sessions run concurrently with it."""
 
 BESIDE_S = SLICE_S
-"""Time, in seconds, for which a slice beside the turn of another session costs no more than its expected time alone."""
+"""Time, in seconds, for which a slice during another session's turn costs no more than its expected time alone."""
 
 MAX_SLICES_ON_DEVICE = 2
-"""Number of slices of the session with the turn that may be on the device at once, so that the device does not run out
-of work between them."""
+"""Number of slices of the session with the turn that may be on the device at the same time, so that the device does not
+run out of work between them."""
 
 MAX_COMMANDS = 256
 """Largest number of commands in one slice, however short they are."""
@@ -47,7 +47,7 @@ class Pace:
         """Shortest recent time of one command from submission to completion, in seconds; 0 if unknown."""
 
     def update(self, count: int, seconds: float, elapsed: float) -> None:
-        """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds in all."""
+        """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds in total."""
         if count <= 0:
             return
         per_command = max(seconds / count, 1e-7)

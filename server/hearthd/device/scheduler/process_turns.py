@@ -68,7 +68,7 @@ class ProcessTurns:
         self._outbox.put(Kind.BUSY, flags=state)
 
     def max_sleep(self, timeout: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `timeout` and until an idle report is due."""
+        """Returns how long the loop may sleep, in seconds: at most `timeout`, and until the next idle report."""
         if self._idle_since is None:
             return timeout
         remaining = max(self._idle_since + IDLE_S - self._clock(), 0.0)

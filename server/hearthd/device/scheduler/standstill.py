@@ -3,7 +3,7 @@
 A command that cannot run yet may be deferred, so that later commands for other streams continue. Deferring takes
 several times as long as submitting a launch to the driver, so with short kernels the device would run out of work
 meanwhile. Therefore the queue stands still while the stream makes progress, as a thread would block in cuLaunchKernel.
-If the stream makes no progress, a kernel may never end, and only the commands that need the stream have to wait for it.
+If the stream makes no progress, a kernel may never end, and only the commands that need the stream must wait for it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Steps: a batch of launches and a Sync is executed, awaited and answered in one call, outside the backlog.
 
-This is the only special way of a launch, and `docs/performance.md` has the figures that justify it: a client that
-launches and waits in a loop pays for every call in between. A step needs neither an operation nor, if it succeeds at
-once, an origin; its answer and its acknowledgement are one message.
+This is the only special path of a launch, and `docs/performance.md` has the figures that justify it: a client that
+launches and waits in a loop pays for every call in between. A step needs neither an operation nor, if it succeeds
+immediately, an origin; its answer and its acknowledgement are one message.
 
 A batch is a step only while its session is alone on the device and has no other work, and if its launches are in the
-replay cache. Every other batch takes the general way (`FairShare.run_on_arrival`), which has the same results.
+replay cache. Every other batch takes the general path (`FairShare.run_on_arrival`), which has the same results.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Steps:
         sharing: FairShare,
         has_deferred: Callable[[], bool],
     ) -> None:
-        """`has_deferred` returns True if deferred commands have to be tried first."""
+        """`has_deferred` returns True if deferred commands must be tried first."""
         self._device = device
         self._replies = replies
         self._launches = launches
@@ -121,7 +121,7 @@ class Steps:
         self._has_deferred = has_deferred
         self.execute: Callable[[LaneSink, DeviceSession, int, bytes], bool] = self._execute
         """Executes a batch that has arrived over a lane, if it is a step. Returns False, without effect, if the batch
-        must take the general way. An attribute, so that an observer can replace it in a compiled class."""
+        must take the general path. An attribute, so that an observer can replace it in a compiled class."""
 
     def _execute(self, lane: LaneSink, session: DeviceSession, seq: int, payload: bytes) -> bool:
         backlog = self._backlog_if_alone(session) if payload.endswith(_ENDS) else None
@@ -140,7 +140,7 @@ class Steps:
             if not self._launches.relaunch(session, commands[0].launches):
                 return False
         elif stream.track.copied_at > stream.track.done_position:
-            return False  # the general way lets the device signal the end of the copy
+            return False  # the general path lets the device signal the end of the copy
         session.last_seq = seq
         lane.batch_received(seq, len(payload))
         step = Step(self._device, self._replies, lane, session, stream, sync, launches)
@@ -167,7 +167,7 @@ class Steps:
         return self._sharing.backlog_if_alone(session)
 
     def _await(self, backlog: Backlog, step: Step, launches: int, began: float) -> None:
-        """Answers the step when its work is done; at once if that takes only moments."""
+        """Answers the step when its work is done; immediately if that takes only moments."""
         device, sharing = self._device, self._sharing
         telemetry, tracks = device.telemetry, device.tracks
         telemetry.operations["launch"] += launches

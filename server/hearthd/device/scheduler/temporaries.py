@@ -1,4 +1,4 @@
-"""Temporaries: allocations, fills, writes, short reads and frees of buffers that are executed at once.
+"""Temporaries: allocations, fills, writes, short reads and frees of buffers that are executed immediately.
 
 Commands are executed here only while no other command of the session is waiting.
 
@@ -31,7 +31,7 @@ from hearthd.device.transfers.copy_commands import PATTERN_SIZES
 
 
 class Temporaries:
-    """Executes simple commands at once. Device-handle thread only."""
+    """Executes simple commands immediately. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, memory: MemoryCommands, replies: ReplySink) -> None:
         self._device = device
@@ -153,7 +153,7 @@ class Temporaries:
         except Exception:
             return False
         finally:
-            staging.drop(track, host)  # released behind the part that the driver has accepted
+            staging.drop(track, host)  # released after the part that the driver has accepted
         telemetry = device.telemetry
         telemetry.host_to_device_bytes += size
         telemetry.host_to_device_operations += 1

@@ -18,13 +18,13 @@ STRETCH_S = 2e-4
 """Time, in seconds, for which one session may occupy this thread while other sessions have work."""
 
 SHORT_STRETCH_S = 5e-5
-"""Replaces `STRETCH_S`, in seconds, while another session waits for short work beside the turn to complete."""
+"""Replaces `STRETCH_S`, in seconds, while another session waits for short work that it submitted without a turn."""
 
 COMMANDS_PER_CHECK = 64
 """Number of commands between two readings of the clock."""
 
 MAX_BESIDE_TURN = 2
-"""Largest number of sessions with slices beside the turn for which `SHORT_STRETCH_S` applies."""
+"""Largest number of sessions with slices outside of their turn for which `SHORT_STRETCH_S` applies."""
 
 NEAR_S = 1.5e-4
 """Time, in seconds, around the expected end of a slice during which the loop polls instead of sleeping, because sleeps
@@ -55,7 +55,7 @@ class TimeSlices:
         self._wanting: dict[Backlog, None] = {}
         self._opened: dict[Backlog, None] = {}
         self._beside_turn: set[Backlog] = set()
-        """Sessions with slices on the device beside the turn of another session."""
+        """Sessions with slices on the device during the turn of another session."""
         self._check_at = 0.0
         self.on = self.more = False
         """`on`: sessions submit work in slices. `more`: another `run` would make progress immediately."""
@@ -131,7 +131,7 @@ class TimeSlices:
     def max_sleep(self, timeout: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `timeout`, and at most until a slice becomes late.
 
-        If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
+        If completions must be polled, returns 0 near the expected end of a turn, because the next session waits for
         it.
         """
         now = self.meter.clock()
@@ -254,7 +254,7 @@ class TimeSlices:
 
         Closes the slice if it is full, or if no more commands are waiting.
 
-        A slice beside another session's turn stays open for a while to collect more commands, because many small slices
+        A slice during another session's turn stays open for a while to collect more commands, because many small slices
         would cost more than their work.
         """
         time_slice = backlog.open

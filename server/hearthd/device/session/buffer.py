@@ -83,7 +83,7 @@ class Buffer:
         if self.lost is not None:
             raise Refusal(
                 Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
-                f"{subject}: buffer {self.handle} has no memory behind it: {self.lost.message}",
+                f"{subject}: buffer {self.handle} has no memory: {self.lost.message}",
                 fix=self.lost.fix or "allocate it again",
                 details={**self.lost.details, "cause": self.lost.reason},
             )

@@ -1,7 +1,7 @@
-"""Queue of deferred commands: commands that cannot run yet, and commands that must stay behind them.
+"""Queue of deferred commands: commands that cannot run yet, and commands that must run after them.
 
 A command waits for its inputs (a compile, bytes that are being transferred, a peer, room) without delaying unrelated
-commands: only commands that use the same logical stream or buffer in a conflicting way queue behind it. Each waiting
+commands: only commands that use the same logical stream or buffer in a conflicting way wait for it. Each waiting
 command counts the waiting commands that it conflicts with; when one of these has run, its followers are released. The
 cost of submitting and finishing a command depends on the number of its keys, not on the number of waiting commands.
 """
@@ -48,7 +48,7 @@ class SubmittedCommand(Protocol):
     def step(self) -> bool:
         """Tries to run.
 
-        Returns False while the command has to wait; called again whenever its inputs may have changed.
+        Returns False while the command must wait; called again whenever its inputs may have changed.
         """
         ...
 

@@ -32,7 +32,7 @@ class Record:
         """Called when the host has finished with the command: it has run, or will not run."""
 
     def drop(self) -> None:
-        """Removes the record, because it does not stand for a separate command."""
+        """Removes the record, because it is not that of a separate command."""
 
 
 class Observer(Protocol):

@@ -113,7 +113,7 @@ class DeviceSession:
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
         self.late_allocations = 0
-        """Number of allocations that wait for memory; later allocations wait behind them."""
+        """Number of allocations that wait for memory; later allocations wait for them."""
         self.frees: dict[int, None] = {}
         """Frees that have not run yet, by number, oldest first."""
         self.last_free = 0

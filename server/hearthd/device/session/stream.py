@@ -39,7 +39,7 @@ class Capturing(Protocol):
         ...
 
     def wait(self, origin: Any, event: EventEntry) -> Any:
-        """Returns the operation that orders the stream's next nodes behind the event.
+        """Returns the operation that orders the stream's next nodes after the event.
 
         A stream outside the capture joins it. Raises Refusal if the event is not of this capture.
         """

@@ -29,7 +29,7 @@ class KernelWatch:
         """Returns an entry for each track that has a kernel in flight, longest first.
 
         An entry has the oldest kernel, its session, the seconds for which it has been running at least, and the number
-        of launches known to be queued behind it. At most `MAX_KERNELS` entries are returned.
+        of launches known to be queued after it. At most `MAX_KERNELS` entries are returned.
         """
         now = time.perf_counter()
         observed: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}

@@ -83,10 +83,10 @@ class Ordering:
         return self.positions[track]
 
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
-        """Takes the next position on `track` for a command; returns the tracks that it has to wait for first.
+        """Takes the next position on `track` for a command; returns the tracks that it must wait for first.
 
         A buffer that is both read and written belongs in `writes`; if it is in both, it counts as written. A command
-        without buffers is a step that other tracks can be fenced behind: a wait for an event, or an allocation or free.
+        without buffers is a step that other tracks can wait for: a wait for an event, or an allocation or free.
         """
         positions = self.positions
         positions[track] = position = positions[track] + 1
@@ -118,7 +118,7 @@ class Ordering:
         return position
 
     def fence(self, track: int, origin: int, position: int) -> bool:
-        """Records that `track` has to wait until `origin` has passed `position`.
+        """Records that `track` must wait until `origin` has passed `position`.
 
         Returns False if an earlier wait covers that, or if that is known to be the case.
         """

@@ -160,7 +160,7 @@ class StreamPool:
             retry_after_s=track_choice.WITHHELD_GRACE_S,
         )
 
-    # ---- launches that have to wait ----
+    # ---- launches that must wait ----
 
     def set_held(self, held: bool) -> None:
         """Prevents launches on every track (`held` True), or allows them again."""
@@ -206,9 +206,9 @@ class StreamPool:
     def claim_position(
         self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = (), is_launch: bool = False
     ) -> int:
-        """Takes a position for a command, orders it behind earlier users of its buffers, and returns the position.
+        """Takes a position for a command, orders it after earlier users of its buffers, and returns the position.
 
-        The track waits for those users on the device. A launch is timed if one is due.
+        The track waits for those users on the device. The launch is timed if it is one of the sampled launches.
         """
         if self.pending_outcomes.open:
             self.pending_outcomes.propagate(writes, reads)
@@ -268,7 +268,7 @@ class StreamPool:
             self.wait(track, origin.index)
 
     def follow(self, track: PooledStream, event: Event) -> None:
-        """Makes `track` wait for the event. Tracks that are fenced behind `track` later wait for it as well."""
+        """Makes `track` wait for the event. Tracks that wait for `track` later wait for it as well."""
         self.claim_position(track, ())
         self._server.wait(track.stream, event)
 
@@ -299,7 +299,7 @@ class StreamPool:
     def after_commands(self, track: PooledStream, callback: Callback) -> None:
         """Calls `callback` when the commands that have taken a position on the track so far are done.
 
-        Unlike `on_complete`, records no event if the commands are known to be done, or if an event is pending behind
+        Unlike `on_complete`, records no event if the commands are known to be done, or if an event is pending after
         the last one.
         """
         position, pending = self.ordering.positions[track.index], track.pending
@@ -330,7 +330,7 @@ class StreamPool:
         return track
 
     def after_all(self, tracks: Collection[PooledStream], callback: Callback) -> None:
-        """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""
+        """Calls `callback` once, when all work submitted to these tracks is done; immediately without tracks."""
         complete_one = countdown(len(tracks) + 1, callback)
         for track in tracks:
             self.on_complete(track, complete_one)
@@ -496,4 +496,4 @@ def listed(names: Sequence[str]) -> str:
 
 
 def no_op() -> None:
-    """Completion callback without effect, for an event that only has to be polled."""
+    """Completion callback without effect, for an event that only needs to be polled."""

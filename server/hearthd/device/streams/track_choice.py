@@ -1,7 +1,7 @@
 """Choice of the track for a logical stream. Pure.
 
 A track without users may still have work: its stream was destroyed, or its session closed, while a kernel that may
-never end was running on it. Such a track is withheld until its work is done, because a new user would wait behind the
+never end was running on it. Such a track is withheld until its work is done, because a new user would wait for the
 kernel of another session.
 """
 

@@ -27,7 +27,7 @@ class BufferCopy:
     answer. The driver blocks a thread that copies from or to ordinary memory until the earlier work of the stream is
     done, and the device-handle thread must not block. Therefore the command waits until its stream has completed all
     earlier work; the thread then blocks only for the copy itself, one part at a time. Later commands on the stream wait
-    behind the command; other streams are unaffected.
+    for the command; other streams are unaffected.
     """
 
     __slots__ = ("_device", "_reached", "address", "before", "buffer", "origin", "rows", "waits")
@@ -114,7 +114,7 @@ class BufferCopy:
     def find(self, size: int) -> HostBuffer | None:
         """Returns staging memory for a part.
 
-        Returns None if the part has to wait, or must be copied without staging memory; see `without`.
+        Returns None if the part must wait, or must be copied without staging memory; see `without`.
         """
         return None if self.waits else self._device.staging.find(size, self.origin.session)
 
@@ -125,7 +125,7 @@ class BufferCopy:
     def put(self, at: int, data: bytes | memoryview) -> bool:
         """Copies `data` to byte `at` of the rows, through staging memory if the host has some.
 
-        Returns False, without effect, if the part has to wait; the caller tries again.
+        Returns False, without effect, if the part must wait; the caller tries again.
         """
         size = len(data)
         host = self.find(size)
@@ -143,7 +143,7 @@ class BufferCopy:
         try:
             self.upload(host, 0, at, size)
         finally:
-            self._device.staging.drop(self.origin.stream.track, host)  # behind the part that the driver has accepted
+            self._device.staging.drop(self.origin.stream.track, host)  # after the part that the driver has accepted
 
     def download_staged(self, host: HostBuffer, at: int, size: int) -> None:
         """Submits the copy of `size` bytes, from byte `at` of the rows, to staging memory.
@@ -159,7 +159,7 @@ class BufferCopy:
     # ---- memory that is not page-locked ----
 
     def put_now(self, at: int, data: memoryview) -> bool:
-        """Writes `data` to byte `at` of the rows. Returns False if the part has to wait; the caller tries again."""
+        """Writes `data` to byte `at` of the rows. Returns False if the part must wait; the caller tries again."""
         size = len(data)
         if not self._reach_position(size, writes=True):
             return False
@@ -173,14 +173,14 @@ class BufferCopy:
     def get_now(self, at: int, size: int) -> bytes | None:
         """Returns `size` bytes, from byte `at` of the rows on.
 
-        Returns None if the part has to wait; the caller tries again.
+        Returns None if the part must wait; the caller tries again.
         """
         data = bytearray(size)
         with memoryview(data) as into:
             return bytes(data) if self.get_into(at, into) else None
 
     def get_into(self, at: int, into: memoryview) -> bool:
-        """Fills `into` from byte `at` of the rows on. Returns False if the part has to wait; the caller tries again."""
+        """Fills `into` from byte `at` of the rows on. Returns False if the part must wait; the caller tries again."""
         size = len(into)
         if not self._reach_position(size, writes=False):
             return False

@@ -1,4 +1,4 @@
-"""Completion signal: the device tells the client directly that a copy is done.
+"""Completion signal: the device notifies the client directly that a copy is done.
 
 As soon as the copy is done, the device writes the number of the waiting request into memory that the client shares. The
 client reads the number before this process has noticed the completion.

@@ -128,7 +128,7 @@ class Downloads:
     def _copy_to_host(self, copy: BufferCopy, host: HostBuffer, at: int, size: int) -> None:
         try:
             copy.download(host, 0, at, size)
-        except Exception:  # freed behind the part that the driver has accepted
+        except Exception:  # freed after the part that the driver has accepted
             self._device.tracks.on_complete(copy.origin.stream.track, partial(self._release, host))
             raise
 

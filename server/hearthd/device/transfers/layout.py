@@ -34,7 +34,7 @@ def check_rows(subject: str, offset: int, size: int, width: int, rows: int, pitc
     if width * rows != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{subject}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
+            f"{subject}: {rows} rows of {width} bytes are {width * rows} bytes, the command's size is {size}",
             fix="size must be width x rows",
             details={"size": size, "width": width, "rows": rows},
         )

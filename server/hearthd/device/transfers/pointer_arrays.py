@@ -138,7 +138,7 @@ def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.Writ
 
 
 def _misplaced(offsets: Sequence[int], size: int) -> int | None:
-    """Returns the first place at which no pointer fits into `size` bytes behind the one before; None if all fit."""
+    """Returns the first place at which no pointer fits into `size` bytes after the one before; None if all fit."""
     for previous, at in pairwise(offsets):
         if at < previous + Q.size:
             return at

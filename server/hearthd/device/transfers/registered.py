@@ -216,7 +216,7 @@ class SegmentCopies:
         copy.end()
 
     def _abandon(self, copy: SegmentCopy, _refusal: Refusal) -> None:
-        """Ends a command that will not continue, behind its copies under way."""
+        """Ends a command that will not continue, after its copies under way."""
         if copy.submitted or not copy.location.segment.pinned:
             self._device.tracks.on_complete(copy.buffer_copy.origin.stream.track, copy.end)
         else:

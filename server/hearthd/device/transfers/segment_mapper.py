@@ -171,7 +171,7 @@ class SegmentMapper:
         """Unlocks the pages.
 
         Returns False if the device has failed. In that case the device-handle thread reports the failure and the
-        process ends; until then, locked pages have to stay mapped.
+        process ends; until then, locked pages must stay mapped.
         """
         for start, length in parts(locked):
             try:

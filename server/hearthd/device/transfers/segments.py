@@ -141,7 +141,7 @@ class Segments:
         segment.hold()
 
     def unhold(self, segment: Segment) -> None:
-        """Ends one `hold`, behind all work that has been submitted."""
+        """Ends one `hold`, after all work that has been submitted."""
         tracks = self._device.tracks
         tracks.after_all(tracks.all, segment.drop)
 

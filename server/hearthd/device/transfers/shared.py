@@ -100,6 +100,6 @@ def _check_size(location: SegmentRange, copy: BufferCopy) -> None:
             Reason.OUT_OF_BOUNDS,
             f"the bytes of the {name} were placed in {location.size} bytes of segment {location.segment.ident}; "
             f"the {name} has {size}",
-            fix=f"place as many bytes as the {name} says",
+            fix=f"place as many bytes as the {name} has",
             details={"size": size, "placed": location.size},
         )

@@ -94,7 +94,7 @@ def flows_of(session: DeviceSession, kind: type[Flow]) -> dict[int, Flow]:
 def check_live(session: DeviceSession, transfer: int, kind: type[Flow]) -> None:
     """Raises Refusal if a command cannot use the transfer number.
 
-    TRANSFER_ABORTED: the transfer is over; HANDLE_IN_USE: the number is used in the other direction.
+    TRANSFER_ABORTED: the transfer has ended; HANDLE_IN_USE: the number is used in the other direction.
     """
     if transfer in session.over:
         raise Refusal(

@@ -107,7 +107,7 @@ class Uploads:
             if received > size:
                 raise Refusal(
                     Reason.OUT_OF_BOUNDS,
-                    f"the upload brought at least {received} bytes; the {origin.name} announced {size}",
+                    f"the upload has at least {received} bytes; the {origin.name} announced {size}",
                     fix=f"send as many bytes as the {origin.name} says",
                     details={"size": size, "received": received},
                 )

@@ -1,9 +1,10 @@
 """A fair lock that serializes the reading of gRPC messages from callers whose headers show no credential.
 
 gRPC buffers a whole message, up to the limit of the longest method, before it passes any of it on. The memory for
-unauthenticated callers is therefore limited by reading only one of their messages at a time. A message as short as it
-has to be arrives with its headers, so that reading it takes no time. Hosts alternate, so that a host that occupies the
-lock delays mainly its own calls. While other callers wait, the time limit is short. Belongs to the event loop.
+unauthenticated callers is therefore limited by reading only one of their messages at a time. A message within the limit
+for such callers arrives together with its headers, so that reading it takes no time. Hosts alternate, so that a host
+that occupies the lock delays mainly its own calls. While other callers wait, the time limit is short. Belongs to the
+event loop.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def options(largest: int) -> Options:
         # slow uploads over gRPC on a local network; over long distances uploads use stripes.
         ("grpc.http2.lookahead_bytes", MAX_STRANGER_BYTES),
         ("grpc.http2.bdp_probe", 0),
-        # Compressed requests end with UNIMPLEMENTED before they are decompressed; bit 0 stands for identity.
+        # Compressed requests end with UNIMPLEMENTED before they are decompressed; bit 0 is the encoding `identity`.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.per_message_decompression", 0),
     )

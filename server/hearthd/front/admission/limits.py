@@ -27,7 +27,7 @@ class CredentialSource(enum.Enum):
     LOGIN = enum.auto()
     """Like `HEADERS`, but not a session's token, because the call opens a session."""
     SESSION = enum.auto()
-    """The headers, or a session's token in the first message, which then has to be short."""
+    """The headers, or a session's token in the first message, which must then be short."""
     NONE = enum.auto()
     """The method needs no credential."""
 

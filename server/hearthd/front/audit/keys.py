@@ -21,7 +21,7 @@ _SEAL = re.compile(rb',"mac":"([0-9a-f]{64})"\}$')
 
 
 class KeyFileError(Exception):
-    """A key file cannot be used. The text is one line for the person who configured it."""
+    """A key file cannot be used. The text is one line for the operator."""
 
 
 class AuditKey(NamedTuple):

@@ -32,7 +32,7 @@ ROTATED = "rotated"
 
 
 class AuditError(Exception):
-    """The log cannot be opened. The text is one line for the person who configured it."""
+    """The log cannot be opened. The text is one line for the operator."""
 
 
 class LogFile:
@@ -55,7 +55,7 @@ class LogFile:
         self._torn = False
         """True if the file ends in the middle of a line, because a write was interrupted."""
         self._gap: dict[str, Any] = {}
-        """Fields for the next line which say that anchored entries are missing."""
+        """Fields for the next line, which report that anchored entries are missing."""
 
     @property
     def entries(self) -> int:

@@ -52,7 +52,7 @@ class Verification:
     anchored: int = 0
     """The number of the last entry that matches an anchor. 0: none does."""
     continues: bool = False
-    """True if the last line says that the log continues in another file."""
+    """True if the last line reports that the log continues in another file."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -67,7 +67,7 @@ def verify(
 ) -> Verification:
     """Verifies the lines of a log, or of several consecutive files.
 
-    `strict`: from the first signed line on, every line has to be signed by one of `keys`. Otherwise unknown keys are
+    `strict`: from the first signed line on, every line must be signed by one of `keys`. Otherwise unknown keys are
     only listed.
     """
     return _Check(keys, anchors, strict).run(lines)

@@ -36,7 +36,7 @@ _CREDENTIAL_KEYS = frozenset((AUTHORIZATION, TICKET, SESSION))
 _WINDOW_S = 60.0
 _MAX_PEERS = 1024
 _MAX_DELAYED = 64
-"""Maximum number of responses that are delayed at once. Further ones are sent at once, which costs the daemon less."""
+"""Maximum number of responses that are delayed concurrently. Further ones are sent without delay, which costs less."""
 
 
 class AuthFailures:

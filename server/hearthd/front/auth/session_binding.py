@@ -1,8 +1,8 @@
 """Session binding (sessions bound to the credential that opened them), and checks of client certificates.
 
 A session's token alone is sufficient to use the session, so that a client can reconnect over another connection. If
-`sessions.bind` is set, the token is refused together with another credential than the one that opened the session. A
-session that was opened with a certificate is refused on connections without that certificate, so that a stolen token is
+`sessions.bind` is set, the token is refused with any credential other than the one that opened the session. A session
+that was opened with a certificate is refused on connections without that certificate, so that a stolen token is
 useless.
 """
 

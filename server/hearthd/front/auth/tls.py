@@ -56,7 +56,7 @@ class ServerCertificates:
     def grpc(self) -> grpc.ServerCredentials:
         """Returns the credentials for gRPC, whose certificate can change while the server runs.
 
-        Clients have to show a certificate if `client_ca` is set.
+        Clients must show a certificate if `client_ca` is set.
         """
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._renewed_configuration, require_client_authentication=self._client_ca is not None

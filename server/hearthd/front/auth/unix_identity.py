@@ -2,7 +2,7 @@
 
 gRPC does not report the process at the other end of a connection, but the kernel does. On a second socket,
 `hearth-identity.sock` in the directory of `hearth.sock`, the daemon sends a ticket to each client that connects: one
-line of text that stands for the user and groups that the kernel reports (SO_PEERCRED, SO_PEERGROUPS). The client shows
+line of text that identifies the user and groups that the kernel reports (SO_PEERCRED, SO_PEERGROUPS). The client shows
 the ticket in the metadata of one call (`hearth-ticket`), which redeems it. A ticket is valid for some seconds. The
 daemon reads nothing from the client.
 """

@@ -20,7 +20,7 @@ COPY = {"transport": "copy"}
 
 @dataclass
 class Communicator:
-    """A communicator of one sequence of locations. Its ranks have to join before it runs operations."""
+    """A communicator of one sequence of locations. Its ranks must join before it runs operations."""
 
     id: str
     """Unique across daemons."""

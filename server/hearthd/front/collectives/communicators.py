@@ -53,7 +53,7 @@ class Communicators:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` has to be called next."""
+        """The time at which `expire` must be called next."""
         waiting = [comm for comm in self._by_id.values() if not comm.is_ready]
         if not waiting:
             return None

@@ -28,7 +28,7 @@ class Coordinator:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` has to be called. At that time there may be nothing to expire yet."""
+        """The time at which `expire` must be called. At that time there may be nothing to expire yet."""
         deadlines = (self.matcher.deadline, self.communicators.deadline)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -42,8 +42,8 @@ class Coordinator:
     ) -> list[DeviceMessage]:
         """Handles a rank's part in an operation, or in `count` consecutive operations.
 
-        Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
-        `body` is not a valid `present` message.
+        Each of several operations is ordered after the previous one. Raises KeyError, TypeError or ValueError if `body`
+        is not a valid `present` message.
         """
         messages: list[DeviceMessage] = []
         released = self.matcher.order.released

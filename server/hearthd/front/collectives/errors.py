@@ -94,8 +94,7 @@ def mismatch(key: MatchKey, difference: Mismatch) -> Refusal:
     if difference.pair is not None:
         sender, receiver, requested, expected = difference.pair
         problem = (
-            f"what {key.rank_name(sender)} sends, {requested!r}, is not what {key.rank_name(receiver)} receives from "
-            f"it, {expected!r}"
+            f"{key.rank_name(sender)} sends {requested!r}, but {key.rank_name(receiver)} receives {expected!r} from it"
         )
         fix = "Receive each send on its peer, in the same order, with the same count and dtype."
     elif not majority:

@@ -202,7 +202,7 @@ def _line(entry: RecordedOperation) -> str:
     if entry.launched:
         words.append(f"launched after {_format_ms(entry.launched - first)}")
     if entry.finished:
-        words.append(f"{'over' if entry.error else 'finished'} after {_format_ms(entry.finished - first)}")
+        words.append(f"{'ended' if entry.error else 'finished'} after {_format_ms(entry.finished - first)}")
     line = ", ".join(words) + (f" ({entry.error})" if entry.error else "")
     return line if len(line) <= _LINE else line[: _LINE - 3] + "..."
 

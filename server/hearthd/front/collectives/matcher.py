@@ -38,7 +38,7 @@ class MatchFailure(NamedTuple):
 
 
 def fail_message(key: MatchKey, presentation: Presentation, refusal: Refusal) -> DeviceMessage:
-    """Returns the message that tells one rank that its operation will not run."""
+    """Returns the message that notifies one rank that its operation will not run."""
     return DeviceMessage(
         presentation.location,
         {"op": "fail", "channel": presentation.channel, **key.address(), "status": to_text(refusal)},
@@ -46,7 +46,7 @@ def fail_message(key: MatchKey, presentation: Presentation, refusal: Refusal) ->
 
 
 def fail_messages(match: Match, refusal: Refusal) -> list[DeviceMessage]:
-    """Returns the messages that tell every rank that has presented that the operation will not run."""
+    """Returns the messages that notify every rank that has presented the operation that it will not run."""
     return [fail_message(match.key, presentation, refusal) for _, presentation in sorted(match.presentations.items())]
 
 
@@ -63,7 +63,7 @@ class Matcher:
         self._recorder = recorder
         self.order = order
         self.pending: dict[MatchKey, Match] = {}
-        """Operations that wait for ranks, and complete operations that are held behind others."""
+        """Operations that wait for ranks, and complete operations that wait for others."""
         self.failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
         """Failed operations that are remembered, by owner."""
         self._next_expiry = math.inf
@@ -76,7 +76,7 @@ class Matcher:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` has to be called; nothing expires before.
+        """The time at which `expire` must be called; nothing expires before.
 
         The time may be too early, because an exact one would take a check of all pending operations.
         """
@@ -85,7 +85,7 @@ class Matcher:
     def present_run(
         self, key: MatchKey, rank: int, location: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
-        """Handles one rank's part in `count` operations, each of which is ordered behind the previous one.
+        """Handles one rank's part in `count` operations, each of which is ordered after the previous one.
 
         Yields for each operation the messages to send, and the operation if it is complete and all ranks match.
 
@@ -146,7 +146,7 @@ class Matcher:
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
         """Handles the withdrawal of a rank.
 
-        The other ranks cannot run the operation either; they get a refusal at once, or when they present.
+        The other ranks cannot run the operation either; they get a refusal immediately, or when they present.
         """
         withdrawal = errors.withdrawn(key, rank, refusal)
         match = self.pending.get(key)

@@ -1,9 +1,9 @@
 """The order of complete operations: an operation may have to wait until others have been launched.
 
-A rank presents a sequence of operations at once, each with the operations that must run before it on that rank. An
-operation that is complete, but ordered behind another one on some rank, could not start there yet. If it were launched
-now, it would block the operations behind it on every rank. It is therefore held until all operations before it have
-been launched or have failed.
+A rank presents several operations in advance, each with the operations that must run before it on that rank. An
+operation that is complete, but ordered after another one on some rank, could not start there yet. If it were launched
+now, it would block the operations queued after it on every rank. It is therefore held until all operations before it
+have been launched or have failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CollectiveOrder:
 
     def __init__(self) -> None:
         self._open: dict[MatchKey, set[MatchKey]] = {}
-        """Operations that have neither been launched nor failed, each with the operations that are held behind it."""
+        """Operations that have neither been launched nor failed, each with the operations that wait for it."""
         self._held: dict[MatchKey, set[MatchKey]] = {}
         """Held operations, each with the operations for which it waits."""
         self.released: deque[MatchKey] = deque()
@@ -39,7 +39,7 @@ class CollectiveOrder:
     def hold(self, key: MatchKey, predecessors: Iterable[MatchKey]) -> bool:
         """Marks an open operation as complete.
 
-        Returns True if it is held, because operations of `predecessors` have to be launched first.
+        Returns True if it is held, because operations of `predecessors` must be launched first.
         """
         blockers = {blocker for blocker in predecessors if blocker in self._open and blocker != key}
         if not blockers:

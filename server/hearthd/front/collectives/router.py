@@ -138,8 +138,8 @@ class CollectiveRouter:
     def present(self, key: MatchKey, rank: int, location: RankLocation, body: dict[str, Any], count: int = 1) -> None:
         """Handles a rank's part in an operation, or in `count` consecutive operations.
 
-        Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
-        `body` is not a valid `present` message.
+        Each of several operations is ordered after the previous one. Raises KeyError, TypeError or ValueError if `body`
+        is not a valid `present` message.
         """
         now = self._now()
         messages = self.coordinator.present(key, rank, location, body, now, count)

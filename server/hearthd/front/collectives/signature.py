@@ -1,7 +1,7 @@
 """Compares the ranks' requests for one collective operation, and finds the rank that differs.
 
 Pure. Each rank has a list of operations, which run as one: dicts with `kind`, `count`, `dtype`, `reduce`, `root` and
-`peer`. Sends and receives are paired. Everything else has to be equal, in the same order, on every rank.
+`peer`. Sends and receives are paired. Everything else must be equal, in the same order, on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIELDS = {
     "scatter": ("count", "dtype", "root"),
     "barrier": (),
 }
-"""The fields, beside `kind`, that have to be equal on all ranks."""
+"""The fields, in addition to `kind`, that must be equal on all ranks."""
 
 _EVERY_FIELD = ("count", "dtype", "reduce", "root")
 

@@ -1,4 +1,4 @@
-"""Accept loops over listening sockets, for listeners that have to count connections from the first byte on.
+"""Accept loops over listening sockets, for listeners that must count connections from the first byte on.
 
 `asyncio.Server` reports a connection only after the TLS handshake. Belongs to the event loop.
 """

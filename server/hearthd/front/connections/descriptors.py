@@ -37,8 +37,8 @@ class DescriptorBudget(NamedTuple):
     shares: dict[str, int]
     """Maximum number of connections of each listener."""
     needed: int
-    """The lowest limit that leaves enough connections for clients, including the number that the configuration asks
-    for."""
+    """The lowest limit that leaves enough connections for clients, including the number that the configuration
+    requests."""
 
     @property
     def is_too_low(self) -> bool:
@@ -53,7 +53,7 @@ def budget(limit: int, used: int, devices: int, requested: int = 0) -> Descripto
         limit: number of descriptors that the process may have.
         used: number of descriptors that it has open before it listens.
         devices: maximum number of device processes.
-        requested: connections of a listener that the configuration asks for; 0: as many as fit.
+        requested: connections of a listener that the configuration requests; 0: as many as fit.
     """
     reserved = used + RESERVE + DEVICE * devices
     available = max(0, limit - reserved)

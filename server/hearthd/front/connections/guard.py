@@ -65,7 +65,7 @@ class ConnectionGuard:
     ) -> None:
         """Creates the guard.
 
-        `requires_credential` returns True if calls have to show a credential, which is the case if there are tenants.
+        `requires_credential` returns True if calls must show a credential, which is the case if there are tenants.
         """
         self.limits = limits
         self.penalties = Penalties()

@@ -4,7 +4,7 @@ A peer that floods reconnects as soon as its connection is closed, and each conn
 before the guard's next scan. Therefore the kernel drops the data of a penalized peer's new connections
 (`socket_filter`) until they are admitted; gRPC accepts them but reads nothing. Admitting one connection every
 `ADMISSION_INTERVAL` seconds bounds the cost, whatever the number of peers and connections. A tenant at a penalized
-address has to wait too, and its host then sends the data again, which takes some tenths of a second. Earlier
+address must wait too, and its host then sends the data again, which takes some tenths of a second. Earlier
 connections are not affected.
 """
 

@@ -1,7 +1,8 @@
 """Limits on the connections of one listener: in total, of strangers, and of strangers of one peer.
 
 A stranger is a connection that has shown no accepted credential. Pure, except for time limits, which use the running
-event loop. Every listener that accepts connections itself has one `ConnectionLimiter`. An asyncio protocol uses it so:
+event loop. Every listener that accepts connections itself has one `ConnectionLimiter`. An asyncio protocol uses it as
+follows:
 
 >>> class Protocol(asyncio.Protocol):
 ...     def connection_made(self, transport):
@@ -152,7 +153,7 @@ class ConnectionLimiter:
         return LimiterView(frozenset(self._slots), dict(self._by_peer), strangers)
 
     def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """Returns a slot for a new connection; None if the connection has to be closed at once.
+        """Returns a slot for a new connection; None if the connection must be closed immediately.
 
         May drop a stranger to make room.
 

@@ -61,7 +61,7 @@ class ConnectionLimits:
     ) -> None:
         """Creates the limits.
 
-        `requires_credential` returns True if calls have to show a credential, which is the case if there are tenants.
+        `requires_credential` returns True if calls must show a credential, which is the case if there are tenants.
         """
         self.settings = settings
         self.counts = ConnectionCounts(registry)
@@ -81,7 +81,7 @@ class ConnectionLimits:
 
     def limiter(self, listener: str) -> ConnectionLimiter:
         """Creates the limiter of a listener, by its name in metrics: call, lanes, stripes, identity or peers."""
-        # These connections show a credential within a second or are closed, and clients open several at once.
+        # These connections show a credential within a second or are closed, and clients open several at the same time.
         limiter = ConnectionLimiter(
             listener,
             self.counts,
@@ -176,7 +176,7 @@ class ConnectionLimits:
             self.guard.charge(connection, FAILED_COST)
 
     def note_probe(self) -> None:
-        """Notes that the running call asks for something that needs no credential."""
+        """Notes that the running call needs no credential."""
         connection = current_connection()
         if isinstance(connection, str) and connection:
             self.guard.charge(connection)

@@ -43,7 +43,7 @@ def credentials_of(connection: Any) -> tuple[int, int, int]:
 
 
 def process_of(connection: Any) -> tuple[int, int] | None:
-    """Returns the pid at the other end of a Unix socket, and a pidfd of the process, which the caller has to close.
+    """Returns the pid at the other end of a Unix socket, and a pidfd of the process, which the caller must close.
 
     The process is the one that connected. Returns None if it has ended, if the kernel gives no pid (a process of
     another pid namespace) or no pidfd, and if descriptors are scarce: more than half of the limit are open.

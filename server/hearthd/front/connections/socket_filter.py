@@ -71,7 +71,7 @@ def program(peers: Iterable[str]) -> list[Instruction]:
         ipv6.append(Instruction(RETURN, DROP))
     accept = Instruction(RETURN, PASS)
     return [
-        # Loads the length of the data behind the TCP header into the accumulator.
+        # Loads the length of the data after the TCP header into the accumulator.
         Instruction(LOAD_BYTE, 12),
         Instruction(AND, 0xF0),
         Instruction(SHIFT_RIGHT, 2),

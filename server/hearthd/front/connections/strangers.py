@@ -52,7 +52,7 @@ class UnauthenticatedConnection:
     grpc_peer: str = ""
     """gRPC's name of the peer, once a call on the connection has shown an accepted credential."""
     closed: bool = False
-    """True once the connection was shut down. gRPC has still to close its descriptor."""
+    """True once the connection was shut down. gRPC must still close its descriptor."""
     held: bool = False
     """True while the kernel drops the data of the connection, until it is admitted; see `holding`."""
     bytes: int = 0

@@ -104,7 +104,7 @@ class Access:
 
     @property
     def public_socket(self) -> bool:
-        """True if other users of this host may connect to the Unix sockets. They have to show a credential."""
+        """True if other users of this host may connect to the Unix sockets. They must show a credential."""
         return self.auth.directory.by_user or self._config.listen.unix_access == "all"
 
     def peers(self, admit: Admit) -> PeerPort:

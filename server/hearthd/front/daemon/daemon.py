@@ -175,7 +175,7 @@ class Daemon:
         return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
 
     async def run(self) -> None:
-        """Serves until a signal arrives. The first SIGTERM or SIGINT drains, the second stops at once."""
+        """Serves until a signal arrives. The first SIGTERM or SIGINT drains, the second stops immediately."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

@@ -9,7 +9,7 @@ IDLE_S = 5.0
 MIN_GROWTH_BYTES = float(8 << 20)
 """Growth, in bytes, above the least memory so far from which trimming is worthwhile."""
 SETTLE_S = 3.0
-"""Time, in seconds, without further growth after which a burst of traffic counts as over."""
+"""Time, in seconds, without further growth after which a burst of traffic counts as ended."""
 PEAK_GROWTH_BYTES = float(1 << 20)
 """Growth of the peak, in bytes, that counts as further growth. A session at work always moves the peak by a few
 pages."""
@@ -42,7 +42,7 @@ class HeapTrimming:
         self._interval = MIN_INTERVAL_S
 
     def is_due(self, sessions: int, memory: float, now: float) -> bool:
-        """Returns True if the heap has to be trimmed now.
+        """Returns True if the heap must be trimmed now.
 
         Args:
             sessions: present number of sessions. A session that opens and closes between two calls leaves little

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 
 _TICK = 2.0
-"""Interval between checks, in seconds. uvloop reserves SIGCHLD, and a zombie takes up nothing but its pid."""
+"""Interval between checks, in seconds. uvloop reserves SIGCHLD, and a zombie uses only its pid."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -22,8 +22,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def reap(excluded: Collection[int]) -> None:
     """Reaps every child that has ended, except for `excluded`, for which other code waits.
 
-    If a child of `excluded` has ended, the children behind it are reaped at a later call, because the system shows them
-    only afterwards.
+    If a child of `excluded` has ended, the system reports the remaining children only after it has been reaped, so they
+    are reaped at a later call.
     """
     while True:
         try:

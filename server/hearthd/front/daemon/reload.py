@@ -44,7 +44,7 @@ class Reloader:
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Starts a reload: at once, after the reload that is under way, or when the daemon is ready."""
+        """Starts a reload: immediately, after the reload that is under way, or when the daemon is ready."""
         self._requested = True
         if self._is_ready and self._task is None:
             self._task = asyncio.create_task(self._run(), name="reload")

@@ -17,21 +17,21 @@ from hearthd.front.config.tenants import TenantSettings
 Path = tuple[str, ...]
 
 RELOADABLE: dict[str, str] = {
-    "tenants": "at once; sessions whose credential was removed, or now belongs to another tenant, end (see "
+    "tenants": "immediately; sessions whose credential was removed, or now belongs to another tenant, end (see "
     "`config_changes`)",
     "drain_timeout": "for the next drain",
     "sessions.lease": "for sessions opened from then on",
     "sessions.max": "for sessions opened from then on",
-    "sessions.bind": "at once",
+    "sessions.bind": "immediately",
     "launch.timeout": "for sessions that begin on a device from then on",
-    "launch.load_timeout": "at once, for modules that wait already, too",
-    "log.level": "at once",
-    "log.format": "at once",
-    "auth.max_failures": "at once",
-    "auth.failure_delay": "at once",
+    "launch.load_timeout": "immediately, for modules that wait already, too",
+    "log.level": "immediately",
+    "log.format": "immediately",
+    "auth.max_failures": "immediately",
+    "auth.failure_delay": "immediately",
     "auth.ticket_lifetime": "for tickets given out from then on",
-    "http.hosts": "at once",
-    "http.metrics_on_loopback": "at once",
+    "http.hosts": "immediately",
+    "http.metrics_on_loopback": "immediately",
     "collectives.peers": "for groups joined from then on",
     "devices.start_timeout": "for processes started from then on",
     "devices.max_restarts": "at the next loss",
@@ -40,7 +40,7 @@ RELOADABLE: dict[str, str] = {
     **dict.fromkeys(
         ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
          "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
-         "overload.descriptors_critical"), "at once, also for the latest readings",
+         "overload.descriptors_critical"), "immediately, also for the latest readings",
     ),
 }  # fmt: skip
 """The time at which a change of each setting takes effect. The file of the audit log is opened again at every reload,

@@ -60,7 +60,7 @@ class Notifier:
         self.notify(f"READY=1\nSTATUS={text}")
 
     def reloading(self) -> None:
-        """Reports that the configuration is being read again; `reloaded` has to follow.
+        """Reports that the configuration is being read again; `reloaded` must follow.
 
         Supports Type=notify and Type=notify-reload (systemd 253), which needs the time.
         """

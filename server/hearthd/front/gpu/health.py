@@ -2,7 +2,7 @@
 
 A GPU with a fault is fenced; the other GPUs of its node continue to serve.
 
-A fault is a condition for which NVIDIA's documents ask for a reset of the GPU, a restart of the machine or a
+A fault is a condition for which NVIDIA's documents require a reset of the GPU, a restart of the machine or a
 replacement; work on such a GPU hangs, fails or computes wrong results. Xids caused by programs (13, 31, 43, 45, ...:
 for example an invalid pointer in a kernel) are not faults of the GPU: they end a device process, which is replaced.
 Newer drivers report the action that a GPU needs; for older ones Xids are used. Sources: "GPU memory error management"
@@ -35,7 +35,7 @@ RECOVERIES: Mapping[str, str] = MappingProxyType({
     "node_reboot": "restart the machine",
     "system_reboot": "restart the machine",
 })  # fmt: skip
-"""Actions that are necessary before the GPU can be used again. Other actions that a driver asks for can wait until work
+"""Actions that are necessary before the GPU can be used again. Other actions that a driver requests can wait until work
 has ended."""
 
 
@@ -48,12 +48,12 @@ def hardware_fault(reading: GpuReading, ignored: Mapping[int, int] = MappingProx
         return "the driver has lost the GPU; restart the machine"
     action = reading.recovery or ""
     if action in RECOVERIES:
-        return f"the driver asks for {action}: {RECOVERIES[action]}, then restart the device"
+        return f"the driver requests {action}: {RECOVERIES[action]}, then restart the device"
     for xid, text in FATAL_XIDS.items() if reading.recovery is None else ():
         if reading.xids.get(xid, 0) > ignored.get(xid, 0):
             return f"Xid {xid}: {text}; reset the GPU (nvidia-smi --gpu-reset) and restart the device"
     if reading.remap_failed:
-        return "rows of its memory could not be remapped; the GPU has to be replaced"
+        return "rows of its memory could not be remapped; the GPU must be replaced"
     return ""
 
 
@@ -61,7 +61,7 @@ def problems(reading: GpuReading) -> list[str]:
     """Returns the problems of a working GPU that an operator should know."""
     texts = []
     if reading.recovery not in (None, "none"):
-        texts.append(f"the driver asks for {reading.recovery}")
+        texts.append(f"the driver requests {reading.recovery}")
     if reading.remap_pending:
         texts.append("rows of its memory wait to be remapped, which a reset does")
     if reading.ecc_uncorrected:

@@ -42,7 +42,7 @@ class GpuReading:
     """True if a row will be replaced at the next reset."""
     remap_failed: bool | None = None
     recovery: str | None = None
-    """The action that the driver asks for, one of `RECOVERY`. None: the driver is too old to report one."""
+    """The action that the driver requests, one of `RECOVERY`. None: the driver is too old to report one."""
     throttling: Mapping[str, bool] = field(default_factory=dict)
     """True for each reason that reduces the clocks now, by reason."""
     xids: Mapping[int, int] = field(default_factory=dict)

@@ -91,7 +91,7 @@ class Acceptor:
         await self._accepting.stop()
 
     def close(self) -> None:
-        """Closes all connections at once."""
+        """Closes all connections immediately."""
         for connection in list(self._connections.values()):
             connection.displace()
 

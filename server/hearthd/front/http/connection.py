@@ -68,8 +68,8 @@ class Connection(asyncio.Protocol):
         self.peer = peer
         """The address of the client, for the log."""
         self.slot = slot
-        """The connection's slot in the limiter. It is proven while a request of an accepted caller is under way. A
-        reserved slot is served probes only."""
+        """The connection's slot in the limiter. It counts as authenticated while a request of an accepted caller is
+        under way. A reserved slot is served probes only."""
         self.user = user
         """The user of this host at the other end of a Unix socket. None: the client connected over TCP."""
         self._owner = owner
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
             self._limit_read_ahead()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends a wait in `piece` with `ConnectionResetError`, and tells the owner. Called by asyncio."""
+        """Ends a wait in `piece` with `ConnectionResetError`, and notifies the owner. Called by asyncio."""
         self._state = _State.CLOSING
         if self._timer is not None:
             self._timer.cancel()
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         return self._state is _State.CLOSING
 
     def displace(self) -> None:
-        """Closes the connection at once, even during its TLS handshake."""
+        """Closes the connection immediately, even during its TLS handshake."""
         self._state = _State.CLOSING
         if self._transport is not None:
             self._transport.abort()
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
 
     def _on_timeout(self) -> None:
         if self._received:
-            self._refuse(HeadError(408, "head_timeout", "The headers took too long.", "Send them at once."))
+            self._refuse(HeadError(408, "head_timeout", "The headers took too long.", "Send them without delay."))
             return
         if not self._has_served:
             self._owner.refuse("head_timeout", self.peer)

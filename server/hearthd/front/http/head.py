@@ -27,7 +27,7 @@ _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _START = re.compile(_TOKEN + rb"(?: |\Z)")
 _UNIQUE = (b"host", b"content-length", b"authorization", b"origin")
 _IGNORED = (b"upgrade", b"expect", b"http2-settings")
-"""Fields that ask for another protocol or for an interim response. They are ignored, as RFC 9110 allows."""
+"""Fields that request another protocol or an interim response. They are ignored, as RFC 9110 allows."""
 
 
 class HeadError(Exception):

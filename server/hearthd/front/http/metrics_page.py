@@ -30,7 +30,7 @@ class MetricsPages:
         self._viewers: dict[Tenant, _Viewer] = {}
 
     async def get(self, viewer: Tenant, accept: str) -> Page:
-        """Returns the page, restricted to what `viewer` may see, in the format that the Accept header asks for."""
+        """Returns the page, restricted to what `viewer` may see, in the format that the Accept header selects."""
         for idle in [idle for idle, pages in self._viewers.items() if pages.families.age > _EXPIRY_S]:
             self._viewers.pop(idle).close()
         pages = self._viewers.get(viewer)

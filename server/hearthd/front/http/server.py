@@ -161,7 +161,7 @@ class HttpServer:
 
     @property
     def _guarded(self) -> bool:
-        """True if requests have to show a credential."""
+        """True if requests must show a credential."""
         return not self._auth.directory.open
 
     @property

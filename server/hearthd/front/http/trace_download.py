@@ -150,8 +150,8 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
 def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
     """Starts the process through vfork, which `Popen` uses and uvloop does not.
 
-    A forked copy of this process, even if it executes another program at once, runs gRPC's fork handlers, which crash
-    if other threads are inside gRPC.
+    A forked copy of this process, even if it immediately executes another program, runs gRPC's fork handlers, which
+    crash if other threads are inside gRPC.
     """
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)

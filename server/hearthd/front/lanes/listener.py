@@ -1,4 +1,4 @@
-"""The Unix socket for lanes and segments, beside that of gRPC.
+"""The Unix socket for lanes and segments, in addition to that of gRPC.
 
 Clients on this host connect there to reach a device process directly.
 """

@@ -47,7 +47,7 @@ class StripePort(TicketPort):
     def reached_by(self, peer: str) -> Address:
         """Returns the address to which a client connects.
 
-        `peer` is gRPC's name of the client. An empty host stands for the host to which the client sends its calls.
+        `peer` is gRPC's name of the client. An empty host means the host to which the client sends its calls.
 
         Raises `UNSUPPORTED` if the port is not open, or the client cannot reach it.
         """
@@ -68,7 +68,7 @@ class StripePort(TicketPort):
 def reached_by(peer: str, listening: Address, grpc_host: str) -> Address:
     """Returns the address to which a client connects.
 
-    An empty host stands for the host to which the client sends its calls.
+    An empty host means the host to which the client sends its calls.
 
     `peer`: gRPC's name of the client; `listening`: the port's own address; `grpc_host`: the host on which gRPC listens.
     Raises `UNSUPPORTED` for a client on another host if the port listens on loopback.

@@ -1,4 +1,4 @@
-"""Open files that device processes send over the socket beside their link.
+"""Open files that device processes send over the socket that accompanies their link.
 
 Each file is sent together with the answer that announces it.
 """
@@ -42,7 +42,7 @@ class ExportedFiles:
     ) -> tuple[dict[str, Any], int]:
         """Sends an EXPORT request.
 
-        Returns its answer and the file, which the caller has to close. Raises the refusal in the answer, the loss of
+        Returns its answer and the file, which the caller must close. Raises the refusal in the answer, the loss of
         the device process, or INTERNAL if the file of `what` does not arrive.
         """
         number = self.next_number()

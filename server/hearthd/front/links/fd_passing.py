@@ -1,4 +1,4 @@
-"""Passing of file descriptors to and from one device process, over the socket beside its link."""
+"""Passing of file descriptors to and from one device process, over the socket that accompanies its link."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The link to one device process: frames over a socket, calls and their answers, and the frames of its channels.
 
-Reading never pauses: every queue behind it is bounded by a window or by credits, so that a slow client never blocks a
-device process. Writing has back-pressure through `drain`.
+Reading never pauses: every queue that it fills is bounded by a window or by credits, so that a slow client never blocks
+a device process. Writing has back-pressure through `drain`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from hearthd.front.sessions.session import Session
 log = structlog.get_logger("hearthd.link")
 
 _SMALL = 64 << 10
-"""Maximum size, in bytes, of a payload that is copied behind its header. Longer payloads are written without a copy."""
+"""Maximum size, in bytes, of a payload that is copied to the buffer of its header. Longer payloads are written without
+a copy."""
 _HIGH_WATER = 4 << 20
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _ANSWERS = (Kind.PONG, Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
@@ -97,7 +98,7 @@ class DeviceLink(asyncio.Protocol):
         self.device_memory = 0
         """Bytes of device memory that sessions may use, once the process is ready."""
         self.descriptors: Descriptors | None = None
-        """The socket beside the link, over which file descriptors are passed."""
+        """The socket over which file descriptors are passed, in addition to the link."""
         self._chunks = ChunkMemory()
         self._listeners: dict[int, list[Callable[[Frame], None]]] = {Kind.LANE_ENDED: [self._on_lane_ended]}
         self._handlers: dict[int, Callable[[Frame], None]] = {

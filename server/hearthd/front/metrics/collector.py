@@ -163,8 +163,8 @@ class Metrics:
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
         """Returns the page and its content type.
 
-        It is in OpenMetrics if the Accept header `accept` asks for it, otherwise in Prometheus's text format. Takes
-        some milliseconds for every thousand samples, and may be called in a thread.
+        It is in OpenMetrics if the Accept header `accept` selects it, otherwise in Prometheus's text format. Takes some
+        milliseconds for every thousand samples, and may be called in a thread.
         """
         encode, content_type = encoder_of(accept)
         return encode(_Families(families)), content_type
@@ -204,8 +204,8 @@ _SHARED_FAMILIES = frozenset(
 def _is_visible(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
     """Returns True if a sample may be shown to the viewer.
 
-    It has to be the viewer's own, or show no tenant's work, and be of a device that the viewer may use. Totals of all
-    tenants are not shown, because the activity of other tenants could be computed as a difference.
+    The sample must belong to the viewer or to no tenant, and to a device that the viewer may use. Totals of all tenants
+    are not shown, because the activity of other tenants could be computed as a difference.
     """
     allowed = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _SHARED_FAMILIES
     return allowed and ("device" not in labels or viewer.sees(int(labels["device"])))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 
 RELEASE = 0.9
-"""Fraction of a threshold below which the reading has to fall for its level to end."""
+"""Fraction of a threshold below which the reading must fall for its level to end."""
 HOLD_S = 2.0
-"""Time, in seconds, for which the reading has to stay below."""
+"""Time, in seconds, for which the reading must stay below."""
 
 
 class OverloadLevel(enum.IntEnum):
@@ -24,8 +24,8 @@ class OverloadLevel(enum.IntEnum):
 class Trigger:
     """The level of one resource.
 
-    It rises at once. It falls one step at a time, when the reading has stayed well below the threshold for some time,
-    so that a reading that oscillates around a threshold changes the level only once.
+    It rises immediately. It falls one step at a time, when the reading has stayed well below the threshold for some
+    time, so that a reading that oscillates around a threshold changes the level only once.
     """
 
     def __init__(self, elevated: float, critical: float) -> None:

@@ -60,7 +60,7 @@ class PeerConnector:
                     return await self._try_address(address, pin, hello, deadline)
                 except PeerNotAllowed:
                     forbidden.append(address)
-                    if address.numeric:  # an IP address; no name was looked up, so no time has to pass
+                    if address.numeric:  # an IP address; no name was looked up, so no delay is needed
                         continue
                 except PeerLost:
                     pass

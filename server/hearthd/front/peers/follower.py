@@ -91,7 +91,7 @@ class Follower(GroupMembership):
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Sends the operation to the coordinator.
 
-        The operation fails if no answer arrives within its timeout plus the answer margin. It fails at once if the
+        The operation fails if no answer arrives within its timeout plus the answer margin. It fails immediately if the
         group has ended, or the batch does not fit into a frame.
         """
         sequence = int(body["sequence"])
@@ -117,7 +117,7 @@ class Follower(GroupMembership):
             self.fail(link, channel, sequence, refusal)
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
-        """Tells the coordinator, and no longer waits for an answer. Does nothing if the group has ended."""
+        """Notifies the coordinator, and no longer waits for an answer. Does nothing if the group has ended."""
         if self.end_reason is not None:
             return
         fields = parse_withdraw(self.id, body)
@@ -138,7 +138,7 @@ class Follower(GroupMembership):
     def on_process_lost(self, link: DeviceLink, cause: str) -> None:
         """Forgets the process's operations and communicators.
 
-        Tells the coordinator, if the process took part in the group.
+        Notifies the coordinator, if the process took part in the group.
         """
         process = (link.ordinal, link.generation)
         took_part = any(key[:2] == process for key in self._presented) or any(
@@ -221,7 +221,7 @@ class Follower(GroupMembership):
             return
         rank, index = self.ranks[process[0]], parse_unsigned(body["index"])
         operation = self._pop_pending(key)
-        if operation is None:  # given up here: the process reports that it misses the operation, for which others wait
+        if operation is None:  # it failed here before; the process reports that it missed it, as others wait for it
             self._ignore("go", process)
         else:
             self._record.record_launch(name, process, rank, key[2], index)
@@ -288,7 +288,7 @@ class Follower(GroupMembership):
         self.end(group_ended(self.id, f"the daemon of node 0, which coordinates it, was lost: {cause}"))
 
     def leave(self, cause: str) -> None:
-        """Tells the coordinator, which ends the group on all nodes, and ends it here."""
+        """Notifies the coordinator, which ends the group on all nodes, and ends it here."""
         self._peer.close({"t": "leave", "why": cause[:1000]})
         self.end(group_ended(self.id, f"node {self.node} has left it: {cause}"))
 

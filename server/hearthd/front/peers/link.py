@@ -2,7 +2,7 @@
 
 Each side sends a message at least every `HEARTBEAT` seconds, and ends the link if it receives nothing for `SILENCE`
 seconds. The unsent data is bounded: a peer that does not read is disconnected, so that it cannot block or fill a daemon
-that serves others. If a peer sends more than can be processed beside other work, reading is slowed down.
+that serves others. If a peer sends more than can be processed without delaying other work, reading is slowed down.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class PeerLink(asyncio.Protocol):
     # ---- end ----
 
     def abort(self, reason: str) -> None:
-        """Aborts the link at once."""
+        """Aborts the link immediately."""
         if not self.end_reason:
             log.warning("peer_cut", peer=self.peer, why=reason)
         self._end(reason)

@@ -31,7 +31,7 @@ REBUILD = "Leave the group and rebuild it from the devices that are available: c
 MAX_SECONDS = 366 * 86400.0
 """Maximum timeout in seconds. Longer timeouts are reduced to this value."""
 MAX_BEHIND = 1024
-"""Maximum number of operations that an operation may be ordered behind."""
+"""Maximum number of operations that an operation may be ordered after."""
 MAX_TEXT = 1000
 MAX_DETAILS = 16
 """Maximum number of details of a refusal."""
@@ -68,14 +68,14 @@ class GroupMembership(ABC):
             )
 
     def announce_leave(self) -> None:
-        """Tells the session's processes that the session has left the group."""
+        """Notifies the session's processes that the session has left the group."""
         for device in self.ranks:
             channel = self.session.channels.get(device)
             if channel is not None and channel.alive:
                 send_collective(channel.link, {"op": "ungroup", "channel": channel.number, "group": self.id})
 
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
-        """Tells a device process that an operation of the session fails."""
+        """Notifies a device process that an operation of the session fails."""
         self.answer("fail", link, channel, sequence, {"status": to_text(refusal)})
 
     def answer(self, op: str, link: DeviceLink, channel: int, sequence: int, fields: Body) -> None:

@@ -188,8 +188,8 @@ async def connect(
                 lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
             )
     except TimeoutError:
-        link.abort("no answer came")
-        raise PeerLost(f"no answer came within {time_limit:.3g} s") from None
+        link.abort("no answer arrived")
+        raise PeerLost(f"no answer arrived within {time_limit:.3g} s") from None
     except (OSError, UnicodeError) as error:
         link.abort("it could not be reached")
         raise PeerLost(_describe_error(error, bool(pin))) from None

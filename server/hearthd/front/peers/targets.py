@@ -38,7 +38,7 @@ class PeerTargets:
     """The peers to which this daemon may connect. Belongs to the event loop. Must be closed."""
 
     def __init__(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
-        """Creates the targets. `auto`: the networks that `"auto"` stands for."""
+        """Creates the targets. `auto`: the networks that `"auto"` means."""
         self.change(peers, auto)
         self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
 
@@ -53,10 +53,10 @@ class PeerTargets:
         return cls(config.collectives.peers, auto_networks(config))
 
     async def resolve(self, address: Address) -> list[Address]:
-        """Returns the numeric addresses for which `address` stands and to which this daemon may connect.
+        """Returns the numeric addresses of `address` to which this daemon may connect.
 
-        Empty: there are none, or the name is unknown. A session must not learn which, because it could otherwise query
-        the names of the daemon's network.
+        Empty: there are none, or the name is unknown. A session must not learn which of the two applies, because it
+        could otherwise query the names of the daemon's network.
         """
         resolved = [ip for ip in await self._lookup(address.host) if not (ip.is_unspecified or ip.is_multicast)]
         entries = [entry for entry in self._entries if entry.port in (0, address.port)]
@@ -89,7 +89,7 @@ class PeerTargets:
 
 
 def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
-    """Returns the networks that `"auto"` stands for.
+    """Returns the networks that `"auto"` means.
 
     The header of `hearthd.front.config.peer_targets` gives the reasons.
     """

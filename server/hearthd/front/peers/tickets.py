@@ -73,7 +73,7 @@ def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
     if missing:
         raise _invalid_members(
             f"The members' nodes are {', '.join(map(str, sorted(nodes)))}; node {missing[0]} has no member",
-            "nodes counted from 0, the daemon that is asked to create the group, without a gap",
+            "nodes counted without a gap from 0, which is the daemon that creates the group",
             max(nodes),
         )
     return checked
@@ -212,7 +212,7 @@ def invalid_ticket() -> Refusal:
     """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,
-        "The ticket is not valid for any group of the daemon that was asked: the group has ended or never existed, "
+        "The ticket is not valid for any group of its daemon: the group has ended or never existed, "
         "or the secret is wrong.",
         fix="Create the group again with CreateGroup, and pass on the ticket that it returns, unchanged.",
     )

@@ -39,7 +39,7 @@ class MemoryGrants:
     ) -> int | None:
         """Waits for room for one more process, and returns its initial limit in bytes; None: all memory of the device.
 
-        Calls `on_wait` if there is no room at once. `serves_tenant` is False for a vacant process, which gets no grant.
+        Calls `on_wait` if there is no room yet. `serves_tenant` is False for a vacant process, which gets no grant.
         """
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, serves_tenant=serves_tenant)

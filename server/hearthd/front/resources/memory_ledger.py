@@ -6,7 +6,7 @@ sizes are in bytes.
 A process may hold the memory that it was granted. A grant stays booked until the process has confirmed a lower limit.
 At every moment the sum of all grants, plus the memory of the processes' contexts, is thus at most the device's memory.
 
-- A process that is the only one to use memory is granted all of it, and never has to ask.
+- A process that is the only one to use memory is granted all of it, and sends no requests.
 - Otherwise processes start without a grant, and ask when an allocation does not fit. They are granted whole slabs while
   enough memory is free, otherwise exactly the bytes that they need. If too little is free, other processes are asked to
   give back memory that they hold but do not use. Requests are served in order, and each is answered.
@@ -210,7 +210,7 @@ class MemoryLedger:
         return limits
 
     def next_decision_at(self, now: float) -> float | None:
-        """Returns the time at which `decide` has to be called if no event happens before; None: not at all."""
+        """Returns the time at which `decide` must be called if no event happens before; None: not at all."""
         if not (self._demands or self._entering):
             return None
         times = [holder.answer_deadline for holder in self._holders.values() if holder.unconfirmed is not None]
@@ -223,7 +223,7 @@ class MemoryLedger:
         holder = self._holders[demand.process]
         admitted = [other for other in self._holders.values() if other.admitted]
         if not self.total and admitted:
-            return False  # the first process has to report the size of the memory
+            return False  # the first process must report the size of the memory
         if self.total and holder.overhead > self.free:
             if now >= demand.retry_at and not self._reclaim(demand, holder.overhead - self.free, now, limits):
                 demand.reclaimed_from.clear()
@@ -236,7 +236,7 @@ class MemoryLedger:
         return True
 
     def _serve(self, demand: LedgerRequest, now: float, limits: list[ProcessLimit]) -> bool:
-        """Grants or denies a request. Returns False if it has to wait for an answer of another process."""
+        """Grants or denies a request. Returns False if it must wait for an answer of another process."""
         holder = self._holders[demand.process]
         if holder.unconfirmed is not None:
             return True  # decided later, because the limit that is on its way may be sufficient
@@ -304,7 +304,7 @@ class MemoryLedger:
     def _send_limit(
         self, holder: MemoryHolder, limit: int, now: float, limits: list[ProcessLimit], granted: bool = False
     ) -> None:
-        """Sends a limit to a process. An increase is booked at once, a decrease when the process has confirmed it."""
+        """Sends a limit to a process. An increase is booked immediately, a decrease when the process confirms it."""
         holder.unlimited = False
         holder.reserved = max(holder.reserved, limit)
         holder.unconfirmed, holder.answer_deadline = limit, now + ANSWER_TIMEOUT

@@ -2,10 +2,10 @@
 
 A GPU gives its processes time slices regardless of weights. The front therefore decides which process may submit work,
 by deficit round robin (`hearthd.shared.deficit_round_robin`) over the time in which processes had work on the device:
-tenants by weight, and the processes of one tenant equally. The front tells a process whether it may submit work
+tenants by weight, and the processes of one tenant equally. The front notifies a process whether it may submit work
 (`TURN`); the process reports whether it has any (`BUSY`).
 
-- An idle process that gets work may start at once if it has credit, and may continue for `OVERLAP_S` while another
+- An idle process that gets work may start immediately if it has credit, and may continue for `OVERLAP_S` while another
   process holds the time slice. Alternating launches and waits are thus not delayed. Afterwards the process needs the
   time slice.
 - A time slice begins when the work of the previous holder has left the device, or has kept other processes waiting for
@@ -44,7 +44,7 @@ MIN_CHECK_S = 0.001
 
 MAY, ALONE, AWAITED = 1, 2, 4
 """Flags of TURN. MAY: the process may submit work. ALONE: it is alone and need not report any more. AWAITED: other
-processes wait for it, so it has to report at once when it has no work."""
+processes wait for it, so it must report immediately when it has no work."""
 
 WANTS, WORKS = 1, 2
 """Flags of BUSY. WANTS: the process has work. WORKS: some of it is on the device."""
@@ -86,7 +86,7 @@ class DeviceTimeSlices(Generic[K]):
         self._now = 0.0
         self._holder: K | None = None
         self.advance_at: float | None = None
-        """The time at which `advance` has to be called if nothing happens before."""
+        """The time at which `advance` must be called if nothing happens before."""
 
     def __len__(self) -> int:
         return len(self._processes)

@@ -1,8 +1,8 @@
 """OpenBulk: tickets for connections that carry bulk data directly to the device process of a channel.
 
 On the same host, one connection shares segments of memory (`SEGMENT` in `hearth_proto.frames`). Over TCP, several
-connections carry a transfer's bytes in stripes. Commands say which bytes are read and written there, and are checked
-together with them.
+connections carry a transfer's bytes in stripes. Commands name the bytes that are read and written there, and are
+checked together with them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BulkLimits:
 
 @dataclass(frozen=True)
 class BulkConnection:
-    """The object that a ticket stands for: one connection to be handed to the device process of `channel`."""
+    """The object that a ticket identifies: one connection to be handed to the device process of `channel`."""
 
     session: Session
     channel: Channel

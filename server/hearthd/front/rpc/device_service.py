@@ -284,7 +284,7 @@ class DeviceService:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"The command to put into effect is {command.WhichOneof('kind') or 'empty'} with request number "
-                f"{command.request}; it has to be a Cancel with a request number.",
+                f"{command.request}; it must be a Cancel with a request number.",
                 fix="Send the Cancel in a batch of Execute, and the same command in this call.",
                 fields=["command.cancel", "command.request"],
             )

@@ -1,6 +1,6 @@
 """Eager coroutine: runs its first step when it is created, and the remaining steps in the task that awaits it.
 
-A message is thus sent at once, without waiting until the event loop runs a task. The work that follows the sending
+A message is thus sent immediately, without waiting until the event loop runs a task. The work that follows the sending
 still belongs to a task, with its errors and its cancellation.
 """
 

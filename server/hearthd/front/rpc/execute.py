@@ -33,7 +33,7 @@ _ACK_DELAY = 0.005
 acknowledgement ends the delay. Each message costs both sides a wake-up, and clients wait for results rather than
 acknowledgements."""
 _CLOSE_TIMEOUT = 5.0
-"""Time, in seconds, for a client to read queued responses when its stream has to end."""
+"""Time, in seconds, for a client to read queued responses when its stream must end."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ExecuteAttachment:
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:
-        """Writes the response at once if nothing is queued or being written, otherwise queues it.
+        """Writes the response immediately if nothing is queued or being written, otherwise queues it.
 
         Ends the stream if the client leaves too many responses unread or unacknowledged.
         """
@@ -185,7 +185,7 @@ class ExecuteAttachment:
         self._wake_writer()
 
     def displace(self) -> None:
-        """Ends the stream at once with `HANDLE_IN_USE`. Queued responses are dropped."""
+        """Ends the stream immediately with `HANDLE_IN_USE`. Queued responses are dropped."""
         self._queued.clear()
         self._close_timeout = 0.0
         self.on_lost(

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from hearthd.front.connections.limiter import ConnectionSlot
 
 _MAX_COPIED_BYTES = 64 << 10
-"""Maximum size, in bytes, of a message that is copied behind its header. Longer messages are written without a copy."""
+"""Maximum size, in bytes, of a message that is copied to the buffer of its header. Longer messages are written without
+a copy."""
 _MAX_UNREAD_BYTES = 4 << 20
 """Bytes of requests that may wait to be read. Above this limit, reading from the socket pauses."""
 _HIGH_WATER = 1 << 20
@@ -115,7 +116,7 @@ class FramedCall(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asks `on_made` if the connection is accepted, and aborts it otherwise. Called by asyncio."""
+        """Calls `on_made`, and aborts the connection if it returns False. Called by asyncio."""
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
@@ -152,7 +153,7 @@ class FramedCall(asyncio.Protocol):
     # ---- admission ----
 
     def admit(self, admitted: Admission | Refusal, method_gate: MethodGate) -> None:
-        """Applies the gate's decision. `starts` calls this method before any data behind METHOD is examined."""
+        """Applies the gate's decision. `starts` calls this method before any data after METHOD is examined."""
         self.admitted, self._method_gate = admitted, method_gate
         if isinstance(admitted, Refusal):
             self._stop_reading()
@@ -171,7 +172,7 @@ class FramedCall(asyncio.Protocol):
     def _read_method(self, data: bytes) -> bytes:
         """Reads METHOD and calls `on_method`.
 
-        Returns the bytes behind METHOD; empty while METHOD is incomplete. Raises `FrameError`.
+        Returns the bytes after METHOD; empty while METHOD is incomplete. Raises `FrameError`.
         """
         head = self._method_data + data
         if len(head) >= frames.HEADER.size:
@@ -205,7 +206,7 @@ class FramedCall(asyncio.Protocol):
     def _accept(self) -> None:
         """Applies the limits of an accepted caller.
 
-        A handler that has read a message and asks for another has identified the caller.
+        A handler that has read a message and reads another has identified the caller.
         """
         assert self._method_gate is not None
         self._max_unread = _MAX_UNREAD_BYTES

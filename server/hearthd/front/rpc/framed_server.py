@@ -1,4 +1,4 @@
-"""Framed calls on a Unix socket beside that of gRPC: the same handlers and rights, without gRPC in the client.
+"""Framed calls on a Unix socket, in addition to that of gRPC: the same handlers and rights, without gRPC in the client.
 
 A client opens its session in less time than it takes to load gRPC. See `hearth_proto.calls` for the format.
 """
@@ -30,10 +30,10 @@ from hearthd.front.sockets import MAX_PATH, UnixSocket
 log = structlog.get_logger("hearthd.calls")
 
 _METHOD_WAIT = 2.0
-"""Maximum time, in seconds, until METHOD has to arrive."""
+"""Time limit, in seconds, for METHOD to arrive."""
 _BACKLOG = 1024
 _OPERATIONS = frozenset(f"/hearth.v1.NodeService/{name}" for name in ("Drain", "EndSession", "RestartDevice"))
-"""Methods of operators that are not run for a client that has hung up: it has been told that they failed."""
+"""Methods of operators that are not run if the client has disconnected, because the client has reported a failure."""
 _CREDENTIAL_KEYS = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
@@ -144,7 +144,7 @@ class CallServer:
         return ((TICKET, ticket),) if ticket else ()
 
     def _admit(self, call: FramedCall, method_gate: MethodGate) -> None:
-        """Has the gate decide on the call, before any data behind METHOD is examined."""
+        """Has the gate decide on the call, before any data after METHOD is examined."""
         has_credential = any(name in _CREDENTIAL_KEYS for name, _ in call.metadata)
         if not has_credential and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None

@@ -1,8 +1,8 @@
 """ExportIpc and ReleaseIpc: hand the memory of a buffer from its device process to a client on this host.
 
 The memory is handed over as an open file. The device process reports when the memory is available, and sends the file
-over the socket beside its link. The client fetches it with a ticket from the Unix socket of lanes. The front keeps the
-file only as long as the ticket is valid.
+over the socket that accompanies its link. The client fetches it with a ticket from the Unix socket of lanes. The front
+keeps the file only as long as the ticket is valid.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FILE = "lent"
 
 
 class ExportedMemory:
-    """Exported memory that waits to be fetched by its client. The ticket stands for this object."""
+    """Exported memory that waits to be fetched by its client. The ticket identifies this object."""
 
     kind = "ipc"
 

@@ -26,8 +26,8 @@ from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
     """Returns True if clients may send work here.
 
-    At least one device has to serve, and so does every device that is not fenced. `refuses_new` is True if the daemon
-    drains or is overloaded.
+    At least one device, and every device that is not fenced, must serve. `refuses_new` is True if the daemon drains or
+    is overloaded.
     """
     states = [device.state for device in supervisor]
     usable = [state for state in states if state != FENCED]

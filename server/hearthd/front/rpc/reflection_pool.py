@@ -24,7 +24,7 @@ _ERROR_DETAILS = ("ErrorInfo", "RetryInfo", "BadRequest")
 def build_pool(services: Iterable[str]) -> DescriptorPool:
     """Returns a pool with the files of `services`, both versions of reflection, and the details of errors.
 
-    The generated code of `services` and of version v1alpha of reflection has to be imported before.
+    The generated code of `services` and of version v1alpha of reflection must be imported before.
     """
     generated = descriptor_pool.Default()
     pool = DescriptorPool()

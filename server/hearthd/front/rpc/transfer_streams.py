@@ -1,4 +1,4 @@
-"""The streams that carry bulk data: Upload and Download beside Execute, and the single calls Write and Read."""
+"""The streams that carry bulk data: Upload and Download for Execute, and the single calls Write and Read."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def write(
         return (await result).done
     except Refusal as refusal:
         close_reason = refusal
-        if result.done():  # the error of the command says more than that of the transfer
+        if result.done():  # the error of the command is more specific than that of the transfer
             result.result()
         raise
     finally:

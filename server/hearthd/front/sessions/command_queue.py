@@ -27,7 +27,7 @@ class CommandQueue:
 
     @property
     def full(self) -> bool:
-        """True if further work has to wait. With an empty queue any work is taken, whatever its size."""
+        """True if further work must wait. With an empty queue any work is taken, whatever its size."""
         return bool(
             (self._max_commands and self.commands >= self._max_commands)
             or (self._max_bytes and self.bytes >= self._max_bytes)

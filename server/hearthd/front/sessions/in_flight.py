@@ -1,6 +1,7 @@
 """Batches that were passed on to a device process and not yet acknowledged. A session's windows count them.
 
-They outlive the Execute stream that brought them: the device process executes them, whichever stream attaches next.
+They outlive the Execute stream over which they arrived: the device process executes them, whichever stream attaches
+next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class InFlightBatches:
 
     def __init__(self, queue: CommandQueue) -> None:
         self.last = 0
-        """Number of the last batch that was passed on. The client has to send the batches after it."""
+        """Number of the last batch that was passed on. The client must send the batches after it."""
         self.acked = 0
         self.bytes = 0
         self.queue = queue

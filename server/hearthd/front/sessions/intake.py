@@ -39,9 +39,9 @@ class Intake:
     async def enqueue(self, message: bytes) -> None:
         """Passes a batch on or holds it back. Returns when the next message may be read.
 
-        Reading continues while batches are held back, because the acknowledgements of the client follow behind the
-        batches, and batches may wait for them. A client that observes its window has no more batches under way than are
-        taken here.
+        Reading continues while batches are held back, because the acknowledgements of the client follow the batches,
+        and batches may wait for them. A client that observes its window has no more batches under way than are taken
+        here.
         """
         if self.try_pass_on(message):
             return
@@ -56,7 +56,7 @@ class Intake:
             await self._change.wait()
 
     def try_pass_on(self, message: bytes) -> bool:
-        """Passes a batch on at once and returns True; returns False if it has to wait, and `enqueue` holds it back."""
+        """Passes a batch on and returns True; returns False if the batch must wait, and `enqueue` holds it back."""
         if self.held or self._is_blocked():
             return False
         self._pass_on(message)

@@ -29,7 +29,7 @@ _MAX_DTYPE = 40
 """Maximum number of characters of a dtype's name."""
 
 Process = Any
-"""An object that stands for a device process. It is only compared by identity."""
+"""An object that represents a device process. It is only compared by identity."""
 
 
 @dataclass(eq=False)
@@ -262,7 +262,7 @@ class PublicationRegistry:
     def attach(self, publication: Publication, session: str, process: Process, buffer: int = 0) -> BufferAttachment:
         """Adds an attachment.
 
-        It counts at once, before the process has mapped the memory, so that the memory cannot be freed in between.
+        It counts immediately, before the process has mapped the memory, so that the memory cannot be freed in between.
         """
         attachment = BufferAttachment(next(self._numbers), session, process, buffer)
         publication.attachments[attachment.number] = attachment

@@ -50,8 +50,8 @@ class Session:
     channels: dict[int, Channel] = field(default_factory=dict)
     """The channel in the device process that serves the session now, by device ordinal."""
     ended: dict[int, Channel] = field(default_factory=dict)
-    """The last channel in a device process that was lost, by device ordinal. It holds the responses that a client that
-    resumes has still to receive."""
+    """The last channel in a device process that was lost, by device ordinal. It holds the responses that a resuming
+    client must still receive."""
     client_process: str = ""
     """Host and pid of the client, `host:pid`, as the client declares them. Empty: not declared."""
     device_ns: int = 0

@@ -27,8 +27,8 @@ log = structlog.get_logger("hearthd.sessions")
 
 CLOSE_TIMEOUT = 5.0
 """Maximum time, in seconds, for a device process to free a session's memory. Afterwards the close is answered without
-waiting for the memory. This is less than the 10 s that clients wait for an answer, and more than an unshared process
-runs on with endless work."""
+waiting for the memory. This is less than the 10 s that clients wait for an answer, and more than the time after which
+an unshared process with endless work is ended."""
 _REMEMBERED = 1024
 """Number of remembered sessions that the daemon closed by itself, and whose clients may not know it."""
 

@@ -27,7 +27,7 @@ log = structlog.get_logger("hearthd.quotas")
 
 REMEMBERED = 1024
 """Number of ended sessions that are remembered because their last device time may still be reported: as many as may end
-at once by default."""
+at the same time by default."""
 
 
 SESSIONS_SHARE = "sessions_share"

@@ -27,8 +27,8 @@ MAX_KEPT_BYTES = 16 << 20
 """Bytes of a resumable download that are kept in case its stream breaks. Above this limit the device waits for the
 client's acknowledgement."""
 _REMEMBERED = 1024
-"""Number of remembered transfers that were aborted before their stream arrived; such a stream is ended at once. As many
-complete resumable uploads are remembered, because their answer may have been lost."""
+"""Number of remembered transfers that were aborted before their stream arrived; such a stream is ended immediately. As
+many complete resumable uploads are remembered, because their answer may have been lost."""
 _T = TypeVar("_T")
 
 
@@ -211,7 +211,7 @@ class Upload(Transfer):
             await link.drain()
 
     async def finish(self) -> None:
-        """Tells the device process that the upload is complete, and waits until the link has room."""
+        """Notifies the device process that the upload is complete, and waits until the link has room."""
         if self._refusal is not None:
             raise self._refusal
         if not self._done:
@@ -248,7 +248,7 @@ class Download(Transfer):
         self._chunks_written = 0  # number of chunks that a stream has written or the client has acknowledged
         self._chunks_granted = DOWNLOAD_CREDITS
         self._current: _Chunk | None = None
-        self._end_offset = 0  # offset behind the last byte that was passed to a stream
+        self._end_offset = 0  # offset after the last byte that was passed to a stream
 
     def inspect(self) -> TransferView:
         """Returns the state of the download, including the first byte that is kept for resuming."""
@@ -464,7 +464,7 @@ class TransferTable:
         try:
             refusal = from_status(status_pb2.Status.FromString(payload))
         except DecodeError:
-            refusal = Refusal(Reason.TRANSFER_ABORTED, f"The device process gave transfer {transfer} up.")
+            refusal = Refusal(Reason.TRANSFER_ABORTED, f"The device process aborted transfer {transfer}.")
         self._abort(transfer, refusal)
 
     def _abort(self, transfer: int, refusal: Refusal) -> None:

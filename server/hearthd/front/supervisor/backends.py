@@ -91,7 +91,7 @@ def check_compiling_tenants(config: Config) -> None:
 
 
 def _must_confine_compiles(config: Config, backend: Backend) -> bool:
-    """Returns True if compile workers have to be confined, so that one that cannot be is not used."""
+    """Returns True if compile workers must be confined: a worker that cannot be confined is not used."""
     trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
     return bool(config.tenants) and not trusted
 

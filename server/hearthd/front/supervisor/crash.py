@@ -32,7 +32,7 @@ class CrashFile:
 
     @classmethod
     def of(cls, backend: str, link: DeviceLink) -> CrashFile:
-        """Creates a record and hands it to the process behind the link.
+        """Creates a record and hands it to the process of the link.
 
         On CUDA there is none: a kernel that fails does not end its process, and the process itself names the kernels.
         """

@@ -142,7 +142,7 @@ class Device(DeviceStatus):
                 return channel
 
     def check_session(self, session: Session) -> None:
-        """Raises the reason why the session may not use the device now. Has to be called again after every wait."""
+        """Raises the reason why the session may not use the device now. Must be called again after every wait."""
         if session.closing:  # a new worker for a closed session would never be ended
             raise errors.session_expired()
         self._owner.find(self.ordinal, session.tenant)  # a reload may have taken the device from the tenant
@@ -177,7 +177,7 @@ class Device(DeviceStatus):
         return worker
 
     def _refill(self) -> None:
-        """Starts a spare process if the policy asks for one and there is room for it."""
+        """Starts a spare process if the policy requires one and there is room for it."""
         if (
             self.policy.spare
             and self.workers.vacant is None
@@ -471,6 +471,6 @@ class Device(DeviceStatus):
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
             f"Device {self.ordinal} is fenced: {reason}.",
-            fix="Use another device; the daemon's log says why this one failed.",
+            fix="Use another device; the daemon's log has the reason.",
             details={"device": self.ordinal, "state": STATE_NAMES[FENCED]},
         )

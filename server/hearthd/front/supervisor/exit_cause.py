@@ -63,7 +63,7 @@ def signal_name(number: int) -> str:
 
 
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
-    """Returns the cause of the end of the process behind `link`.
+    """Returns the cause of the end of the process of `link`.
 
     It is taken from the process's own report, else from its link, else from its exit status.
     """

@@ -199,7 +199,7 @@ def stop() -> None:
 
 
 def abandon() -> None:
-    """Kills and reaps the forkserver at once. Used if no device process is needed after all."""
+    """Kills and reaps the forkserver immediately. Used if no device process is needed after all."""
     kill()
     stop()
 

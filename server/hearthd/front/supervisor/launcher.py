@@ -4,8 +4,8 @@ Starting blocks (for a fork, and at first for the forkserver's imports), so it r
 one such thread, because `multiprocessing` keeps state that is not thread-safe. The forkserver, its children and the
 resource tracker have all ended when `stop` returns.
 
-Device processes do not depend on the forkserver. If it ends, another forkserver is started at once. Its children become
-children of the front, which adopts orphans (`daemon.orphans`) and waits for them through their pidfds.
+Device processes do not depend on the forkserver. If it ends, another forkserver is started immediately. Its children
+become children of the front, which adopts orphans (`daemon.orphans`) and waits for them through their pidfds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ it."""
 _MAX_ATTEMPTS = 3
 """Maximum number of attempts to start a device process if the forkserver ends during the start."""
 _CHECK_INTERVAL_S = 0.25
-"""Interval, in seconds, between two checks of a forkserver that was asked for a process. A forkserver that is stopped
-at two consecutive checks is replaced."""
+"""Interval, in seconds, between two checks of a forkserver that is starting a process. A forkserver that is stopped at
+two consecutive checks is replaced."""
 _START_TIMEOUT_S = 60.0
 """Maximum time, in seconds, for a start, including the forkserver's imports. Afterwards the forkserver is replaced."""
 _END_TIMEOUT_S = 1.0
@@ -48,8 +48,8 @@ _END_TIMEOUT_S = 1.0
 _STATUS_TIMEOUT_S = 0.5
 """Time, in seconds, for the forkserver to pass on the exit code of a process that has ended."""
 _STABLE_AGE_S = 60.0
-"""Age, in seconds, from which a forkserver that ends is replaced at once. Younger ones are replaced after a delay that
-doubles."""
+"""Age, in seconds, from which a forkserver that ends is replaced immediately. Younger ones are replaced after a delay
+that doubles."""
 _MAX_DELAY_S = 30.0
 
 
@@ -63,7 +63,7 @@ class StartedProcess(Protocol):
 
     @property
     def descriptors(self) -> socket.socket | None:
-        """The socket beside the link, over which file descriptors are passed."""
+        """The socket over which file descriptors are passed, in addition to the link."""
 
     @property
     def socket(self) -> socket.socket:
@@ -71,7 +71,7 @@ class StartedProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kills the process at once. Does nothing if the process has ended."""
+        """Kills the process immediately. Does nothing if the process has ended."""
 
     def report(self) -> None:
         """Makes the process write the stacks of its threads to the log. Does nothing if the process has ended."""

@@ -110,9 +110,9 @@ class LingeringSessions:
         return bool(self._sessions) and all(channel in self._sessions for channel in channels)
 
     def must_drain(self, channels: Collection[int]) -> bool:
-        """Returns True if a new session has to wait.
+        """Returns True if a new session must wait.
 
-        A new session beside work that may never end would keep the process from being ended.
+        In a process whose work may never end, a new session would keep the process from being ended.
         """
         return self.is_exclusive(channels) and any(session.busy for session in self)
 
@@ -121,7 +121,7 @@ class LingeringSessions:
         return any(session.queried_at < session.deadline <= now for session in self)
 
     def must_end(self, channels: Collection[int], now: float) -> bool:
-        """Returns True if the process has to be ended."""
+        """Returns True if the process must be ended."""
         return self.is_exclusive(channels) and all(session.deadline <= now for session in self)
 
     def overdue(self, now: float) -> list[LingeringSession]:

@@ -231,7 +231,7 @@ class Process:
         return ended_in_time
 
     def kill(self) -> None:
-        """Kills the process at once; `reap` waits for its end. Does nothing if it has ended."""
+        """Kills the process immediately; `reap` waits for its end. Does nothing if it has ended."""
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:

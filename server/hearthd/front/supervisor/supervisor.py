@@ -41,7 +41,7 @@ class Supervisor:
         self.sessions: Iterable[Session] = ()
         """All open sessions."""
         self.on_quarantined: Callable[[str], None] = lambda session: None
-        """Called with the id of a session that is quarantined. The session's state at the front has to be removed."""
+        """Called with the id of a session that is quarantined. The session's state at the front must be removed."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
         """Called, in order, with the link of each process that is ready, before the process serves. `link.serves`
         returns True for the sessions that it will serve."""

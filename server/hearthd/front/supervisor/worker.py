@@ -158,7 +158,7 @@ class Worker:
     async def channel(self, session: Session) -> Channel | None:
         """Returns the session's channel to the process that serves now, and opens it if necessary.
 
-        None: the worker ends, and the caller has to ask another worker.
+        None: the worker ends, and the caller must use another worker.
 
         Waits for a process that starts or is being replaced, and for a process in which only closed sessions with
         running work are left. Raises `DEVICE_UNAVAILABLE` after the time limit.
@@ -195,7 +195,7 @@ class Worker:
         return Refusal(
             Reason.DEVICE_UNAVAILABLE,
             f"Device {ordinal} (generation {self.generation}) is {STATE_NAMES[self.state]}: {self.detail}.",
-            fix="Use another device; the daemon's log says why this one failed." if fenced else "Try again.",
+            fix="Use another device; the daemon's log has the reason." if fenced else "Try again.",
             details={"device": ordinal, "generation": self.generation, "state": STATE_NAMES[self.state]},
             retry_after_s=None if fenced else 0.5,
         )
@@ -329,7 +329,7 @@ class Worker:
 
     def on_memory_wait(self) -> None:
         """Notes that no process can be started yet, because there is no device memory for it."""
-        self.detail = "there is no device memory left for one more process; other processes have to free some"
+        self.detail = "there is no device memory left for one more process; other processes must free some"
 
     def fence(self, reason: str) -> None:
         """Starts no further process."""

@@ -23,7 +23,7 @@ _CHECK_INTERVAL = 2.0
 
 
 class RevocationError(Exception):
-    """The list cannot be used. The text is one line for the person who configured it."""
+    """The list cannot be used. The text is one line for the operator."""
 
 
 class CertificateIdentity(NamedTuple):

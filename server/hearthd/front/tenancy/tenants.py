@@ -85,7 +85,7 @@ class Tenant:
 def sees_tenant(viewer: Tenant, name: str) -> bool:
     """Returns True if `viewer` may see sessions and processes of the tenant `name`.
 
-    A tenant sees its own, and all if it is an observer. An empty name stands for processes that all tenants share.
+    A tenant sees its own, and all if it is an observer. An empty name means processes that all tenants share.
     """
     return name in ("", viewer.name) or viewer.observes
 

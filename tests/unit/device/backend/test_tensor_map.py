@@ -53,42 +53,45 @@ def test_good_maps_pass_in_a_buffer_of_just_their_size(spec: TensorMapSpec) -> N
     [
         ({"dtype": "bool"}, "dtype bool has no tensor map type; view it as uint8"),
         ({"dtype": "complex64"}, "dtype complex64 has no tensor map type; view it as floats"),
-        ({"dtype": "<U8"}, "dtype is '<U8'; it is one of uint8, uint16"),
+        ({"dtype": "<U8"}, "dtype is '<U8'; it must be one of uint8, uint16"),
         ({"dtype": ""}, "dtype is ''"),
-        ({"interleave": "64b"}, "interleave is '64b'; it is one of none, 16b, 32b"),
-        ({"swizzle": "256b"}, "swizzle is '256b'; it is one of none, 32b, 64b, 128b"),
+        ({"interleave": "64b"}, "interleave is '64b'; it must be one of none, 16b, 32b"),
+        ({"swizzle": "256b"}, "swizzle is '256b'; it must be one of none, 32b, 64b, 128b"),
         ({"swizzle": "128B"}, "swizzle is '128B'"),
-        ({"l2_promotion": "l2_512b"}, "l2_promotion is 'l2_512b'; it is one of none, l2_64b"),
-        ({"oob_fill": "zeros"}, "oob_fill is 'zeros'; it is one of none, nan"),
+        ({"l2_promotion": "l2_512b"}, "l2_promotion is 'l2_512b'; it must be one of none, l2_64b"),
+        ({"oob_fill": "zeros"}, "oob_fill is 'zeros'; it must be one of none, nan"),
         ({"oob_fill": "nan", "dtype": "int32"}, "oob_fill is nan and dtype int32, which is copied as int32"),
-        ({"shape": (0, 128)}, "shape[0] is 0; it lies between 1 and 4294967296"),
+        ({"shape": (0, 128)}, "shape[0] is 0; it must lie between 1 and 4294967296"),
         ({"shape": (64, 0)}, "shape[1] is 0"),
         ({"shape": (64, (1 << 32) + 1)}, "shape[1] is 4294967297"),
-        ({"strides": (260,)}, "the stride of dimension 1 is 260 bytes; it is a multiple of 16 below 1099511627776"),
+        (
+            {"strides": (260,)},
+            "the stride of dimension 1 is 260 bytes; it must be a multiple of 16 below",
+        ),
         ({"strides": (1 << 40,)}, "the stride of dimension 1 is 1099511627776 bytes"),
-        ({"strides": ()}, "0 strides are given for rank 2; every dimension but the innermost has one"),
+        ({"strides": ()}, "0 strides are given for rank 2; every dimension except the innermost needs one"),
         ({"strides": (256, 256)}, "2 strides are given for rank 2"),
-        ({"element_strides": (1,)}, "1 element_strides are given for rank 2; every dimension has one"),
-        ({"element_strides": (1, 0)}, "element_strides[1] is 0; it lies between 1 and 8"),
+        ({"element_strides": (1,)}, "1 element_strides are given for rank 2; every dimension needs one"),
+        ({"element_strides": (1, 0)}, "element_strides[1] is 0; it must lie between 1 and 8"),
         ({"element_strides": (1, 9)}, "element_strides[1] is 9"),
-        ({"element_strides": (2, 1)}, "element_strides[0] is 2; without interleave it is 1"),
+        ({"element_strides": (2, 1)}, "element_strides[0] is 2; without interleave it must be 1"),
         ({"access": None}, "neither a tile nor im2col is given"),
         ({"access": Tile((32,))}, "the box has 1 dimensions, the tensor 2"),
-        ({"access": Tile((32, 0))}, "box[1] is 0; it lies between 1 and 256"),
+        ({"access": Tile((32, 0))}, "box[1] is 0; it must lie between 1 and 256"),
         ({"access": Tile((32, 257))}, "box[1] is 257"),
         ({"access": Tile((0, 8))}, "box[0] is 0"),
         (
             {"access": Tile((30, 8))},
-            "box[0] is 30 elements, 120 bytes; without interleave it is a multiple of 16 bytes",
+            "box[0] is 30 elements, 120 bytes; without interleave it must be a multiple of 16 bytes",
         ),
         (
             {"access": Tile((36, 8)), "swizzle": "128b"},
-            "box[0] takes 144 bytes; with swizzle 128b it takes at most 128",
+            "box[0] takes 144 bytes; with swizzle 128b it may take at most 128",
         ),
-        ({"swizzle": "64b"}, "box[0] takes 128 bytes; with swizzle 64b it takes at most 64"),
-        ({"swizzle": "32b"}, "with swizzle 32b it takes at most 32"),
-        ({"interleave": "16b"}, "the rank is 2; interleaved it is at least 3"),
-        ({"access": Im2col((), (), 16, 16)}, "the rank is 2; for im2col it is 3, 4 or 5"),
+        ({"swizzle": "64b"}, "box[0] takes 128 bytes; with swizzle 64b it may take at most 64"),
+        ({"swizzle": "32b"}, "with swizzle 32b it may take at most 32"),
+        ({"interleave": "16b"}, "the rank is 2; interleaved, it must be at least 3"),
+        ({"access": Im2col((), (), 16, 16)}, "the rank is 2; for im2col it must be 3, 4 or 5"),
     ],
 )
 def test_each_wrong_field_of_a_tiled_map(changes: dict[str, Any], message: str) -> None:
@@ -97,7 +100,8 @@ def test_each_wrong_field_of_a_tiled_map(changes: dict[str, Any], message: str) 
 
 
 @pytest.mark.parametrize(
-    "rank, message", [(0, "the rank is 0; it lies between 1 and 5"), (6, "the rank is 6; it lies between 1 and 5")]
+    "rank, message",
+    [(0, "the rank is 0; it must lie between 1 and 5"), (6, "the rank is 6; it must lie between 1 and 5")],
 )
 def test_rank(rank: int, message: str) -> None:
     strides = tuple(16 << axis for axis in range(1, rank))
@@ -108,26 +112,29 @@ def test_rank(rank: int, message: str) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"shape": (16, 12), "strides": (32,), "element_strides": (1, 1)}, "the rank is 2; for im2col it is 3, 4 or 5"),
-        ({"access": Im2col((0,), (0, 0), 16, 64)}, "lower_corner has 1 offsets; with rank 4 it has 2"),
-        ({"access": Im2col((0, 0), (0, 0, 0), 16, 64)}, "upper_corner has 3 offsets; with rank 4 it has 2"),
+        (
+            {"shape": (16, 12), "strides": (32,), "element_strides": (1, 1)},
+            "the rank is 2; for im2col it must be 3, 4 or 5",
+        ),
+        ({"access": Im2col((0,), (0, 0), 16, 64)}, "lower_corner has 1 offsets; with rank 4 it must have 2"),
+        ({"access": Im2col((0, 0), (0, 0, 0), 16, 64)}, "upper_corner has 3 offsets; with rank 4 it must have 2"),
         (
             {"access": Im2col((-129, 0), (0, 0), 16, 64)},
-            "lower_corner[0] is -129; with rank 4 it lies between -128 and",
+            "lower_corner[0] is -129; with rank 4 it must lie between -128 and",
         ),
-        ({"access": Im2col((0, 0), (0, 128), 16, 64)}, "upper_corner[1] is 128; with rank 4 it lies between"),
+        ({"access": Im2col((0, 0), (0, 128), 16, 64)}, "upper_corner[1] is 128; with rank 4 it must lie between"),
         (
             {"access": Im2col((6, 0), (-6, 0), 16, 64)},
             "nothing of dimension 1 lies between the corners: its 12 elements",
         ),
         ({"access": Im2col((0, 0), (0, -10), 16, 64)}, "nothing of dimension 2 lies between the corners"),
-        ({"access": Im2col((0, 0), (0, 0), 0, 64)}, "channels_per_pixel is 0; it lies between 1 and 256"),
+        ({"access": Im2col((0, 0), (0, 0), 0, 64)}, "channels_per_pixel is 0; it must lie between 1 and 256"),
         ({"access": Im2col((0, 0), (0, 0), 257, 64)}, "channels_per_pixel is 257"),
-        ({"access": Im2col((0, 0), (0, 0), 16, 0)}, "pixels_per_column is 0; it lies between 1 and 1024"),
+        ({"access": Im2col((0, 0), (0, 0), 16, 0)}, "pixels_per_column is 0; it must lie between 1 and 1024"),
         ({"access": Im2col((0, 0), (0, 0), 16, 1025)}, "pixels_per_column is 1025"),
         (
             {"access": Im2col((0, 0), (0, 0), 32, 64), "swizzle": "32b"},
-            "channels_per_pixel takes 64 bytes; with swizzle 32b it takes at most 32",
+            "channels_per_pixel takes 64 bytes; with swizzle 32b it may take at most 32",
         ),
     ],
 )
@@ -139,32 +146,38 @@ def test_each_wrong_field_of_an_im2col_map(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"shape": (16, 12), "strides": (32,), "element_strides": (1, 1)}, "the rank is 2; for im2col it is 3, 4 or 5"),
-        ({"access": Im2colWide(-32769, 0, 16, 64)}, "lower_corner_width is -32769; it lies between -32768 and 32767"),
-        ({"access": Im2colWide(0, 32768, 16, 64)}, "upper_corner_width is 32768; it lies between -32768 and 32767"),
+        (
+            {"shape": (16, 12), "strides": (32,), "element_strides": (1, 1)},
+            "the rank is 2; for im2col it must be 3, 4 or 5",
+        ),
+        (
+            {"access": Im2colWide(-32769, 0, 16, 64)},
+            "lower_corner_width is -32769; it must lie between -32768 and",
+        ),
+        ({"access": Im2colWide(0, 32768, 16, 64)}, "upper_corner_width is 32768; it must lie between -32768 and"),
         (
             {"access": Im2colWide(6, -6, 16, 64)},
             "nothing of dimension 1 lies between the corners: its 12 elements from 6 to -6 of the end",
         ),
-        ({"access": Im2colWide(0, 0, 0, 64)}, "channels_per_pixel is 0; it lies between 1 and 256"),
+        ({"access": Im2colWide(0, 0, 0, 64)}, "channels_per_pixel is 0; it must lie between 1 and 256"),
         ({"access": Im2colWide(0, 0, 257, 64), "interleave": "?"}, "channels_per_pixel is 257"),
-        ({"access": Im2colWide(0, 0, 16, 0)}, "pixels_per_column is 0; it lies between 1 and 1024"),
+        ({"access": Im2colWide(0, 0, 16, 0)}, "pixels_per_column is 0; it must lie between 1 and 1024"),
         ({"access": Im2colWide(0, 0, 16, 1025)}, "pixels_per_column is 1025"),
         (
             {"access": Im2colWide(0, 0, 16, 64, "w128")},
-            "pixels_per_column is 64; mode w128 reads 128, and takes 0 or 128",
+            "pixels_per_column is 64; mode w128 requires 0 or 128",
         ),
-        ({"access": Im2colWide(0, 0, 16, 64, "W")}, "mode is 'W'; it is one of w, w128"),
+        ({"access": Im2colWide(0, 0, 16, 64, "W")}, "mode is 'W'; it must be one of w, w128"),
         (
             {"access": Im2colWide(0, 0, 64, 64)},
-            "channels_per_pixel takes 128 bytes; with swizzle 64b it takes at most 64",
+            "channels_per_pixel takes 128 bytes; with swizzle 64b it may take at most 64",
         ),
-        ({"swizzle": "none"}, "swizzle is none; with im2col-wide it is one of 64b, 128b, 128b_atom_32b"),
-        ({"swizzle": "32b"}, "swizzle is 32b; with im2col-wide it is one of"),
-        ({"swizzle": "128b_atom_32b_flip_8b"}, "swizzle is 128b_atom_32b_flip_8b; with im2col-wide it is one of"),
-        ({"swizzle": "128b_atom_64b"}, "swizzle is 128b_atom_64b; with im2col-wide it is one of"),
-        ({"interleave": "16b"}, "interleave is 16b; im2col-wide takes none"),
-        ({"element_strides": (1, 9, 1, 1)}, "element_strides[1] is 9; it lies between 1 and 8"),
+        ({"swizzle": "none"}, "swizzle is none; with im2col-wide it must be one of 64b, 128b, 128b_atom_32b"),
+        ({"swizzle": "32b"}, "swizzle is 32b; with im2col-wide it must be one of"),
+        ({"swizzle": "128b_atom_32b_flip_8b"}, "swizzle is 128b_atom_32b_flip_8b; with im2col-wide it must be one of"),
+        ({"swizzle": "128b_atom_64b"}, "swizzle is 128b_atom_64b; with im2col-wide it must be one of"),
+        ({"interleave": "16b"}, "interleave is 16b; with im2col-wide it must be none"),
+        ({"element_strides": (1, 9, 1, 1)}, "element_strides[1] is 9; it must lie between 1 and 8"),
         ({"oob_fill": "nan", "dtype": "uint16"}, "oob_fill is nan and dtype uint16"),
     ],
 )
@@ -186,9 +199,9 @@ def test_im2col_wide_of_every_rank_mode_and_swizzle() -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"swizzle": "none"}, "swizzle is none; with interleave 32b it is 32b"),
-        ({"swizzle": "128b"}, "swizzle is 128b; with interleave 32b it is 32b"),
-        ({"strides": (48, 384, 7680)}, "the stride of dimension 1 is 48 bytes; it is a multiple of 32"),
+        ({"swizzle": "none"}, "swizzle is none; with interleave 32b it must be 32b"),
+        ({"swizzle": "128b"}, "swizzle is 128b; with interleave 32b it must be 32b"),
+        ({"strides": (48, 384, 7680)}, "the stride of dimension 1 is 48 bytes; it must be a multiple of 32"),
         ({"element_strides": (9, 1, 1, 1)}, "element_strides[0] is 9"),
     ],
 )
@@ -206,11 +219,11 @@ def test_interleaving_removes_limits_on_boxes_and_strides() -> None:
 def test_alignment_of_the_address() -> None:
     assert errors_of(MATRIX, offset=16) == []
     assert errors_of(MATRIX, offset=8) == [
-        f"it starts at byte 8 of the buffer, at address {ADDRESS + 8:#x}; its address is a multiple of 16"
+        f"it starts at byte 8 of the buffer, at address {ADDRESS + 8:#x}; its address must be a multiple of 16"
     ]
     assert errors_of(SLICED, offset=32) == []
     (error,) = errors_of(SLICED, offset=16)
-    assert error.endswith("its address is a multiple of 32, interleaved by 32 bytes")
+    assert error.endswith("its address must be a multiple of 32, interleaved by 32 bytes")
 
 
 def test_the_region_lies_in_the_buffer() -> None:
@@ -236,9 +249,9 @@ def test_packed_elements() -> None:
     packed = TensorMapSpec("16u4_align8b", (64, 128), (32,), (1, 1), Tile((64, 8)))
     assert errors_of(packed, size=32 * 128) == []
     assert len(errors_of(packed, size=32 * 128 - 1)) == 1
-    assert errors_of(packed, shape=(63, 128)) == ["shape[0] is 63; two elements share a byte, so it is even"]
+    assert errors_of(packed, shape=(63, 128)) == ["shape[0] is 63; two elements share a byte, so it must be even"]
     assert errors_of(packed, access=Tile((24, 8))) == [
-        "box[0] is 24 elements, 12 bytes; without interleave it is a multiple of 16 bytes"
+        "box[0] is 24 elements, 12 bytes; without interleave it must be a multiple of 16 bytes"
     ]
     assert len(errors_of(packed, oob_fill="nan")) == 1
 

@@ -75,7 +75,7 @@ def move(to: int, source: int, to_at: int, from_at: int, mode: Any = c.LAUNCH_MO
 
 
 @pytest.mark.parametrize(
-    ("from_at", "first_byte", "words"), [(16, 64, "0 bytes behind"), (-2, -8, "8 bytes before"), (20, 80, "16 bytes")]
+    ("from_at", "first_byte", "words"), [(16, 64, "0 bytes after"), (-2, -8, "8 bytes before"), (20, 80, "16 bytes")]
 )
 def test_read_beside_an_array_is_reported(rig: Rig[Instrumenting], from_at: int, first_byte: int, words: str) -> None:
     result = rig.call(launch=move(1, 2, 3, from_at))
@@ -97,7 +97,7 @@ def test_write_and_read_are_both_reported(rig: Rig[Instrumenting]) -> None:
     refusal = from_status(rig.call(launch=move(1, 2, 16, 16)).error)
     assert refusal.reason is Reason.OUT_OF_BOUNDS_WRITE
     # The kernel has written the contents of one zone, the pattern, to the same place in another one.
-    assert "0 bytes behind argument 0" in refusal.message and "0 bytes behind argument 1" in refusal.message
+    assert "0 bytes after argument 0" in refusal.message and "0 bytes after argument 1" in refusal.message
 
 
 def test_other_launches_are_not_checked_afterwards(rig: Rig[Instrumenting]) -> None:

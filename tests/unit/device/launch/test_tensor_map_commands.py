@@ -179,7 +179,7 @@ def test_im2col_wide_and_its_modes(session: OneSession) -> None:
         assert session.failures() == []
         assert session.words() == [0, 4, 8, 4, 4, 2, 16, 64, 256, 1, 1, 1, 1, 8, pixels, 0]
     refusal = from_status(session.link.call(channel=session.channel, create_tensor_map=wide(mode="x")).error)
-    assert refusal.reason == Reason.TENSOR_MAP_INVALID and "mode is 'x'; it is one of w, w128" in refusal.message
+    assert refusal.reason == Reason.TENSOR_MAP_INVALID and "mode is 'x'; it must be one of w, w128" in refusal.message
     assert refusal.details["lower_corner_width"] == "-1" and refusal.details["upper_corner_width"] == "1"
 
 

@@ -48,7 +48,7 @@ def test_a_failure_has_its_reason() -> None:
     recorder.record_presentation(key(0, 1), 0, [])
     recorder.record_failure(key(0, 1), "x" * 10_000)
     (line,) = recorder.lines("s", (0, 1))
-    assert line.startswith("1 nothing: failed, presented by ranks 0, over after 1.0 ms (xxx") and len(line) == 200
+    assert line.startswith("1 nothing: failed, presented by ranks 0, ended after 1.0 ms (xxx") and len(line) == 200
 
 
 def test_empty_part_of_a_rank_does_not_name_the_operation() -> None:

@@ -97,7 +97,7 @@ def test_mismatched_send_and_receive_are_both_named() -> None:
     refusal = refusal_in(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["odd_rank"] == "0, 3"
     assert refusal.details["requested"] == "8" and refusal.details["expected"] == "9"
-    assert "device 0 sends, 8" in refusal.message and "device 3 receives from it, 9" in refusal.message
+    assert "device 0 sends 8, but device 3 receives 9 from it" in refusal.message
 
 
 def test_missing_ranks_at_the_timeout() -> None:

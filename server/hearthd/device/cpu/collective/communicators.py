@@ -44,7 +44,7 @@ class CpuCommunicator:
         def work() -> None:
             try:
                 self._exchange.run(call, TIMEOUT_S)
-            except (Refusal, OSError) as error:  # OSError: a library has to be compiled first, and cannot be written
+            except (Refusal, OSError) as error:  # OSError: a library that must be compiled first cannot be written
                 # Set before the event after this work: `failure_reason` returns it once that event is done. The first
                 # reason is kept.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))

@@ -173,7 +173,7 @@ class SharedExchange:
         """Leaves the segment.
 
         A waiting call of this rank fails; the other ranks continue to wait for this rank, as ranks on GPUs do, and
-        learn the reason from the front.
+        get the reason from the front.
         """
         if not self._busy.acquire(blocking=False):
             with self._state:

@@ -81,7 +81,7 @@ def create(ranks: int, maker: LibraryMaker) -> bytes:
         raise Refusal(
             Reason.COMMUNICATOR_FAILED,
             f"The shared segment cannot be handed to other ranks: {error}.",
-            fix="Try again; the daemon's log and its limit of open files may say more.",
+            fix="Try again; see the daemon's log, and its limit of open files.",
         ) from None
     except BaseException:
         os.close(fd)
@@ -113,9 +113,9 @@ def attach(descriptor: bytes, ranks: int, maker: LibraryMaker) -> mmap.mmap:
     if machine != _machine():
         raise Refusal(
             Reason.UNSUPPORTED,
-            "The CPU backend's groups stay on one machine; this rank is on another than the one that made the group, "
+            "Groups of the CPU backend are limited to one machine; this rank is on another machine than the group, "
             "or in a container with a separate process namespace.",
-            fix="Make the group of CPU devices of one machine; across machines it takes GPUs.",
+            fix="Use CPU devices of one machine; a group over several machines needs GPUs.",
             details={"requested": machine, "allowed": _machine()},
         )
     try:
@@ -194,5 +194,5 @@ def _machine() -> str:
     except OSError as error:
         raise Refusal(
             Reason.UNSUPPORTED,
-            f"The CPU backend's groups need /proc, which tells one machine from another: {error}.",
+            f"The CPU backend's groups need /proc, which identifies the machine: {error}.",
         ) from None

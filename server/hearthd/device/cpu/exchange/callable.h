@@ -1,5 +1,5 @@
-// Any callable by reference, where a template would have the caller compiled once for each: these sources are compiled
-// while a client waits for them.
+// Reference to any callable. A template parameter would instead compile the caller once for each callable, and these
+// sources are compiled while a client waits for them.
 #pragma once
 
 namespace hearth {

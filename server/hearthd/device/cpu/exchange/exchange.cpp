@@ -1,7 +1,7 @@
-// Collectives between processes over one shared segment. In each round every rank puts a chunk of its data into its own
-// slot, they meet, and every rank takes what is its from the slots of all. Two sets of slots alternate from round to
-// round, so one meeting a round is enough: who has come to the next one has taken what it wanted from the last. What is
-// reduced is combined from all slots in rank order, so all ranks get the same bits.
+// Collectives between processes over one shared segment. In each round every rank copies a chunk of its data to its own
+// slot, all ranks meet, and every rank reads its part from the slots of all ranks. Two sets of slots alternate from
+// round to round, so one meeting per round is enough: a rank that arrives at the next meeting has finished reading the
+// previous set. Reductions combine all slots in rank order, so all ranks get the same bits.
 #include <string.h>
 
 #include "mailbox.h"
@@ -14,7 +14,7 @@ namespace {
 
 Reduce reduction(const Operation &o) { return reinterpret_cast<Reduce>(o.reduce); }
 
-// Of a premultiplied sum: elements that are in this rank's slot, before the ranks meet.
+// Multiplies the elements in this rank's slot by the factor of a premultiplied sum, before the ranks meet.
 void premultiply(const Operation &o, void *elements, size_t n) {
     if (o.scale != 0) reinterpret_cast<Scale>(o.scale)(elements, n, &o.factor);
 }
@@ -33,7 +33,7 @@ public:
     }
 
 private:
-    // Of elements [at, at + n), by way of the slots of a set.
+    // Copy elements [at, at + n) to and from the slots of a set.
     using Put = Callable<void(unsigned set, uint64_t at, size_t n)>;
     using Take = Callable<Status(unsigned set, uint64_t at, size_t n)>;
 
@@ -60,7 +60,7 @@ Status Call::meet() {
     return status;
 }
 
-// After the first meeting of an operation. Names the first rank that asked for anything else than this one.
+// After the first meeting of an operation. Reports the first rank whose request differs from this rank's.
 Status Call::agree(const Signature &mine) {
     for (unsigned r = 0; r < s_.ranks; ++r) {
         const Signature &theirs = s_.rank[r].asked[me_.set];
@@ -72,7 +72,7 @@ Status Call::agree(const Signature &mine) {
     return done;
 }
 
-// `put(set, at, n)` before and `take(set, at, n)` after the ranks have met, for elements [at, at + n) of `count`.
+// Calls `put(set, at, n)` before and `take(set, at, n)` after the ranks meet, for elements [at, at + n) of `count`.
 Status Call::rounds(const Operation &o, uint64_t per_round, Put put, Take take) {
     const Signature mine{o.count, o.kind, o.dtype, o.op, o.root};
     uint64_t at = 0;
@@ -151,7 +151,7 @@ Status Call::collective(const Operation &o) {
             if (o.kind == all_gather || rank_ == o.root) return rounds(o, whole, put_own, take);
             return rounds(o, whole, put_own, nothing);
         }
-        case scatter: {  // no other rank has anything to put, so the root uses the slots of all
+        case scatter: {  // the root is the only sender, so it uses the slots of all ranks
             const auto put = [&](unsigned set, uint64_t at, size_t n) {
                 if (rank_ != o.root) return;
                 for (unsigned r = 0; r < ranks; ++r) memcpy(s_.slot(set, r), source + block(r, at), n * size);
@@ -166,7 +166,7 @@ Status Call::collective(const Operation &o) {
     }
 }
 
-// Each rank combines its part of a chunk; with a second meeting, who wants it has the whole.
+// Each rank combines its part of a chunk. After a second meeting, the ranks that want the result copy the whole chunk.
 Status Call::reduce_all(const Operation &o, bool wanted) {
     const size_t size = sizes[o.dtype];
     const auto put = [&](unsigned set, uint64_t at, size_t n) {
@@ -174,7 +174,7 @@ Status Call::reduce_all(const Operation &o, bool wanted) {
         premultiply(o, s_.slot(set, rank_), n);
     };
     const auto take = [&](unsigned set, uint64_t at, size_t n) {
-        // Parts in whole cache lines, so that no two ranks write to one.
+        // Parts are whole cache lines, so that no two ranks write to the same line.
         const size_t line = 64 / size, lines = (n + line - 1) / line;
         const size_t from = smaller(n, lines * rank_ / s_.ranks * line);
         const size_t to = smaller(n, lines * (rank_ + 1) / s_.ranks * line);
@@ -211,7 +211,7 @@ void hearth_segment_init(void *base, unsigned ranks, const void *nonce) {
     memcpy(s.nonce, nonce, sizeof s.nonce);
 }
 
-// 0: the segment was made with this nonce, for `ranks` ranks; 1: by another build of the runtime; 2: another segment.
+// Returns 0 if the segment was made with this nonce for `ranks` ranks, 1 if another build made it, 2 otherwise.
 int hearth_segment_differs(const void *base, unsigned ranks, const void *nonce) {
     const auto &s = *static_cast<const hearth::Segment *>(base);
     if (memcmp(s.nonce, nonce, sizeof s.nonce) != 0) return 2;
@@ -223,8 +223,8 @@ void hearth_segment_abort(void *base) { hearth::abort(*static_cast<hearth::Segme
 
 void hearth_segment_leave(void *base, unsigned rank) { hearth::leave(*static_cast<hearth::Segment *>(base), rank); }
 
-// All operations as one group: collectives in their order, messages whenever there is something to wait for. Waits for
-// peers; `timeout_ns` (negative: none) is for how long at most without anything having moved.
+// Runs all operations as one group: collectives in their order, messages during every wait. Blocks on peers.
+// `timeout_ns` limits the time without progress; negative: no limit.
 int hearth_exchange(void *base, unsigned rank, const hearth::Operation *operations, unsigned count, int64_t timeout_ns,
                     hearth::Report *report) {
     auto &s = *static_cast<hearth::Segment *>(base);

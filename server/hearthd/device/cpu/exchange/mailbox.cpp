@@ -5,9 +5,9 @@
 namespace hearth {
 namespace {
 
-constexpr uint64_t chunk_bytes = 64 * 1024;  // a quarter of a ring, so that both ends have something to do
+constexpr uint64_t chunk_bytes = 64 * 1024;  // a quarter of a ring, so that both ends can work concurrently
 
-// Ahead of each message: what the receiver has to expect.
+// Precedes each message, for the receiver to check.
 struct Header {
     uint64_t count;
     uint32_t dtype, unused;

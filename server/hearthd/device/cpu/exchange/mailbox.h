@@ -1,5 +1,5 @@
 // The sends and receives of one call, which make progress together: whatever their order in the lists of the ranks, no
-// two of them wait for each other. Those between the same two ranks go in the order of the list.
+// two of them wait for each other. Those between the same two ranks are done in the order of the list.
 #pragma once
 #include "meeting.h"
 #include "segment.h"
@@ -12,9 +12,9 @@ public:
     Messages(const Messages &) = delete;
     ~Messages();
 
-    // Moves what can be moved now: `moved`, `nothing`, `finished` when all are through, `failed` on a mismatch.
+    // Moves the bytes that can be moved now. Returns `finished` when all messages are complete, `failed` on a mismatch.
     Progress step(Report &report);
-    // Into `report`: the first operation that is not through, and the ranks that it and others are waiting for.
+    // Reports the first operation that is not complete, and the ranks that incomplete operations wait for.
     void name_missing(Report &report) const;
 
 private:
@@ -39,7 +39,7 @@ private:
     const Operation *const operations_;
     unsigned lane_count_ = 0;
     Lane *lanes_ = nullptr;
-    uint32_t *next_ = nullptr;  // by index in the call: of each message, the next one of its lane
+    uint32_t *next_ = nullptr;  // the next message of the same lane, by index in the call
 };
 
 }  // namespace hearth

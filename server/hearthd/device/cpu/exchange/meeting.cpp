@@ -18,15 +18,15 @@ static void wake(std::atomic<uint32_t> &bell) {
     syscall(SYS_futex, &bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// The sleeper says that it waits before the kernel compares the bell, and the bell has changed before that is looked
-// at here: one of both sees the other.
+// A sleeping rank sets `waiting` before the kernel compares the bell, and the bell changes before `waiting` is read
+// here: either the sleeper or this function sees the other's change.
 void ring(Segment &s, unsigned rank) {
     Rank &it = s.rank[rank];
     it.bell.fetch_add(1);
     if (it.waiting.load() != 0) wake(it.bell);
 }
 
-// Returns when `bell` is no longer `seen`, or another rank rings, or after `nanoseconds`.
+// Returns when the bell differs from `seen`, when another rank rings, or after `nanoseconds`.
 static void sleep_on(Rank &me, uint32_t seen, int64_t nanoseconds) {
     const timespec t{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
     me.waiting.store(1);
@@ -57,8 +57,8 @@ static bool all_arrived(const Segment &s, uint32_t meeting) {
 }
 
 Status wait(Segment &s, unsigned rank, int64_t timeout_ns, Step step) {
-    constexpr unsigned spins = 200;  // peers on other cores come within a microsecond or two
-    constexpr int64_t nap_ns = 100000000;  // a rank killed between its last step and its ring leaves no rank asleep
+    constexpr unsigned spins = 200;  // peers on other cores arrive within one or two microseconds
+    constexpr int64_t nap_ns = 100000000;  // limits the sleep if a rank is killed between its last step and its ring
     Rank &me = s.rank[rank];
     unsigned idle = 0;
     int64_t since = 0;
@@ -83,7 +83,7 @@ Status wait(Segment &s, unsigned rank, int64_t timeout_ns, Step step) {
 
 Status meet(Segment &s, unsigned rank, int64_t timeout_ns, Step meanwhile) {
     const uint32_t meeting = s.rank[rank].arrived.fetch_add(1) + 1;
-    if (all_arrived(s, meeting)) {  // the last one rings for all, the others need not be woken for less
+    if (all_arrived(s, meeting)) {  // only the last rank wakes the others
         for (unsigned r = 0; r < s.ranks; ++r) {
             if (r != rank) ring(s, r);
         }

@@ -1,5 +1,5 @@
-// Floating-point numbers of 8 and 16 bits: widened to float, and rounded from it to the nearest, ties to even, as
-// ml_dtypes does: what is too large becomes infinite, or a NaN where there are no infinities.
+// Floating-point numbers of 8 and 16 bits: widened to float, and rounded from float to the nearest number, ties to
+// even. As in ml_dtypes, a value that is too large becomes infinite, or a NaN if the type has no infinities.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -43,8 +43,8 @@ struct Float8 {
         const uint32_t sign = uint32_t{bits & 0x80u} << 24, rest = bits & 0x7f;
         if (finite ? rest == nan : rest > largest) return float_of(sign | 0x7fc00000);
         if (!finite && rest == largest) return float_of(sign | 0x7f800000);
-        // As if its exponent were a float's, then scaled by the difference of both biases: exact, also below the
-        // normal numbers, which are normal in a float.
+        // Read as a float, then scaled by the difference of both biases. This is exact, also for subnormal numbers,
+        // which are normal in a float.
         return float_of(sign | rest << (23 - M)) * float_of(uint32_t{254 - bias} << 23);
     }
     Float8() = default;
@@ -53,10 +53,10 @@ struct Float8 {
         uint32_t code;
         if (size > 0x7f800000) {
             code = nan;
-        } else if (size >= uint32_t{128 - bias} << 23) {  // normal here, too
+        } else if (size >= uint32_t{128 - bias} << 23) {  // normal in this type, too
             code = ((size + (1u << (22 - M)) - 1 + (size >> (23 - M) & 1)) >> (23 - M)) - ((127u - bias) << M);
             if (code > largest) code = finite ? nan : largest;
-        } else {  // in units of the smallest number, rounded by a float that has no bits for less than one
+        } else {  // in units of the smallest number, rounded by adding 2^23
             const float units = float_of(size) * float_of(uint32_t{126 + bias + M} << 23) + 8388608.0f;
             code = bits_of(units) & 0xff;
         }

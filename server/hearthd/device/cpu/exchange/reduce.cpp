@@ -1,5 +1,6 @@
-// The arithmetic of reductions, for one dtype: HEARTH_DTYPE is how it is stored. Each is a separate library, compiled
-// when it is first asked for: vector code for all of them takes a compiler seconds, and a group mostly uses one or two.
+// The arithmetic of reductions for one dtype, whose C++ type is HEARTH_DTYPE. Each dtype has a separate library,
+// compiled at its first use: a compiler takes seconds for the vector code of all of them, and a group mostly uses one
+// or two.
 #include "reduce.h"
 
 #include <string.h>
@@ -35,7 +36,7 @@ void combine(A *total, const A *in, size_t n, uint32_t op) {
     }
 }
 
-// T is stored, A is what is computed in.
+// T is the stored type, A the type of the computation.
 template <class T, class A>
 void reduce_as(const void *const *inputs, unsigned count, unsigned char *output, size_t begin, size_t end, uint32_t op) {
     for (size_t at = begin; at < end; at += tile) {
@@ -79,7 +80,7 @@ extern "C" void hearth_reduce(const void *const *inputs, unsigned count, void *o
     auto *const out = static_cast<unsigned char *>(output);
     if constexpr (!std::is_integral_v<Stored>) {
         reduce_as<Stored, Computed<Stored>>(inputs, count, out, begin, end, op);
-    } else if (op == mean) {  // the sum in 64 bits, and cut towards zero
+    } else if (op == mean) {  // the sum is computed in 64 bits, and the mean truncated towards zero
         using Wide = std::conditional_t<std::is_signed_v<Stored>, int64_t, uint64_t>;
         reduce_as<Stored, Wide>(inputs, count, out, begin, end, mean);
     } else {

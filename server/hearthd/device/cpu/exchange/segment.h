@@ -1,5 +1,5 @@
-// What the ranks of one communicator share: a header, slots that collectives go through, and a mailbox for each ordered
-// pair of ranks. Untouched pages cost nothing, so the n * n mailboxes are there from the start.
+// The memory that the ranks of one communicator share: a header, the slots of collectives, and a mailbox for each
+// ordered pair of ranks. Untouched pages cost nothing, so all n * n mailboxes exist from the start.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ constexpr size_t slot_bytes = 512 * 1024;
 constexpr size_t ring_bytes = 256 * 1024;
 constexpr size_t header_bytes = 64 * 1024;
 
-// Of each dtype, in the order of libraries.py's DTYPES.
+// Size of each dtype in bytes, in the order of libraries.py's DTYPES.
 constexpr unsigned sizes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1};
 constexpr unsigned dtypes = sizeof sizes / sizeof sizes[0];
 
@@ -24,16 +24,16 @@ enum Kind : uint32_t {
     all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, send, recv, barrier, kinds
 };
 
-// One operation as a rank asks for it; laid out as shared_exchange.py's _Operation.
+// One operation as a rank requests it; laid out as shared_exchange.py's _Operation.
 struct Operation {
     uint64_t source, destination, count;
-    uint64_t reduce;  // the function that combines, of a kind that has to: see reduce.h
-    uint64_t scale;   // the function that multiplies by the factor, of a sum that is premultiplied: see reduce.h
+    uint64_t reduce;  // the function that combines elements, for kinds that reduce: see reduce.h
+    uint64_t scale;   // the function that multiplies by the factor, for a premultiplied sum: see reduce.h
     uint64_t factor;  // one element of the dtype, in its first bytes
     uint32_t kind, dtype, op, root, peer;
 };
 
-// What all ranks have to agree on.
+// The parameters that must be equal on all ranks.
 struct Signature {
     uint64_t count;
     uint32_t kind, dtype, op, root;
@@ -43,24 +43,24 @@ struct Signature {
     }
 };
 
-// What went wrong in a call; laid out as shared_exchange.py's _Report.
+// The error of a call; laid out as shared_exchange.py's _Report.
 struct Report {
-    Signature theirs;                  // mismatch: what the other rank asked for
+    Signature theirs;                  // mismatch: the request of the other rank
     uint32_t operation;                // index in the call
     uint32_t rank;                     // mismatch: that rank
-    uint64_t missing[max_ranks / 64];  // timed_out: bit r is set where rank r has not come
+    uint64_t missing[max_ranks / 64];  // timed_out: bit r is set if rank r has not arrived
 };
 
 struct Rank {
-    alignas(64) std::atomic<uint32_t> arrived;  // meetings this rank has come to; wraps
-    uint32_t set;                               // of slots, that its next round uses: alternates
-    alignas(64) std::atomic<uint32_t> bell;     // changed at whatever this rank may be waiting for; what it sleeps on
+    alignas(64) std::atomic<uint32_t> arrived;  // number of meetings at which this rank has arrived; wraps
+    uint32_t set;                               // the set of slots that its next round uses; alternates
+    alignas(64) std::atomic<uint32_t> bell;     // futex; changes with everything that this rank may be waiting for
     std::atomic<uint32_t> waiting;
-    std::atomic<uint32_t> left;                 // it waits for nothing any more, and does nothing either
-    alignas(64) Signature asked[2];             // of the operation whose first round used this set of slots
+    std::atomic<uint32_t> left;                 // 1 once the rank has left: its waits fail
+    alignas(64) Signature asked[2];             // that of the operation whose first round used this set of slots
 };
 
-// Bytes on their way from one rank to another. Both count for ever; what is between them lies in the ring.
+// Bytes on their way from one rank to another. Both counters only grow; the bytes between them are in the ring.
 struct Mailbox {
     alignas(64) std::atomic<uint64_t> written;
     alignas(64) std::atomic<uint64_t> taken;

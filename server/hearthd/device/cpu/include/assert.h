@@ -1,5 +1,5 @@
-// assert() as CUDA has it: says which thread of which block failed, and ends the process. In place of the C library's
-// header, which a program may include again at any point with another NDEBUG; hence no guard.
+// assert() as in CUDA: prints the block and thread that failed, and ends the process. Replaces the C library's header.
+// There is no include guard, because a program may include the header again with another NDEBUG.
 #include "hearth/thread.h"
 #undef assert
 #ifdef NDEBUG

@@ -1,3 +1,3 @@
-// Its types and functions are the host's; what kernels use is known to them already (hearth/shim.h).
+// Defines CUDA_VERSION only. Its other names are for the host, or defined for every kernel (hearth/shim.h).
 #pragma once
 #define CUDA_VERSION 12060

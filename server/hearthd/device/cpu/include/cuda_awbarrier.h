@@ -1,4 +1,4 @@
-// nvcuda::experimental::awbarrier, the forerunner of cuda::barrier.
+// nvcuda::experimental::awbarrier, the predecessor of cuda::barrier.
 #pragma once
 #include <cuda_awbarrier_primitives.h>
 

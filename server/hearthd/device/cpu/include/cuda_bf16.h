@@ -18,7 +18,7 @@ inline unsigned short bfloat16_bits(float f) {
     return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 inline unsigned short bfloat16_bits(double d) { return bfloat16_bits(float_to_odd(d)); }
-// Float holds 24 bits of an integer: a wider one would be rounded twice.
+// A float holds 24 bits of an integer; a wider integer would be rounded twice.
 template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
 inline unsigned short bfloat16_bits(Integer i) { return narrow_bits<8, 7>(i, Rounding::rn); }
 inline float bfloat16_value(unsigned short bits) { return bits_of<float>(static_cast<unsigned>(bits) << 16); }
@@ -83,7 +83,7 @@ inline __nv_bfloat16 bfloat16_of(double d) { return __nv_bfloat16(__nv_bfloat16_
 template <class T>
 inline __nv_bfloat16 bfloat16_towards(T v, Rounding way) { return __nv_bfloat16(__nv_bfloat16_raw{narrow_bits<8, 7>(v, way)}); }
 inline float wide(__nv_bfloat16 h) { return bfloat16_value(h.bits); }
-// A product has 16 bits. Float holds all that can matter, of a subnormal product too.
+// A product has 16 bits. A float holds all bits that affect the result, also for a subnormal product.
 inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b) { return bfloat16_of(wide(a) * wide(b)); }
 // A sum in double may be inexact just where it is halfway between two numbers of this type.
 inline __nv_bfloat16 fused(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {

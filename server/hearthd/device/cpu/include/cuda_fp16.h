@@ -83,7 +83,7 @@ template <class T>
 inline __half half_towards(T v, Rounding way) { return __half(__half_raw{narrow_bits<5, 10>(v, way)}); }
 inline float wide(__half h) { return half_value(h.bits); }
 inline __half product(__half a, __half b) { return half_of(wide(a) * wide(b)); }
-// In double a product is exact, and a sum that is not is far enough from halfway between two halves.
+// In double, a product is exact, and an inexact sum is not near the midpoint of two halves.
 inline __half fused(__half a, __half b, __half c) {
     return half_of(static_cast<double>(wide(a)) * static_cast<double>(wide(b)) + static_cast<double>(wide(c)));
 }

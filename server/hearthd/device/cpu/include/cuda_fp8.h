@@ -59,7 +59,7 @@ inline float e8m0_value(__nv_fp8_storage_t x) {
 }
 inline __nv_bfloat16 e8m0_bfloat16(__nv_fp8_storage_t x) { return bfloat16_of(e8m0_value(x)); }
 
-// What the structures hold is given to their constant constructor in this form.
+// The form in which the structures' constant constructors take their contents.
 struct Fp8Bits {
     unsigned char bits;
 };

@@ -1,4 +1,4 @@
-// nvcuda::experimental::pipeline, the forerunner of cuda::pipeline.
+// nvcuda::experimental::pipeline, the predecessor of cuda::pipeline.
 #pragma once
 #include <cuda_awbarrier.h>
 #include <cuda_pipeline_primitives.h>
@@ -33,7 +33,7 @@ template <class T>
 inline void memcpy_async(T &to, const T &from, pipeline &) {
     to = from;
 }
-// Elements past those of the source become zero.
+// Elements beyond the end of the source become zero.
 template <class T, size_t To, size_t From>
 inline void memcpy_async(T (*to)[To], const T (*from)[From], pipeline &) {
     static_assert(sizeof(*to) == 4 || sizeof(*to) == 8 || sizeof(*to) == 16, "the size of a copy is 4, 8 or 16");

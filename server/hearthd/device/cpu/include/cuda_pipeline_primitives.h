@@ -16,5 +16,5 @@ inline void __pipeline_memcpy_async(void *to, const void *from, size_t size_and_
 }
 inline void __pipeline_commit() {}
 inline void __pipeline_wait_prior(size_t) {}
-// Adds one to what the barrier lacks and takes it away when the copies are complete, which they are.
+// Does nothing: it would add one expected arrival to the barrier, and remove it because the copies are complete.
 inline void __pipeline_arrive_on(__mbarrier_t *) {}

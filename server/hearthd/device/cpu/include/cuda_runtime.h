@@ -1,2 +1,2 @@
-// Here so that programs can include it; everything in it is known to every kernel already (hearth/shim.h).
+// Empty, for programs that include it: hearth/shim.h defines its contents for every kernel.
 #pragma once

@@ -34,8 +34,8 @@ void Block::run(const Kernel &kernel, const void *params) {
     work(0, own_stack);
 }
 
-// What the worker's own stack and each fiber do: start threads from `first` on, and when none is left to start on this
-// stack, continue suspended ones. Returns on the worker's own stack only, when all threads have ended.
+// The loop of the worker's own stack and of each fiber: starts threads from `first` on, and when none is left to start
+// on this stack, continues suspended ones. Returns on the worker's own stack only, when all threads have ended.
 void Block::work(unsigned first, unsigned stack) {
     for (;;) {
         loop_stack_ = stack;
@@ -50,7 +50,7 @@ void Block::work(unsigned first, unsigned stack) {
         }
         const unsigned last = ended == no_thread ? threads_ - 1 : ended;
         const unsigned next = pick(last / warp_lanes, last % warp_lanes);
-        if (next == next_) {  // not started: this stack is free for it
+        if (next == next_) {  // it has not started, and this stack is free for it
             first = next;
             continue;
         }
@@ -76,7 +76,7 @@ Index Block::index_of(unsigned rank) const {
     return Index{rank % dim.x, rank / dim.x % dim.y, rank / (dim.x * dim.y)};
 }
 
-// The thread `rank` meets others for the first time: those between it and the last that did so have returned.
+// Called when the thread `rank` first meets others. The threads between it and the last such thread have returned.
 __attribute__((noinline)) void Block::meet_first(unsigned rank) {
     if (!begun_) begin();
     returned_before(rank);
@@ -100,7 +100,7 @@ void Block::begin() {
     }
 }
 
-// The threads from `next_` to `rank` have returned without meeting another.
+// Records that the threads from `next_` up to, but not including, `rank` have returned without meeting another.
 void Block::returned_before(unsigned rank) {
     if (next_ == rank) return;
     const unsigned from = next_ / warp_lanes, to = (rank - 1) / warp_lanes;
@@ -123,12 +123,12 @@ void Block::finish(unsigned rank) {
     Warp &warp = warps_[w];
     warp.alive &= ~bit(rank % warp_lanes);
     --alive_;
-    // Those who wait for this thread need not any longer: a returned thread takes part in nothing.
+    // Threads that wait for this thread continue: a returned thread takes part in no meeting.
     for (unsigned i = warp.meetings; i-- > 0;) try_complete(w, i);
     if (arrived_ == alive_) release_barrier();
 }
 
-// Lets another thread run; returns when this one has been woken and picked again.
+// Runs another thread; returns when this one has been woken and picked again.
 inline __attribute__((always_inline)) void Block::suspend(unsigned rank) {
     const unsigned w = rank / warp_lanes;
     const auto *const later = static_cast<const unsigned char *>(contexts_[(rank + 3) % max_block_threads].sp);
@@ -168,8 +168,8 @@ void Block::wake(unsigned warp, uint32_t lanes) {
     if (warps_[warp].ready != 0) ready_warps_ |= bit(warp);
 }
 
-// The thread to run after `lane` of `warp`: of the same warp while it has one, which keeps warps in step. `next_`, where
-// it is a thread that has not started.
+// Returns the thread to run after `lane` of `warp`: one of the same warp if possible, which keeps warps in step. The
+// result is `next_` for a thread that has not started.
 __attribute__((noinline)) unsigned Block::pick(unsigned warp, unsigned lane) {
     for (;;) {
         Warp &here = warps_[warp];
@@ -193,7 +193,8 @@ __attribute__((noinline)) unsigned Block::pick(unsigned warp, unsigned lane) {
 }
 
 // No thread can run. Some lanes wait in a warp operation whose mask names lanes that never come (they are at a barrier
-// or in another branch); the mask was wrong, and a GPU would go on with those that are there, so do that.
+// or in another branch); the mask is wrong. A GPU would continue with the lanes that have arrived, and so does this
+// function.
 void Block::break_stall() {
     for (unsigned w = 0; w < warps(); ++w) {
         if (warps_[w].asking != 0) return answer_active(w);
@@ -209,7 +210,7 @@ inline __attribute__((always_inline)) int Block::sync(unsigned rank, Vote vote, 
     enter(rank);
     if (vote != Vote::none && predicate != 0) ++count_;
     arrive(rank);
-    // Threads that have returned are not counted, so "all" compares with those who took part.
+    // Threads that have returned are not counted, so "all" compares with the number of participating threads.
     switch (vote) {
         case Vote::all: return (outcome_ & 1) != 0;
         case Vote::any: return (outcome_ >> 1) != 0;
@@ -217,7 +218,7 @@ inline __attribute__((always_inline)) int Block::sync(unsigned rank, Vote vote, 
     }
 }
 
-// The block's barrier with the grid's inside: the last thread to come waits there for the other blocks.
+// The block's barrier with the grid's inside it: the last thread to arrive waits for the other blocks.
 void Block::sync_grid(unsigned rank) {
     enter(rank);
     ++at_grid_;
@@ -263,7 +264,7 @@ inline __attribute__((always_inline)) uint64_t Block::collective(
     const uint32_t arrived = warp.rendezvous[i].arrived |= self;
     if ((mask & warp.alive & ~arrived) == 0) {
         complete(w, i);
-        warp.ready &= ~self;  // it was woken with the others but is running already
+        warp.ready &= ~self;  // it was woken with the others, but is already running
     } else {
         suspend(rank);
     }
@@ -286,8 +287,8 @@ __attribute__((noinline)) void Block::complete(unsigned w, unsigned meeting) {
     wake(w, done.arrived);
 }
 
-// The lanes that ask for the active mask at one place are those that are converged there. That is known only when
-// every other lane of the warp waits for something, so the question is answered by pick().
+// The lanes that request the active mask at one call site are converged there. They are known only when every other
+// lane of the warp waits, so pick() sets the result.
 uint32_t Block::active_mask(unsigned rank, const void *site) {
     enter(rank);
     const unsigned lane = rank % warp_lanes;
@@ -310,10 +311,11 @@ void Block::answer_active(unsigned w) {
     wake(w, together);
 }
 
-// A thread that has not started is next, if there is one: it may be the one waited for. Else a thread of another warp.
+// Runs a thread that has not started, if there is one, because the caller may wait for it; else a thread of another
+// warp.
 void Block::yield(unsigned rank) {
     if (threads_ == 1) {
-        sched_yield();  // another block may be waited for
+        sched_yield();  // the thread may wait for another block
         return;
     }
     enter(rank);

@@ -1,8 +1,8 @@
 // One block: runs its threads one after another, and suspends those that meet others.
 //
 // Threads run on the worker's own stack in the order of their ranks. A thread that reaches a barrier, a warp operation
-// or a yield stays suspended on the stack that it is on, and the threads behind it continue on a new one (lazy fibers).
-// A block in which no thread meets another costs nothing beyond the calls of its threads.
+// or a yield stays suspended on its present stack, and the following threads run on a new one (lazy fibers). A block in
+// which no thread meets another has no cost beyond the calls of its threads.
 #pragma once
 #include "../include/hearth/abi.h"
 #include "fiber.h"
@@ -19,7 +19,7 @@ struct Rendezvous {
 };
 
 struct Warp {
-    uint32_t alive;       // lanes that have not returned from the kernel, those that have not started among them
+    uint32_t alive;       // lanes that have not returned from the kernel, including those that have not started
     uint32_t ready;       // suspended lanes that can run
     uint32_t at_barrier;  // lanes in __syncthreads or grid.sync()
     uint32_t asking;      // lanes in __activemask
@@ -27,8 +27,8 @@ struct Warp {
     uint32_t turn;        // the lane that ran last when another warp's thread yielded
     Rendezvous rendezvous[warp_lanes];
     WarpLanes lanes;
-    const void *site[warp_lanes];  // where a lane asked for the active mask
-    uint32_t active[warp_lanes];   // and the answer
+    const void *site[warp_lanes];  // call site at which a lane requested the active mask
+    uint32_t active[warp_lanes];   // the resulting mask
 };
 
 class Block {
@@ -36,7 +36,7 @@ public:
     // Runs every thread of the block that `hearth_tls` describes to its end.
     void run(const Kernel &kernel, const void *params);
 
-    // Meetings; each takes the rank of the running thread.
+    // Meetings of threads. `rank` is that of the running thread.
     int sync(unsigned rank, Vote vote, int predicate);
     void sync_grid(unsigned rank);
     uint64_t collective(unsigned rank, uint32_t mask, uint64_t value, uint64_t aux, WarpFinish finish);
@@ -73,16 +73,16 @@ private:
     const Kernel *kernel_ = nullptr;
     const void *params_ = nullptr;
     unsigned threads_ = 0, alive_ = 0;
-    unsigned next_ = 0;     // ranks from here on are not known to have started
+    unsigned next_ = 0;     // this rank and higher ones have not started, as far as is known
     bool begun_ = false;    // a thread of this block has met others: the fields below are valid
-    unsigned arrived_ = 0;  // at the block's barrier, those at the grid's among them
+    unsigned arrived_ = 0;  // number of threads at the block's barrier, including those at the grid's
     unsigned at_grid_ = 0;
     int count_ = 0;
     int outcome_ = 0;
     uint32_t ready_warps_ = 0;
-    unsigned loop_stack_ = own_stack;  // where threads were last started
+    unsigned loop_stack_ = own_stack;  // the stack on which threads were last started
     unsigned free_ = 0;                // entries of `free_stacks_` in use
-    unsigned stacks_used_ = 0;         // stacks that this block has had so far
+    unsigned stacks_used_ = 0;         // number of stacks that this block has used so far
     Context main_;                     // the worker's own stack, when its thread or loop has ended
     Stacks stacks_;
     Warp warps_[max_warps];

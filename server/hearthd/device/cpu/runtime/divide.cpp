@@ -17,7 +17,7 @@ namespace {
 struct Division {
     unsigned bytes;     // of an operand
     bool is_signed;
-    bool divides_by_zero;  // known to; false where the divisor lies in memory
+    bool divides_by_zero;  // false also if the divisor is in memory, and thus unknown
     const unsigned char *end;
 };
 
@@ -57,8 +57,8 @@ bool decode(const greg_t *r, Division &found) {
     return true;
 }
 
-// The quotient of a division by zero has all bits set, as NVIDIA's GPUs give it, and the remainder is the dividend
-// (CUDA leaves both undefined); the lowest number divided by -1 wraps to itself.
+// As on NVIDIA's GPUs, the quotient of a division by zero has all bits set, and the remainder is the dividend (CUDA
+// leaves both undefined); the lowest number divided by -1 wraps to itself.
 bool divide(greg_t *r) {
     Division division;
     if (!decode(r, division)) return false;
@@ -67,7 +67,7 @@ bool divide(greg_t *r) {
     const bool wraps = division.is_signed && dividend == lowest && !division.divides_by_zero;
     const uint64_t quotient = wraps ? dividend : low(~uint64_t{0}, bytes), rest = wraps ? 0 : dividend;
     const auto put = [r, bytes](int which, uint64_t value) {
-        // Half registers keep what is above them, and 32 bits clear it.
+        // A 16-bit write keeps the upper bits of the register, a 32-bit write clears them.
         const uint64_t kept = bytes == 2 ? static_cast<uint64_t>(r[which]) & ~uint64_t{0xffff} : 0;
         r[which] = static_cast<greg_t>(kept | value);
     };

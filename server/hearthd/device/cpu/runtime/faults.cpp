@@ -35,15 +35,15 @@ bool ready(int fd, short events, int milliseconds) {
     return poll(&one, 1, milliseconds) == 1;
 }
 
-// Text that kernels have printed and that is still in the buffer of stdout, written to its descriptor. For signal
-// handlers: takes no lock that the interrupted thread could hold, and waits for a reader only so long.
+// Writes the kernels' output that is still in the buffer of stdout to its descriptor. For signal handlers: never blocks
+// on a lock that the interrupted thread could hold, and waits for a reader for a limited time.
 void write_stdout() {
     bool locked = false;
     for (int i = 0; i < 20 && !(locked = ftrylockfile(stdout) == 0); ++i) pause_ms(1);
 #ifdef __GLIBC__
     const char *at = stdout->_IO_write_base, *const end = stdout->_IO_write_ptr;
     while (at != nullptr && at < end && ready(STDOUT_FILENO, POLLOUT, write_ms)) {
-        const size_t left = static_cast<size_t>(end - at);  // a pipe that is ready takes PIPE_BUF bytes at once
+        const size_t left = static_cast<size_t>(end - at);  // a ready pipe accepts PIPE_BUF bytes without blocking
         const ssize_t written = write(STDOUT_FILENO, at, left < PIPE_BUF ? left : size_t{PIPE_BUF});
         if (written <= 0) break;
         at += written;
@@ -55,9 +55,9 @@ void write_stdout() {
     if (locked) funlockfile(stdout);
 }
 
-// The process is about to end: what kernels have printed leaves it first, by the thread that looks after output.
+// Forwards the output of kernels, through the reader of standard output, before the process ends.
 void send_output() {
-    if (output_sent.exchange(true)) {  // another thread was first, and this one would cut it short
+    if (output_sent.exchange(true)) {  // another thread is sending it; ending the process now would cut it off
         pause_ms(answer_ms);
         return;
     }
@@ -77,7 +77,7 @@ void on_fault(int number, siginfo_t *info, void *context) {
         last.sa_sigaction(number, info, context);
     } else if (last.sa_handler != SIG_DFL && last.sa_handler != SIG_IGN) {
         last.sa_handler(number);
-    } else {  // as if there were no handler: the instruction is tried again, a signal from outside is sent again
+    } else {  // the default action: the instruction is repeated, or a signal from outside is raised again
         signal(number, SIG_DFL);
         if (info->si_code <= 0) raise(number);
     }
@@ -121,7 +121,7 @@ HandlerStack::HandlerStack() {
     if (sigaltstack(nullptr, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;  // it has one
     size_t least = 32 << 10;
 #ifdef _SC_MINSIGSTKSZ
-    const long saved = sysconf(_SC_MINSIGSTKSZ);  // what the kernel itself puts there: vector registers
+    const long saved = sysconf(_SC_MINSIGSTKSZ);  // size of the kernel's signal frame, with the vector registers
     if (saved > 0) least += static_cast<size_t>(saved);
 #endif
     bytes_ = (least + 4095) & ~size_t{4095};

@@ -1,18 +1,19 @@
-// The signals that a kernel brings on its process: a division is put right, all others are written down and go on to
-// the handler that had them before, which is the end of the process where there was none.
+// Handlers of the signals that a kernel can cause. A division is emulated. Every other signal is recorded and passed to
+// the previous handler; without one, it ends the process.
 #pragma once
 #include <stddef.h>
 
 namespace hearth {
 
-// Division from now on, all others where they are written down. Once per process; later calls do nothing.
+// Install the handlers: for divisions, and for all signals if they are recorded. Once per process; later calls do
+// nothing.
 void watch_divisions();
 void watch_faults();
 
-// Ends the process with SIGABRT: `text` goes to the log, and to who looks after the process has died of it.
+// Ends the process with SIGABRT. Writes `text` to the log and to the crash record.
 [[noreturn]] void give_up(const char *text);
 
-// A separate stack for the handlers of this thread: the thread's may be what has overflowed.
+// A separate stack for the signal handlers of this thread, because its own stack may have overflowed.
 class HandlerStack {
 public:
     HandlerStack();
@@ -26,7 +27,7 @@ private:
 }  // namespace hearth
 
 extern "C" {
-// Before a fault of a kernel ends the process, a byte is written to `ask`, and one awaited on `answer`: by then the
-// reader of standard output has sent on what kernels printed. Pipes; the wait is bounded.
+// Sets two pipes. Before a fault of a kernel ends the process, a byte is written to `ask`, and one awaited on `answer`;
+// by then the reader of standard output has forwarded the output of kernels. The wait is bounded.
 void hearth_output(int ask, int answer);
 }

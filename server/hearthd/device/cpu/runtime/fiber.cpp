@@ -18,7 +18,7 @@ namespace hearth {
 
 void prepare_context(Context &context, unsigned char *top, FiberEntry entry) {
     auto *sp = reinterpret_cast<uint64_t *>(top);
-    *--sp = 0;  // where entry's return address would be: keeps the stack aligned and ends a debugger's unwinding
+    *--sp = 0;  // in place of entry's return address: keeps the stack aligned and ends a debugger's unwinding
     *--sp = reinterpret_cast<uint64_t>(entry);
     context.sp = sp;
 }
@@ -87,7 +87,7 @@ void prepare_context(Context &context, unsigned char *top, FiberEntry entry) {
 void switch_context(Context &from, const Context &to) {
     ucontext_t here;
     void *const before = from.sp;
-    if (before == nullptr) from.sp = &here;  // the worker's own stack: its context lives in this very frame
+    if (before == nullptr) from.sp = &here;  // the worker's own stack: its context is in this frame
     swapcontext(static_cast<ucontext_t *>(from.sp), static_cast<ucontext_t *>(to.sp));
     from.sp = before;
 }
@@ -96,7 +96,7 @@ void switch_context(Context &from, const Context &to) {
 
 namespace {
 constexpr size_t page = 4096;
-// Stack tops at one distance modulo the page would all fall into the same few cache sets.
+// Offsets the top of each stack, because equal offsets in the page would map all tops to the same few cache sets.
 unsigned char *coloured(unsigned char *top, unsigned index) { return top - (index * 5 % 64) * 64; }
 }  // namespace
 
@@ -121,8 +121,8 @@ void Stacks::reserve(unsigned count) {
     count_ = wanted;
     fiber_stacks = Range{base_, size_t{count_} * fiber_stack_bytes};
     for (unsigned i = 0; i < wanted; ++i) {
-        // A guard costs no separate mapping with MADV_GUARD_INSTALL (Linux 6.13); older kernels go without, since
-        // a thousand extra mappings a worker would meet vm.max_map_count.
+        // With MADV_GUARD_INSTALL (Linux 6.13) a guard needs no separate mapping. On older kernels there are no guards,
+        // because a thousand more mappings for each worker would exceed vm.max_map_count.
         if (madvise(base_ + size_t{i} * fiber_stack_bytes, page, MADV_GUARD_INSTALL) != 0) break;
     }
 }

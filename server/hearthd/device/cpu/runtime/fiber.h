@@ -1,5 +1,5 @@
-// Stackful fibers: the threads of a block that synchronises. Switching saves only what the C calling convention says a
-// callee must keep, so a switch costs a few nanoseconds.
+// Stackful fibers: the threads of a block that synchronises. A switch saves only the registers that a callee must
+// preserve in the C calling convention, so it takes a few nanoseconds.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -9,8 +9,8 @@
 namespace hearth {
 
 inline constexpr unsigned max_block_threads = 1024;
-// A thread of a GPU has 512 KiB of local memory. An odd number of pages: at a power of two the stacks of a block would
-// meet in few sets of the caches (a barrier of 256 threads then takes twice as long).
+// A thread of a GPU has 512 KiB of local memory. The number of pages is odd, because with a power of two the stacks of
+// a block would share few cache sets (a barrier of 256 threads then takes twice as long).
 inline constexpr size_t fiber_stack_bytes = 145 * 4096;
 
 using FiberEntry = void (*)();
@@ -26,10 +26,10 @@ struct Context {
 
 // Saves the running computation in `from` and continues `to`.
 #if defined(__x86_64__)
-// Inline, and every register declared as changed: the compiler saves those that it needs, once, in the caller's frame. A
-// thread that is suspended then keeps two or three cache lines of its stack in use, which is what a barrier of many
-// threads costs. A jump continues the other computation, so that calls and returns stay paired for the processor's
-// predictor. The SSE and x87 control words are never changed by kernels. Needs -mno-red-zone.
+// Inline, with every register declared as changed, so that the compiler saves those that it needs in the caller's
+// frame. A suspended thread then uses only two or three cache lines of its stack, which determine the cost of a barrier
+// of many threads. The switch jumps to the other computation, so that calls and returns stay paired for the processor's
+// predictor. Kernels never change the SSE and x87 control words. Needs -mno-red-zone.
 inline __attribute__((always_inline)) void switch_context(Context &from, const Context &to) {
     void *save = &from, *next = to.sp;
     asm volatile(

@@ -25,7 +25,7 @@ void Grid::leave() {
     check_deadlock();
 }
 
-// On a GPU such a grid hangs until it is ended; here it is known at once that it never continues.
+// On a GPU such a grid hangs until its process is ended; here the deadlock is detected immediately.
 void Grid::check_deadlock() const {
     if (waiting_ == 0 || gone_ == 0 || waiting_ + gone_ != blocks_) return;
     char text[128];

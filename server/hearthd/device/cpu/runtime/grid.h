@@ -1,4 +1,4 @@
-// The blocks of a cooperative launch: all resident at once, each on a separate thread, and the barrier across them.
+// The blocks of a cooperative launch, all resident at the same time, each on a separate thread, and their barrier.
 #pragma once
 #include <stdint.h>
 
@@ -11,9 +11,9 @@ class Grid {
 public:
     explicit Grid(uint64_t blocks) : blocks_(blocks) {}
 
-    // Called by a block all of whose threads have come; returns when every block has called it.
+    // Called by a block all of whose threads have arrived; returns when every block has called it.
     void sync();
-    // A block has run to its end.
+    // Called by a block that has run to its end.
     void leave();
 
 private:

@@ -15,7 +15,7 @@
 namespace hearth {
 
 struct Guard {
-    // A page that is opened splits a mapping in three; the kernel allows a process 65530 of them by default.
+    // Opening a page splits a mapping in three; by default the kernel allows a process 65530 mappings.
     static constexpr uint32_t most_pages = 1024, most_strays = 64;
 
     std::atomic<bool> used;
@@ -90,7 +90,7 @@ bool open_guard(const void *place, void *context) {
             const Index &block = hearth_tls.block_idx;
             guard.strays[at] = {static_cast<int64_t>(address - guard.array), kind, {block.x, block.y, block.z}};
         }
-        // After a read the page stays closed to writes, so that a write there is written down as well.
+        // After a read the page stays write-protected, so that a write to it is recorded as well.
         const uint64_t page = down(address);
         return protect(page, page + page_bytes(), kind == 1 ? PROT_READ : PROT_READ | PROT_WRITE);
     }

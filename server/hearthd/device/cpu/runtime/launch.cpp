@@ -1,4 +1,4 @@
-// A launch: the parameter block copied to where kernels read it, then block after block over the pool.
+// A launch: copies the parameter block to the place where kernels read it, then runs the blocks on the pool.
 #include <stdio.h>
 #include <stdio_ext.h>
 #include <stdlib.h>
@@ -25,11 +25,11 @@ struct Launch {
     Index grid, block;
     unsigned shared_bytes;
     Grid *together;  // the barrier of a cooperative launch, else null
-    Slot *slot;      // where it is written down that it runs, else null
+    Slot *slot;      // its slot in the crash record, else null
     race::Findings *races;
 };
 
-// What a thread that runs blocks keeps between launches; freed when the thread ends.
+// State that a thread that runs blocks keeps between launches; freed when the thread ends.
 struct Worker {
     HandlerStack handler_stack;
     std::unique_ptr<Block> block{new Block};
@@ -106,7 +106,7 @@ void hearth_launch(const hearth::Kernel *kernel, const unsigned *grid, const uns
     hearth::end_launch(launch.slot);
     races.keep();
     if (copy != local) free(copy);
-    if (__fpending(stdout) != 0) fflush(stdout);  // CUDA shows it at the next synchronisation; here it is now
+    if (__fpending(stdout) != 0) fflush(stdout);  // CUDA does this at the next synchronisation
 }
 
 [[noreturn]] void hearth_trap(const char *what, hearth::Index thread) {

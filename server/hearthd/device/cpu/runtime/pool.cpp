@@ -49,7 +49,7 @@ public:
             if (jobs_ != nullptr) jobs_->previous = &job;
             jobs_ = &job;
         }
-        wake_.notify_one();  // each worker that finds work wakes the next: the caller pays for one only
+        wake_.notify_one();  // each worker that finds work wakes the next, so the caller wakes only one
         job.work();
         std::unique_lock<std::mutex> lock(mutex_);
         unlink(job);
@@ -58,8 +58,8 @@ public:
 
 private:
     void start_workers() {
-        // Started at the first launch that can use them, and for the life of the process: a worker may be inside a
-        // kernel that never returns, so the exit must not wait for it.
+        // Started at the first launch that can use them, and never joined: a worker may be inside a kernel that never
+        // returns, so the exit must not wait for it.
         for (; started_ < threads_; ++started_) std::thread([this] { serve(); }).detach();
     }
 
@@ -98,8 +98,8 @@ private:
     Job *jobs_ = nullptr;
 };
 
-// Threads for launches whose blocks are all there at once. Kept for the next one, as their stacks and fibers are what
-// takes time to make; beyond `kept` they end with the launch.
+// Threads for launches whose blocks are all resident. They are kept for the next launch, because creating their stacks
+// and fibers takes time; threads beyond `kept` end with the launch.
 class Residents {
 public:
     void run(uint64_t count, BlockFn fn, void *context) {
@@ -187,8 +187,8 @@ unsigned usable_cores() {
 
 std::atomic<unsigned> wanted_cores{0};
 
-// One `T` for this process. Leaked on purpose (see start_workers); a forked child has none of its parent's threads and
-// gets a separate one.
+// The `T` of this process. Never freed (see start_workers). A forked child gets a separate one, because it has none of
+// its parent's threads.
 template <class T, class Make>
 T &of_process(Make make) {
     static std::mutex mutex;
@@ -207,7 +207,7 @@ T &of_process(Make make) {
 Pool &pool() {
     return of_process<Pool>([] {
         const unsigned cores = wanted_cores.load() != 0 ? wanted_cores.load() : usable_cores();
-        return new Pool(cores - 1);  // the caller is the other one
+        return new Pool(cores - 1);  // the caller takes part as well
     });
 }
 
@@ -223,7 +223,7 @@ void parallel_for(uint64_t count, BlockFn fn, void *context) {
     job.fn = fn;
     job.context = context;
     job.count = count;
-    // Small enough that the last chunks even out, large enough that the shared counter is not what limits.
+    // Small enough to balance the load at the end, large enough that the shared counter is no bottleneck.
     job.chunk = std::clamp<uint64_t>(count / (uint64_t{workers->threads() + 1} * 16), 1, 256);
     workers->run(job);
 }

@@ -6,11 +6,11 @@ namespace hearth {
 
 using BlockFn = void (*)(void *context, uint64_t index);
 
-// Calls fn(context, 0 .. count-1) and returns when all calls have returned. The calling thread takes part, so one
-// block costs no hand-over at all, and a launch that never ends holds up no other caller.
+// Calls fn(context, 0 .. count-1) and returns when all calls have returned. The calling thread takes part, so a single
+// block needs no hand-over, and a launch that never ends delays no other caller.
 void parallel_for(uint64_t count, BlockFn fn, void *context);
 
-// Like parallel_for, with each call on a separate thread, all at once: calls may wait for each other.
+// Like parallel_for, with all calls running concurrently on separate threads: calls may wait for each other.
 void resident_for(uint64_t count, BlockFn fn, void *context);
 
 }  // namespace hearth

@@ -1,6 +1,6 @@
-// What the compiler calls before each access to memory in a module that is compiled for the race check
-// (-fsanitize=thread), with the names and types of ThreadSanitizer's interface; and the functions of the C library that
-// access memory themselves, which the linker leads here (-Wl,--wrap).
+// Functions that the compiler calls before each access to memory in a module that is compiled for the race check
+// (-fsanitize=thread), with the names and types of ThreadSanitizer's interface; and wrappers of the C library's
+// functions that access memory (-Wl,--wrap).
 #include <string.h>
 
 #include <atomic>
@@ -37,13 +37,13 @@ inline void before_swap() {
     if (hearth::race::running != nullptr) hearth::race::running->settle();
 }
 
-// A compare-and-swap that has failed has only read.
+// A failed compare-and-swap only reads.
 inline void after_swap(const volatile void *place, size_t bytes, int order, bool swapped, const void *site) {
     if (swapped) before_update(place, bytes, order, true, site);
     else before_load(place, bytes, site);
 }
 
-// For 16 bytes, of which not every processor and library has atomic operations: all go through here.
+// Atomic operations on 16 bytes, which not every processor and library has: all of them use this.
 std::atomic_flag wide_busy = ATOMIC_FLAG_INIT;
 
 class WideTurn {

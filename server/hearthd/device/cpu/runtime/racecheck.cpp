@@ -59,7 +59,7 @@ bool is_release(int order) {
 
 }  // namespace
 
-// ---- what is found ----
+// ---- findings ----
 
 Findings::Findings() : serial_(launches.fetch_add(1, std::memory_order_relaxed) + 1) {}
 
@@ -138,7 +138,7 @@ void Checker::leave() {
     running = nullptr;
 }
 
-// What came before is before all that follows: cells and clocks of earlier phases do not count.
+// Orders all earlier accesses before all later ones: cells and clocks of earlier phases do not count.
 void Checker::next_epoch() {
     settle();
     if (++epoch_ == 0) {
@@ -172,7 +172,7 @@ inline bool Checker::is_before(uint32_t rank, uint32_t time) const {
     return !clock.all.empty() && time <= clock.all[rank];
 }
 
-// `clock` of the thread `rank` learns what `all` knows.
+// Advances `clock`, which belongs to the thread `rank`, to the times in `all`.
 void Checker::join(Clock &clock, const std::vector<uint32_t> &all, unsigned rank) const {
     renew(clock);
     if (clock.all.empty()) clock.all.assign(threads_, 0);
@@ -183,7 +183,7 @@ void Checker::join(Clock &clock, const std::vector<uint32_t> &all, unsigned rank
     }
 }
 
-// The other way.
+// Advances `all` to the times in `clock`.
 void Checker::merge(std::vector<uint32_t> &all, const Clock &clock, unsigned rank) const {
     if (all.empty()) all.assign(threads_, 0);
     for (unsigned i = 0; i < clock.all.size(); ++i) all[i] = std::max(all[i], clock.all[i]);
@@ -212,7 +212,8 @@ void Checker::met(unsigned first_rank, uint32_t lanes, WarpFinish finish) {
     }
 }
 
-// What this thread has done so far is before what follows an atomic operation that sees a later one of this thread's.
+// Orders the earlier accesses of this thread before those that follow another thread's atomic operation, if that
+// observes a later atomic operation of this thread.
 void Checker::fence() {
     const unsigned rank = hearth_tls.running;
     Clock &clock = clocks_[rank];
@@ -227,7 +228,7 @@ void Checker::release(const void *variable, int order) {
     if (fences_[rank].epoch == epoch_) merge(released_[variable], fences_[rank], rank);
 }
 
-// Also without a fence behind the atomic operation: locks are commonly taken without one.
+// Takes effect even without a fence after the atomic operation, because locks are commonly acquired without one.
 void Checker::acquire(const void *variable) {
     if (released_.empty()) return;
     const auto found = released_.find(variable);
@@ -249,7 +250,7 @@ void Checker::access(Kind kind, const void *place, size_t bytes, const void *sit
     settle();
     const uint32_t rank = hearth_tls.running;
     mine_ = Access{epoch_, time_[rank], static_cast<uint32_t>(static_cast<const unsigned char *>(site) - code_), rank};
-    // What the fence before an atomic operation orders holds for the operation itself.
+    // The order of a fence before an atomic operation also applies to the operation itself.
     const Clock &fence = fences_[rank];
     if (kind == atomic_update && fence.epoch == epoch_ && fence.lanes[rank % 32] + 1 == mine_.time) --mine_.time;
     in_ = shadow;
@@ -285,10 +286,10 @@ void Checker::split(Shadow &shadow, size_t word) {
 
 inline __attribute__((always_inline)) void Checker::check(
     Cell &cell, Kind kind, const unsigned char *address, uint32_t bytes) {
-    // By the kind of this access, the kinds that it races with.
+    // The kinds of accesses that race with an access, by its kind.
     static constexpr uint32_t racing[kinds] = {
         1u << write | 1u << atomic_update,
-        1u << read | 1u << atomic_read | 1u << atomic_update,  // and writes of another value: below
+        1u << read | 1u << atomic_read | 1u << atomic_update,  // and writes of another value, see below
         1u << write,
         1u << read | 1u << write,
     };
@@ -310,7 +311,7 @@ inline __attribute__((always_inline)) void Checker::check(
     add(cell.of[kind]);
 }
 
-// An access of another thread that is not before this one.
+// Returns an access of another thread that is not ordered before the present one.
 inline const Access *Checker::unordered(const Accesses &accesses) {
     const Access &first = accesses.first;
     if (first.epoch != epoch_) return nullptr;
@@ -381,7 +382,7 @@ void Checker::compare() {
     for (const Pending &pending : pending_) {
         if (memcmp(pending.address, pending.before, pending.bytes) == 0) continue;
         findings->add(pending.report);
-        break;  // all are of one access
+        break;  // all of them belong to one access
     }
     pending_.clear();
 }
@@ -392,7 +393,7 @@ extern "C" {
 
 void hearth_race_enter(const void *record, size_t bytes, hearth::WarpFinish sync) {
     static thread_local std::unique_ptr<hearth::race::Checker> checker;
-    if (hearth::race::running != nullptr) return;  // the block is known: this is another stack of its
+    if (hearth::race::running != nullptr) return;  // the block has entered before, on another of its stacks
     if (checker == nullptr) checker.reset(new hearth::race::Checker);
     hearth::race::running = checker.get();
     hearth::race::running->enter(record, bytes, sync);

@@ -1,9 +1,10 @@
-// The race check: accesses of a block's threads to its shared memory that nothing orders (HEARTH_CPU_RACECHECK).
+// The race check: finds unordered accesses of a block's threads to its shared memory (HEARTH_CPU_RACECHECK).
 //
-// A happens-before check as ThreadSanitizer's and FastTrack's (Flanagan and Freund, 2009), for the order that CUDA
-// promises: a block's barrier orders all of the block, __syncwarp() the lanes that take part. Shuffles, votes and other
-// operations of a warp order no memory. A fence before an atomic operation, and atomic operations that release, order
-// what comes before with what follows another thread's atomic operation on the same variable.
+// A happens-before check like those of ThreadSanitizer and FastTrack (Flanagan and Freund, 2009), for the order that
+// CUDA promises: a block's barrier orders all threads of the block, __syncwarp() the participating lanes. Shuffles,
+// votes and other operations of a warp order no memory. A fence before an atomic operation, and a releasing atomic
+// operation, order earlier accesses before the accesses that follow another thread's atomic operation on the same
+// variable.
 //
 // The threads of a block run on one operating system thread, so a block's checker needs no lock.
 #pragma once
@@ -19,10 +20,10 @@
 
 namespace hearth::race {
 
-// What is done to memory. Atomic operations do not race with each other.
+// Kinds of accesses. Atomic operations do not race with each other.
 enum Kind : uint32_t { read, write, atomic_read, atomic_update, kinds };
 
-// Two accesses that race, the one seen first first (hearthd/device/cpu/racecheck.py has the same layout).
+// Two accesses that race, in the order in which they were seen (hearthd/device/cpu/racecheck.py has the same layout).
 struct Report {
     Index block;
     uint32_t rank[2];
@@ -30,8 +31,8 @@ struct Report {
     uint32_t kind[2];
     uint32_t is_static;  // else in the dynamic shared memory
     uint32_t offset;     // from the start of the dynamic shared memory, or of the module's thread-local segment
-    uint32_t across;     // whether a pair of them is of two warps
-    uint64_t count;      // how often this pair of places has been seen
+    uint32_t across;     // 1 if at least one pair is of two warps
+    uint64_t count;      // number of times that this pair of places has been seen
 };
 
 // The races of one launch, one report for each pair of places.
@@ -39,7 +40,7 @@ class Findings {
 public:
     Findings();
     void add(const Report &report);
-    // At the end of the launch: hearth_race_reports() of this thread returns these.
+    // Called at the end of the launch: makes hearth_race_reports() of this thread return these races.
     void keep();
     uint64_t serial() const { return serial_; }
 
@@ -55,14 +56,14 @@ struct Access {
     uint32_t epoch, time, site, rank;
 };
 
-// Accesses of one kind to one place of which none is before another. Those of an ended phase do not count.
+// Accesses of one kind to one place that are not ordered among each other. Those of an ended phase do not count.
 struct Accesses {
     Access first;
-    uint32_t more;  // index of a `Crowd`, or 0 where `first` is the only one
+    uint32_t more;  // index of a `Crowd`, or 0 if `first` is the only access
 };
 
-// Accesses of several lanes of one warp, that of `Accesses::first`, and one of another warp. A further warp's tell
-// nothing new: what races with one of those races with one of these.
+// Accesses of several lanes of one warp, that of `Accesses::first`, and one access of another warp. Accesses of further
+// warps need not be kept: an access that races with one of them also races with one of these.
 struct Crowd {
     uint32_t lanes;
     uint32_t time[32], site[32];
@@ -73,8 +74,8 @@ struct Cell {
     Accesses of[kinds];
 };
 
-// What is known of one range of memory: a cell for each word of 4 bytes, or for each of its bytes, from the first
-// access to a part of the word on until the phase ends.
+// The accesses to one range of memory: a cell for each word of 4 bytes. From the first access to a part of a word until
+// the end of the phase, each byte of the word has a cell.
 class Shadow {
 public:
     Shadow() = default;
@@ -100,11 +101,11 @@ private:
     uint32_t *split_ = nullptr;
 };
 
-// What a thread knows of the others' clocks in a phase: their accesses up to these times are before its own.
+// The clocks of other threads as one thread knows them in a phase: their accesses up to these times precede its own.
 struct Clock {
     uint32_t epoch = 0;
     uint32_t lanes[32];         // of the thread's warp
-    std::vector<uint32_t> all;  // of the block; empty where it knows of no other warp
+    std::vector<uint32_t> all;  // of the block; empty if it knows no other warp's clock
 };
 
 // Checks the blocks that an operating system thread runs, one after another.
@@ -120,13 +121,13 @@ public:
     void fence();
     void acquire(const void *variable);
     void release(const void *variable, int order);
-    // A store that was announced has been made by now.
+    // Compares announced stores, which have been made by now.
     void settle() {
         if (!pending_.empty()) compare();
     }
 
 private:
-    // A write over another thread's, not yet made: no race if it changes nothing.
+    // An announced write to a place that another thread has written: no race if it does not change the value.
     struct Pending {
         Report report;
         const unsigned char *address;
@@ -149,35 +150,35 @@ private:
     void merge(std::vector<uint32_t> &all, const Clock &clock, unsigned rank) const;
 
     uint64_t launch_ = 0;
-    const unsigned char *code_ = nullptr;  // where the module lies
+    const unsigned char *code_ = nullptr;  // base address of the module
     const unsigned char *record_ = nullptr;
     size_t record_bytes_ = 0;
     WarpFinish sync_ = nullptr;
     Shadow dynamic_, static_;
-    const Shadow *in_ = nullptr;  // where the access is
+    const Shadow *in_ = nullptr;  // the memory of the present access
 
-    uint32_t epoch_ = 0;  // of the block's current phase; another one for each block and barrier
+    uint32_t epoch_ = 0;  // number of the block's current phase, which each block and each barrier change
     unsigned threads_ = 0;
     std::vector<uint32_t> time_;
     std::vector<Clock> clocks_, fences_;
     std::unordered_map<const void *, std::vector<uint32_t>> released_;
 
     Access mine_ = {};
-    bool reported_ = false;  // the access: one report is enough
+    bool reported_ = false;  // true once the present access was reported
     Access found_ = {};
     std::vector<Crowd> crowds_;
     uint32_t crowds_used_ = 1;
     std::vector<Pending> pending_;
 };
 
-// The checker of the block that this thread runs; null where its module is compiled without the check.
+// The checker of the block that this thread runs; null if its module is compiled without the check.
 extern __thread Checker *running __attribute__((tls_model("initial-exec")));
-// Where its races go.
+// The findings to which its races are added.
 extern __thread Findings *findings __attribute__((tls_model("initial-exec")));
 
 }  // namespace hearth::race
 
 extern "C" {
-// The races of this thread's latest launch, at most `room` of them, and forgets them; their number.
+// Copies at most `room` races of this thread's latest launch, forgets all of them, and returns the number copied.
 uint32_t hearth_race_reports(hearth::race::Report *into, uint32_t room);
 }

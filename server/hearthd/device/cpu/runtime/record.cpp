@@ -29,7 +29,7 @@ struct Claim {
         return slot;
     }
 
-    // One that ends in the midst of a kernel takes the process with it: exit() was called there.
+    // The slot of a thread that ends inside a kernel is kept: the kernel called exit(), which ends the process.
     ~Claim() {
         if (slot == nullptr || slot->running.load(std::memory_order_relaxed) != 0) return;
         slot->session[0] = '\0';
@@ -81,7 +81,8 @@ void record_signal(int number, const siginfo_t *info) {
         record->signal = number;
         record->code = info->si_code;
         record->slot = number_of(*record, running_slot);
-        // The processor does not tell every address: SI_KERNEL stands for one that can be none (x86's non-canonical).
+        // The processor does not report every address: SI_KERNEL means that it is unknown (x86's non-canonical
+        // addresses).
         record->has_address = places && info->si_code > 0 && info->si_code != SI_KERNEL ? 1 : 0;
         record->address = record->has_address != 0 ? reinterpret_cast<uintptr_t>(info->si_addr) : 0;
         record->sender = info->si_code <= 0 && info->si_pid != getpid() ? info->si_pid : 0;
@@ -91,7 +92,7 @@ void record_signal(int number, const siginfo_t *info) {
         record->state.store(Record::written, std::memory_order_release);
         return;
     }
-    // Another thread was first: it has a moment to finish, for this one ends the process.
+    // Another thread was first: waits a short time until it has finished, because this thread then ends the process.
     for (int i = 0; i < 100 && record->state.load(std::memory_order_acquire) != Record::written; ++i) {
         const timespec pause = {0, 1000000};
         nanosleep(&pause, nullptr);

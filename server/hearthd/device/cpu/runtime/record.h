@@ -1,5 +1,5 @@
-// What this process's kernels are doing, in memory that another process can read when it has died of one of them: the
-// front, which made it (hearthd/shared/crash_record.py has the same layout). Nothing here is needed to run kernels.
+// The crash record: the state of this process's kernels, in memory that the front has created, and reads after a crash
+// (hearthd/shared/crash_record.py has the same layout). Kernels run without it, too.
 #pragma once
 #include <signal.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 namespace hearth {
 
-// A thread that launches kernels: the stream's. Others run blocks of its launch.
+// The slot of a thread that launches kernels, which is a stream's thread. Other threads run blocks of its launch.
 struct Slot {
     std::atomic<uint32_t> taken, running;
     char session[56];
@@ -23,12 +23,12 @@ struct Record {
 
     std::atomic<uint32_t> state;
     int32_t signal, code;
-    uint32_t slot;  // of the launch that did it, counted from 1; 0: none did
+    uint32_t slot;  // slot of the launch that caused the signal, counted from 1; 0: no launch caused it
     uint64_t address;
     uint32_t has_address;
     int32_t sender;
     uint32_t block[3];
-    std::atomic<uint32_t> said_by;  // the slot that `message` is of
+    std::atomic<uint32_t> said_by;  // the slot whose launch set `message`
     uint32_t unused;
     char message[448];
     char spare[12];
@@ -37,26 +37,26 @@ struct Record {
 static_assert(sizeof(Slot) == 256 && offsetof(Record, message) == 52 && offsetof(Record, slots) == 512);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// The launch whose block this thread runs. Initial-exec: a signal handler reads it.
+// The slot of the launch whose block this thread runs. Initial-exec, because a signal handler reads it.
 extern thread_local Slot *running_slot __attribute__((tls_model("initial-exec")));
 
-// A launch of this thread begins; its slot, or null where there is none. `end_launch` takes what this returned.
+// Records that this thread begins a launch. Returns the slot for `end_launch`; null if there is none.
 Slot *begin_launch(const char *kernel);
 inline void end_launch(Slot *slot) {
     if (slot != nullptr) slot->running.store(0, std::memory_order_release);
 }
 
-// What the thread that is about to abort wants to be known of it. Cut short where it is long.
+// Records the message of a thread that is about to abort, truncated if necessary.
 void say(const char *message);
 
-// In a signal handler: only stores to memory that is there.
+// To be called in a signal handler; only stores to existing memory.
 void record_signal(int number, const siginfo_t *info);
 
 }  // namespace hearth
 
 extern "C" {
-// `memory` holds `slots` slots; once per process.
+// Sets the memory of the record, which has `slots` slots. Once per process.
 void hearth_record(void *memory, uint32_t slots);
-// Launches of this thread are this session's from now on.
+// Attributes later launches of this thread to the session.
 void hearth_whose(const char *session);
 }

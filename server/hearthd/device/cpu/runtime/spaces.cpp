@@ -1,4 +1,4 @@
-// Where the memory of a worker lies: the thread-local storage of a module, and stacks. See include/hearth/spaces.h.
+// The address ranges of a worker: the thread-local storage of a module, and stacks. See include/hearth/spaces.h.
 #include "../include/hearth/spaces.h"
 
 #include <link.h>
@@ -43,8 +43,8 @@ Range own_stack() {
 
 extern "C" {
 
-// The dynamic loader's own: the address of a variable in a module's thread-local storage (ELF Handling For Thread-Local
-// Storage, section 3).
+// The dynamic loader's function for the address of a variable in a module's thread-local storage (ELF Handling For
+// Thread-Local Storage, section 3).
 struct HearthTlsIndex {
     unsigned long module, offset;
 };
@@ -61,8 +61,8 @@ const unsigned char *hearth_storage_begin(size_t module) {
     return static_cast<const unsigned char *>(__tls_get_addr(&index));
 }
 
-// The stack of a worker, and the stacks of the threads of its block that met others: another thread's are not for this
-// one to point to.
+// True for addresses on the stack of this worker, and on the stacks of suspended threads of its block. Kernels must not
+// use pointers to the stacks of other workers.
 bool hearth_on_stack(const void *p) {
     static thread_local const hearth::Range own = hearth::own_stack();
     return hearth::within(own, p) || hearth::within(hearth::fiber_stacks, p);

@@ -110,7 +110,7 @@ class PreludeNames:
         return cls(*(frozenset(stored[key]) for key in ("functions", "macros", "own_headers")))
 
     def dump(self) -> str:
-        """Returns the names as JSON, to be stored beside the precompiled prelude."""
+        """Returns the names as JSON, to be stored with the precompiled prelude."""
         return json.dumps({key: sorted(value) for key, value in vars(self).items()})
 
 

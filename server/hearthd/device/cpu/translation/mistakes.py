@@ -126,7 +126,7 @@ def _references(source: SourceMap, tokens: Sequence[Token], declarations: Declar
             depth += (token.text in ("(", "[", "{", "<")) - (token.text in (")", "]", "}", ">"))
             default = (default or token.text == "=") and not (token.text == "," and depth == 0)
             if token.text == "&" and depth == 0 and not default:
-                text = f"the kernel '{kernel.name}' takes a reference: its arguments are passed by value"
+                text = f"the kernel '{kernel.name}' takes a reference: the arguments of a kernel are passed by value"
                 yield (*source.location(token.start), text)
                 break
 

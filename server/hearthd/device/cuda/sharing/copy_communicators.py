@@ -81,7 +81,7 @@ class CopyCommunicator:
         try:
             (counters,) = checked(driver.cuMemHostGetDevicePointer(segment.address, 0))
             self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-            """Recorded behind the last operation."""
+            """Recorded after the last operation."""
         except BaseException:
             with suppress(*CudaError):
                 runtime.hostUnregister(segment.address)
@@ -345,5 +345,5 @@ def _not_joined(reason: str) -> Refusal:
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"The devices could not be connected for copies: {reason}.",
-        fix="copy again; the daemon's log may say more",
+        fix="copy again; see the daemon's log",
     )

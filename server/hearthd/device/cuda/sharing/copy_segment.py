@@ -1,7 +1,7 @@
 """The segment of host memory that the two processes of a copy communicator share.
 
 Its first page has the state of the ranks, the counters of pieces, which the devices write and wait for, and the nonce.
-Behind that page are the windows in host memory, one for each rank; they take no memory unless a rank touches them.
+The windows in host memory, one for each rank, follow that page; they take no memory unless a rank touches them.
 
 The segment is an anonymous file. Its creator keeps it for the other process under a random number, the nonce; so does
 each rank with its window in device memory, under a number that both derive from the nonce.
@@ -82,12 +82,12 @@ class CopySegment:
     # ---- joining ----
 
     def exchange(self, word: int, rank: int, yes: bool) -> bool:
-        """Tells the other rank `yes`, and returns True if both ranks said so.
+        """Sends `yes` to the other rank, and returns True if both ranks have sent True.
 
         `word`: `OFFER`, this rank offers a window in device memory; `MAPPED`, it has mapped the other rank's window.
         Blocks until the other rank has called it. Raises Refusal(COMMUNICATOR_FAILED).
         """
-        # 1 stands for True and 2 for False
+        # 1 means True, and 2 means False
         self._words[word + 32 * rank] = 1 if yes else 2
         deadline = time.monotonic() + _JOIN_SECONDS
         while not (answer := self._words[word + 32 * (1 - rank)]):
@@ -113,7 +113,7 @@ class CopySegment:
     def release(self, rank: int) -> None:
         """Ends every wait of this rank's device that is under way, as if all pieces had been moved.
 
-        A write of the other device may undo that; then it has to be called again.
+        A write of the other device may undo that; then it must be called again.
         """
         self._words[self.drained(rank) // 8] = RELEASED
         self._words[self.filled(1 - rank) // 8] = RELEASED

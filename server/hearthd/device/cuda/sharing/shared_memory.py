@@ -4,7 +4,7 @@ Legacy CUDA IPC (`cudaIpcGetMemHandle`) supports only `cudaMalloc` memory, which
 it. Physical memory of `cuMemCreate` lives as long as any process maps it, and each process chooses its access: other
 sessions may only read, so that a kernel that writes nevertheless faults in its own process.
 
-The calls run on the device-handle thread; `hearthd.device.cuda.sharing.virtual_memory` says how long they take.
+The calls run on the device-handle thread; `hearthd.device.cuda.sharing.virtual_memory` documents how long they take.
 """
 
 from __future__ import annotations

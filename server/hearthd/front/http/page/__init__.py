@@ -13,7 +13,7 @@ from aiohttp import web
 
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
-"""The start of the page, without and with the attribute from which the script asks for a token first."""
+"""Start of the page, without and with the attribute that makes the script ask for a token before its first request."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,7 +25,7 @@ class Page:
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, bool], tuple[bytes, str, str]] = {}
-        """Body, media type and entity tag of each file, by its path and True if the daemon asks for tokens."""
+        """Body, media type and entity tag of each file, by its path and True if the daemon requires tokens."""
         for file in resources.files(__name__).iterdir():
             media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
             if media_type is None:

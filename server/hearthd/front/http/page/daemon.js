@@ -1,11 +1,11 @@
-// The daemon, as it answers: one request a second while the page is visible, and none while the tab is hidden.
+// Requests to the daemon: one each second while the page is visible, and none while the tab is hidden.
 
 const EVERY = 1000;
 const SLOWEST = 5000;
 const TIMEOUT = 10000;
 const KEY = "hearth-token";
 
-/** What the daemon said instead of what was asked for: `message`, `fix`, `status`. */
+/** An error response of the daemon: `message`, `fix`, `status`. */
 export class Refused extends Error {
   constructor(status, body, retry) {
     super(body?.error ?? `The daemon answers with HTTP status ${status}.`);
@@ -15,7 +15,7 @@ export class Refused extends Error {
   }
 }
 
-let memory = ""; // where the browser keeps nothing
+let memory = ""; // used if the browser has no session storage
 
 export const token = {
   get: () => {
@@ -31,12 +31,12 @@ export const token = {
       if (value) sessionStorage.setItem(KEY, value);
       else sessionStorage.removeItem(KEY);
     } catch {
-      // it lives as long as the page
+      // the token is kept until the page is closed
     }
   },
 };
 
-/** An answer of the daemon. Throws `Refused`, or TypeError where it does not answer. */
+/** Returns a response of the daemon. Throws `Refused`, or TypeError if the daemon does not answer. */
 export async function get(path, timeout = TIMEOUT) {
   const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
   const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(timeout) });
@@ -45,7 +45,7 @@ export async function get(path, timeout = TIMEOUT) {
   throw new Refused(answer.status, body, 1000 * Number(answer.headers.get("Retry-After") ?? 0));
 }
 
-/** Asks for the status document again and again. `found` takes each, `failed` each failure and how many in a row. */
+/** Polls the status document. Calls `found` with each document, `failed` with each error and the number in a row. */
 export class Poll {
   constructor(found, failed) {
     this.found = found;

@@ -1,4 +1,4 @@
-// One device's card: state, running kernels, figures with their last minutes, memory by tenant.
+// The card of one device: state, running kernels, figures with their history, memory by tenant.
 
 import { el, setBadge, setChildren, setText, setTitle, svg } from "./dom.js";
 import * as units from "./units.js";
@@ -31,7 +31,7 @@ class Figure {
     while (this.samples[0][0] < now - WINDOW) this.samples.shift();
   }
 
-  /** Puts the daemon's samples before those that were seen since. */
+  /** Inserts the daemon's samples before those that this page has received since. */
   recall(samples) {
     const last = samples.at(-1)?.[0] ?? -Infinity;
     this.samples = [...samples, ...this.samples.filter(([time]) => time > last)];
@@ -41,7 +41,7 @@ class Figure {
     return this.samples.reduce((most, [, value]) => Math.max(most, value), 0);
   }
 
-  /** Draws the line; its height at `top` is full. */
+  /** Draws the line; the value `top` has the full height. */
   draw(now, top) {
     const lines = [];
     let before = -Infinity;
@@ -68,7 +68,7 @@ function colour(tenant) {
   return colours.get(tenant);
 }
 
-/** [name, bytes, class] of each part; there are no more than there are colours. */
+/** Returns [name, bytes, class] of each part; at most as many parts as there are colours. */
 function largest(tenants) {
   const most = tenants.length > COLOURS ? COLOURS - 1 : tenants.length;
   const parts = tenants.slice(0, most).map(({ tenant, bytes }) => [tenant, bytes, colour(tenant)]);
@@ -92,7 +92,7 @@ class Memory {
     const parts = largest(device.memory_by_tenant ?? []);
     const mine = parts.reduce((sum, [, size]) => sum + size, 0);
     const used = Math.max(mine, device.memory.used_bytes ?? gauges.memory_reserved_bytes ?? 0);
-    const rest = used - mine; // kept for the next allocation, or not the viewer's to see
+    const rest = used - mine; // kept for the next allocation, or not visible to the viewer
     if (rest > total / 500) parts.push([mine ? "reserved, other" : "reserved", rest, "pool"]);
     setText(this.sum, total ? `${units.bytes(used)} of ${units.bytes(total)}` : units.bytes(used));
     const shares = parts.map(([name, size, kind]) => `${name}: ${units.bytes(size)}`);
@@ -199,7 +199,7 @@ export class DeviceCard {
   rates(rates, now) {
     const busy = rates.busy_ratio ?? null;
     this.busy.show(busy === null ? "–" : units.percent(busy), now, busy ?? 0);
-    // Null: totals of a device are for observers.
+    // Null for a viewer that is no observer.
     const show = (figure, text, rate) => figure.show(rate == null ? "–" : text(rate), now, rate ?? 0);
     show(this.launches, units.perSecond, rates.launches_per_second);
     show(this.received, units.bytesPerSecond, rates.received_bytes_per_second);
@@ -257,7 +257,7 @@ export class Devices {
     this.draw(now);
   }
 
-  /** Takes the daemon's history. */
+  /** Inserts the daemon's history. */
   recall(history, now) {
     for (const device of history.devices) this.card(device.ordinal).recall(device, now);
     this.draw(now);

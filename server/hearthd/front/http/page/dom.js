@@ -1,4 +1,4 @@
-// Elements and text. What clients say (names above all) gets in as text only: nothing here takes HTML.
+// Elements and text. Data of clients, such as names, is inserted as text only: no function here takes HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,7 +22,7 @@ function filled(node, props, children) {
   return node;
 }
 
-/** Changes text only where it is other than before: a selection, a screen reader and the layout are left in peace. */
+/** Changes the text only if it differs, so that selections, screen readers and the layout are not disturbed. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -31,14 +31,14 @@ export function setTitle(node, text) {
   if (node.title !== text) node.title = text;
 }
 
-/** A state as a badge: its mark tells it from others where colours do not. */
+/** Shows a state as a badge, whose mark distinguishes it without colours. */
 export function setBadge(node, [mark, text, kind]) {
   node.dataset.mark = mark;
   node.className = `badge ${kind}`;
   setText(node, text);
 }
 
-/** Has the children be these, in this order, moving none that is in its place. */
+/** Sets the children, in this order, without moving those that are in the right place. */
 export function setChildren(parent, children) {
   children.forEach((child, index) => {
     if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);

@@ -1,4 +1,4 @@
-// The page: what the daemon says goes where it is shown; who may not look is asked for a token.
+// The page: shows the daemon's documents, and asks for a token if the daemon requires one.
 
 import { Poll, Refused, get, token } from "./daemon.js";
 import { Devices } from "./device.js";
@@ -15,15 +15,15 @@ const faults = tables.faults(byId("faults"));
 const traces = tables.traces(byId("traces"), (text) => setText(byId("trace-note"), text));
 const poll = new Poll(found, failed);
 
-const AWAY = 5000; // milliseconds without an answer after which the history is asked for again
+const AWAY = 5000; // milliseconds without a document after which the history is requested again
 const STATES = { ready: ["●", "ready", "good"], draining: ["◑", "draining", "warn"], not: ["▲", "not ready", "bad"] };
 
 let last = null; // the document that is shown
-let when = 0; // and when it came
+let when = 0; // the time at which it arrived
 let paused = false;
-let recalled = 0; // when the history was asked for
+let recalled = 0; // the time at which the history was requested
 
-// ---- what came ----
+// ---- documents ----
 
 function found(status) {
   if (last && last.started_unix !== status.started_unix) {
@@ -45,14 +45,14 @@ function found(status) {
   show();
 }
 
-/** Asks for the daemon's history: when the page opens, and after a time without answers, e.g. in a hidden tab. */
+/** Requests the daemon's history: when the page opens, and after a time without documents, e.g. in a hidden tab. */
 async function recall() {
   recalled = Date.now();
   try {
     const history = await (await get("history")).json();
     if (last) devices.recall(history, now());
   } catch {
-    // the lines then begin when the page was opened
+    // the lines then begin at the time when the page was opened
   }
 }
 
@@ -80,7 +80,7 @@ function matching(all) {
   return words.length ? all.filter((session) => words.every((word) => has(session).includes(word))) : all;
 }
 
-/** Spoken by a screen reader: what a person would want to be interrupted for. */
+/** Announces important changes through a screen reader. */
 function announce(status) {
   if (!last) return;
   for (const device of status.devices) {
@@ -96,15 +96,15 @@ function news(text) {
   setText(byId("news"), text);
 }
 
-// ---- what did not come ----
+// ---- errors ----
 
 function failed(error, times) {
   if (error instanceof Refused && error.status === 401) {
     refused(`${error.message} ${error.fix}`);
     return;
   }
-  if (times < 2 && last) return; // one lost answer is no news
-  const since = when ? ` What you see is from ${new Date(when).toLocaleTimeString()}.` : "";
+  if (times < 2 && last) return; // a single error is not shown
+  const since = when ? ` The data is from ${new Date(when).toLocaleTimeString()}.` : "";
   const what = error instanceof Refused ? `${error.message} ${error.fix}` : "The daemon does not answer.";
   const banner = byId("banner");
   setText(banner, `${what.trim()}${since} Trying again.`);
@@ -135,14 +135,14 @@ function ask(why = "") {
   byId("token").focus();
 }
 
-// ---- what people do ----
+// ---- input ----
 
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const value = byId("token").value.trim().replace(/^bearer\s+/i, "");
   byId("token").value = "";
   if (!/^[\x21-\x7e]+$/.test(value)) {
-    ask("That is no token: tokens have letters, digits and punctuation only, and no spaces.");
+    ask("That is not a token: tokens have letters, digits and punctuation only, and no spaces.");
     return;
   }
   token.set(value);
@@ -151,14 +151,14 @@ byId("ask").addEventListener("submit", (event) => {
 
 byId("forget").addEventListener("click", () => {
   token.set("");
-  setText(byId("ask-why"), "Show the token that the daemon's operator gave you.");
+  setText(byId("ask-why"), "Enter the token that the daemon's operator gave you.");
   ask();
 });
 
 byId("pause").addEventListener("click", () => {
   paused = !paused;
   byId("pause").setAttribute("aria-pressed", String(paused));
-  setText(byId("pause"), paused ? "Go on" : "Pause");
+  setText(byId("pause"), paused ? "Resume" : "Pause");
   if (paused) poll.stop();
   else poll.start();
   tick();
@@ -174,6 +174,6 @@ function tick() {
 }
 setInterval(() => document.hidden || tick(), 1000);
 
-byId("links").hidden = guarded; // a link carries no token
+byId("links").hidden = guarded; // a link cannot carry a token
 if (guarded && !token.get()) ask();
 else poll.start();

@@ -1,12 +1,12 @@
-// A table that is kept up to date in place: rows are known by a key, and only cells that changed are touched.
+// A table that is updated in place: rows are identified by a key, and only changed cells are written.
 
 import { el, setChildren, setText, setTitle } from "./dom.js";
 
-const MOST = 200; // rows that are shown; the filter finds the others
+const MOST = 200; // number of rows that are shown; others are found by the filter
 
 /**
- * columns: [{ label, text(row), value(row)?, title(row)?, right?, build(row)? }]; one with `value` can be sorted by,
- * one with `build` is made once per row. key(row): what a row is known by. none: what an empty table says.
+ * columns: [{ label, text(row), value(row)?, title(row)?, right?, build(row)? }]; a column with `value` can be sorted,
+ * one with `build` is created once for each row. key(row): identifies a row. none: the text of an empty table.
  */
 export class Table {
   constructor(place, columns, key, none, sortBy = null) {

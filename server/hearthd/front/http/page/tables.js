@@ -1,4 +1,4 @@
-// What the tables show of the status document.
+// The tables of the status document, with their columns.
 
 import { el } from "./dom.js";
 import { Table } from "./table.js";
@@ -21,7 +21,7 @@ export function sessions(place) {
   ], (s) => s.id, ["No sessions. A client opens one with ", el("code", {}, "hearth.connect()"), "."], { column: 8, down: true });
 }
 
-/** The name, and the process unless the name begins with it: two workers of one name can be told apart. */
+/** The name, followed by the process unless the name begins with it, to distinguish workers of the same name. */
 function client({ client: name, process }) {
   if (!process || name.startsWith(process)) return name || "–";
   return `${name || "–"} (${process})`;

@@ -1,11 +1,11 @@
-// A trace as a file, or handed to Perfetto. Perfetto is the only thing on this page that is not the daemon's: it is
-// opened by a click only, in a separate tab, and is given the trace by the browser; it never learns of the daemon.
+// Downloads a trace, or passes it to Perfetto. Perfetto is the only site besides the daemon that this page uses: it is
+// opened only by a click, in a separate tab, and gets the trace from the browser, but no address of the daemon.
 
 import { get } from "./daemon.js";
 import { el } from "./dom.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
-const LONG = 120000; // a long trace takes a while to convert
+const LONG = 120000; // time limit, because the conversion of a long trace takes a while
 const TIMEOUT = 30000;
 
 const fileOf = (trace) => `hearth-device${trace.device}-${trace.id.slice(0, 8)}.json`;
@@ -17,7 +17,7 @@ export async function download(trace) {
   setTimeout(() => URL.revokeObjectURL(url), TIMEOUT);
 }
 
-/** To be called in a click: a browser opens no window otherwise. */
+/** Must be called in the handler of a click, because browsers open no window otherwise. */
 export async function openInPerfetto(trace) {
   const there = window.open(PERFETTO, "_blank");
   if (!there) throw new Error("The browser opened no window. Allow it, or download the trace and open it there.");
@@ -26,7 +26,7 @@ export async function openInPerfetto(trace) {
   there.postMessage({ perfetto: { buffer, title, fileName: fileOf(trace) } }, PERFETTO);
 }
 
-/** Perfetto says PONG to PING when it has loaded. */
+/** Returns when Perfetto has loaded: it then answers PING by PONG. */
 function answers(there) {
   return new Promise((resolve, reject) => {
     const ping = setInterval(() => there.postMessage("PING", PERFETTO), 100);
@@ -48,7 +48,7 @@ function answers(there) {
   });
 }
 
-/** The two buttons of a trace; `say` tells the user how it went. */
+/** Returns the two buttons of a trace. `say` shows an error to the user. */
 export function actions(trace, say) {
   const button = (label, what) => {
     const node = el("button", {

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formats numbers and times for people.
 
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const whole = new Intl.NumberFormat("en");
@@ -34,7 +34,7 @@ export function percent(ratio) {
   return `${value > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} %`;
 }
 
-/** A length of time, in seconds, in its two largest units. */
+/** Formats a duration in seconds, in its two largest units. */
 export function span(seconds) {
   if (seconds < 1e-3) return `${three(seconds * 1e6)} µs`;
   if (seconds < 1) return `${three(seconds * 1e3)} ms`;
@@ -47,24 +47,24 @@ export function span(seconds) {
   return `${Math.floor(total / large[1])} ${large[0]}${rest ? ` ${rest} ${small[0]}` : ""}`;
 }
 
-/** Time used: none at all is 0 s. */
+/** Formats a time that was used; no time is "0 s". */
 export function used(seconds) {
   return seconds ? span(seconds) : "0 s";
 }
 
-let ahead = 0; // of this computer's clock, before the daemon's
+let ahead = 0; // seconds by which this computer's clock is ahead of the daemon's
 
-/** The daemon says what time it is. */
+/** Sets the daemon's present time. */
 export function setNow(unix) {
   ahead = Date.now() / 1000 - unix;
 }
 
-/** Seconds since a time of the daemon's. */
+/** Returns the seconds since a time of the daemon's clock. */
 export function since(unix) {
   return Math.max(0, Date.now() / 1000 - ahead - unix);
 }
 
-/** As `span`, in the largest unit alone: what changes every second is not read. */
+/** Formats like `span`, in the largest unit only, so that the text does not change every second. */
 export function ago(seconds) {
   return seconds < 1.5 ? "now" : `${span(Math.floor(seconds)).split(" ").slice(0, 2).join(" ")} ago`;
 }

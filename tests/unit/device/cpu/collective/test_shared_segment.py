@@ -81,7 +81,9 @@ def test_a_rank_on_another_machine_is_refused() -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
     assert descriptor.startswith(boot)
     other = refusal(descriptor.replace(boot, b"12345678-1234-1234-1234-123456789abc"))
-    assert other.reason is Reason.UNSUPPORTED and "CPU backend's groups stay on one machine" in other.message
+    assert (
+        other.reason is Reason.UNSUPPORTED and "Groups of the CPU backend are limited to one machine" in other.message
+    )
     other = refusal(re.sub(rb"/\d+:", b"/1:", descriptor, count=1))  # a container on this machine
     assert other.reason is Reason.UNSUPPORTED
     shared_segment.release(descriptor)

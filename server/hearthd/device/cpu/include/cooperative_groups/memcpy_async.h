@@ -1,5 +1,5 @@
-// memcpy_async(): copies that the threads of a group share. They are complete when it returns, which it may be at any
-// time before wait(); to wait is to synchronise the group, as other threads have copied their parts.
+// memcpy_async(): copies that the threads of a group share. A thread's part is complete when memcpy_async() returns.
+// wait() synchronises the group, because other threads copy the other parts.
 #pragma once
 #include "../cooperative_groups.h"
 
@@ -13,7 +13,7 @@ inline void copy_pieces(unsigned rank, unsigned threads, char *to, const char *f
     }
 }
 
-// In the largest pieces that both addresses and the size are multiples of.
+// Copies in the largest pieces of whose size both addresses and `bytes` are multiples.
 template <class Group>
 inline void copy_bytes(const Group &group, void *to, const void *from, size_t bytes) {
     static_assert(std::is_same_v<Group, thread_block> || tile_size<Group> <= 1024,

@@ -1,5 +1,5 @@
 // inclusive_scan() and exclusive_scan() over a tile or a coalesced group, and their forms that also update an atomic
-// variable by the whole group's combination and begin at the value that it had.
+// variable by the combination of the whole group, and start from its previous value.
 #pragma once
 #include "details/collectives.h"
 
@@ -8,7 +8,8 @@ namespace details {
 
 enum class Scan { inclusive, exclusive };
 
-// A tile of more than a warp: `before_warp` gives what lies before a warp from the combinations of the tile's warps.
+// A tile of more than a warp: `before_warp` computes the combination of all elements before a warp from the
+// combinations of the tile's warps.
 template <Scan Kind, class Group, class T, class Op, class BeforeWarp>
 inline T scan_warps(bool from_first, const T &element, Op &op, BeforeWarp before_warp) {
     T of_lane = scan_lanes(whole_warp, element, op);

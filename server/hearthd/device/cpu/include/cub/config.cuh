@@ -1,9 +1,9 @@
-// CUB's block- and warp-wide collectives on the CPU, by their documentation (https://nvidia.github.io/cccl/cub/). The
-// algorithms that a template parameter chooses between give the same results here.
+// CUB's block- and warp-wide collectives on the CPU, by their documentation (https://nvidia.github.io/cccl/cub/). All
+// algorithms that a template parameter selects give the same results here.
 #pragma once
 #include <hearth/collective.h>
 #if defined(__GLIBCXX__)
-#include <bits/stl_function.h>  // cuda::std::plus and its kin, without the rest of <functional>
+#include <bits/stl_function.h>  // cuda::std::plus and similar types, without the rest of <functional>
 #else
 #include <functional>
 #endif
@@ -29,7 +29,7 @@
 namespace cub {
 namespace hearth_details {
 
-// What stands in shared memory for a collective: it needs none.
+// The TempStorage of a collective, which needs no shared memory.
 struct Room {
     int unused[4];
 };

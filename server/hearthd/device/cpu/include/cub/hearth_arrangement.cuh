@@ -1,4 +1,4 @@
-// Blocked, striped and warp-striped arrangements: which item of all is the i-th of a thread.
+// Blocked, striped and warp-striped arrangements: the index, among all items, of the i-th item of a thread.
 #pragma once
 #include <cub/thread/thread_load.cuh>
 #include <cub/thread/thread_store.cuh>

@@ -1,4 +1,4 @@
-// CUB's device-wide algorithms, refused by name where a program calls one: they launch kernels.
+// CUB's device-wide algorithms, refused by name if a program calls one, because they launch kernels.
 #pragma once
 #include <cub/config.cuh>
 

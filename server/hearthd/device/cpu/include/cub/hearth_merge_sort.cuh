@@ -11,7 +11,7 @@ struct SortRecord {
     Value *values;
     Compare *less;
     int valid;
-    const Key *outside;  // stands for the keys from `valid` on
+    const Key *outside;  // replaces the keys from `valid` on
 };
 
 // `record(i)` is the record of the i-th thread.

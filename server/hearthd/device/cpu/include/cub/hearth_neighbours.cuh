@@ -12,8 +12,8 @@ class Neighbours {
     };
 
 public:
-    // `before` is the last item of the thread before, `behind` the first of the one behind; at the ends of the block
-    // they are left as they are.
+    // `before` is the last item of the previous thread, `behind` the first item of the next one. At the ends of the
+    // block they are not changed.
     template <int Items>
     static void fetch(const T (&items)[Items], T &before, T &behind) {
         Ends own{items[0], items[Items - 1]};

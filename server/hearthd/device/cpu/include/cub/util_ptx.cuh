@@ -1,4 +1,4 @@
-// What CUB wraps of single instructions.
+// CUB's wrappers of single instructions.
 #pragma once
 #include <cub/util_type.cuh>
 
@@ -35,7 +35,8 @@ inline unsigned WarpMask(unsigned warp) {
 inline void CTA_SYNC() { __syncthreads(); }
 inline void WARP_SYNC(unsigned mask) { __syncwarp(mask); }
 
-// A lane before `first` (behind `last`, outside the logical warp) is no source: the caller's own value is.
+// A lane before `first` (after `last`, outside the logical warp) is no source; the result is then the caller's own
+// value.
 template <int LogicalThreads, class T>
 inline T ShuffleUp(T input, int offset, int first, unsigned mask) {
     const int lane = static_cast<int>(hearth::lane_id()), rank = lane % LogicalThreads;

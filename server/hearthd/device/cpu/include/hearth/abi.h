@@ -1,5 +1,5 @@
-// What the runtime library and every compiled module agree on. Both are compiled from this file by the same compiler;
-// HEARTH_ABI_HASH (a hash over all of these sources) is compared when a module is loaded, so they cannot drift apart.
+// The ABI between the runtime library and compiled modules. Both are compiled from this file by the same compiler.
+// HEARTH_ABI_HASH (a hash over all of these sources) is compared when a module is loaded, so that they cannot differ.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -39,8 +39,8 @@ struct Kernel {
     const Param *params;
     uint32_t param_count, param_bytes, param_align;
     uint32_t max_threads;
-    // Runs the threads of the block from `first` on, in the order of their ranks, until none is left, or until one ends
-    // that has met others on the way; returns that one's rank.
+    // Runs the threads of the block from `first` on, in the order of their ranks, until none is left, or until a thread
+    // ends that has met others. Returns the rank of that thread.
     uint32_t (*run)(const void *params, Index first);
 };
 
@@ -58,23 +58,23 @@ struct Module {
     uint64_t global_count;
 };
 
-// What the lanes of a warp hand in for an operation and take out of it, each in the place of its number.
+// The inputs and results of the lanes of a warp in an operation, by lane.
 struct WarpLanes {
     uint64_t value[32], aux[32], result[32];
 };
-// Run once for an operation, when the last lane has come: reads `value` and `aux` of the lanes in `mask`, writes their
-// `result`.
+// Called once for each operation, when the last lane has arrived. Reads `value` and `aux` of the lanes in `mask`, and
+// writes their `result`.
 using WarpFinish = void (*)(WarpLanes &lanes, uint32_t mask);
 
 enum class Vote : int { none, count, all, any };
 
 }  // namespace hearth
 
-// Has no constructor: __thread spares the check for one at each access.
+// Has no constructor: with __thread, no access checks whether a constructor must run.
 extern "C" {
 extern __thread hearth::Tls hearth_tls __attribute__((tls_model("initial-exec")));
-// Meetings of the thread with rank `rank` with others of its block. Call the functions of thread.h instead: they keep
-// the thread's own record.
+// Meetings of the thread `rank` with others of its block. To be called only through the functions of thread.h, which
+// restore the thread's own record.
 int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate);
 uint64_t hearth_warp_collective(
     uint32_t rank, uint32_t mask, uint64_t value, uint64_t aux, hearth::WarpFinish finish);

@@ -1,19 +1,19 @@
-// Arrival counts of barriers, and waiting that gives the other threads of the block a turn.
+// Arrival counts of barriers, and waits that let the other threads of the block run.
 //
-// A barrier is one 64-bit word, as it is on a GPU, so that programs that lay out shared memory by hand find the same
-// sizes: the phase (2 bits), the arrivals that the phase still lacks (31) and those that the next one starts with (31).
+// A barrier is one 64-bit word, as on a GPU, so that programs that lay out shared memory by hand find the same sizes.
+// It has the phase (2 bits), the arrivals that the phase still needs (31), and those that the next phase needs (31).
 // Blocks may share a barrier of a wider scope and run on several cores, so the word is atomic.
 #pragma once
 
 namespace hearth {
 
-// Waits until `ready()` holds. As on a GPU, a condition that never comes true keeps the kernel running for ever.
+// Waits until `ready()` holds. As on a GPU, the kernel never ends if the condition never becomes true.
 template <class Ready>
 inline void wait_until(Ready ready) {
     while (!ready()) yield();
 }
 
-// A single question in what is likely a loop of the program's: the others get a turn where the answer is no.
+// A single test, probably in a loop of the program. If it fails, the other threads run.
 template <class Ready>
 inline bool poll(Ready ready) {
     if (ready()) return true;
@@ -27,7 +27,7 @@ inline long long monotonic_ns() {
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-// Waits for at most `ns` nanoseconds; whether `ready()` came true.
+// Waits for at most `ns` nanoseconds. Returns true if `ready()` became true.
 template <class Ready>
 inline bool wait_for_ns(Ready ready, long long ns) {
     if (poll(ready)) return true;
@@ -81,9 +81,9 @@ public:
         return arrive(place, count, dropped, [] {});
     }
 
-    // Whether the phase that `token` was taken in is over.
+    // True if the phase of `token` has ended.
     static bool passed(const Word *place, Word token) { return now(place) >> phase_shift != token >> phase_shift; }
-    // Whether the phase of that parity is over; a barrier begins in phase 0.
+    // True if the phase of that parity has ended; a barrier begins in phase 0.
     static bool passed_parity(const Word *place, bool of) { return parity(now(place)) != of; }
 
 private:

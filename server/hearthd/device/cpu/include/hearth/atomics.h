@@ -1,8 +1,9 @@
 // Atomic functions, on device and on shared memory alike: CUDA's overloads for compute capability 7.0 and no others, so
 // that a program may define those that CUDA lacks (atomicMax of float, atomicAdd of long). Blocks run on several cores, so
 // these are real atomics.
-// Where a program may be spinning, other threads of the block get a turn: a failed compare-and-swap, an exchange that
-// changes nothing, and an operation whose operand cannot change anything (the read-by-atomic idiom, atomicAdd(p, 0)).
+// Operations by which a program may be spinning let other threads of the block run: a failed compare-and-swap, an
+// exchange that changes nothing, and an operation whose operand cannot change anything (the read-by-atomic idiom,
+// atomicAdd(p, 0)).
 #pragma once
 #include "relaxed_begin.h"
 
@@ -95,7 +96,7 @@ struct Atomics {
 
 }  // namespace hearth
 
-// The scoped forms: one scope, the widest, serves all.
+// The scoped forms, all of which use the widest scope.
 #define HEARTH_ATOMIC(name, T, member) \
     inline T name(T *p, T v) { return hearth::Atomics::member(p, v); } \
     inline T name##_block(T *p, T v) { return hearth::Atomics::member(p, v); } \

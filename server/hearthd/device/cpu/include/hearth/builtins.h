@@ -1,8 +1,8 @@
 // Qualifiers, built-in variables and the built-in functions that concern a thread or its block.
 #pragma once
 
-// Each expands to itself: it can be asked for with #ifdef, and it is still there after preprocessing, where
-// source.py rewrites it.
+// Each macro expands to itself, so that #ifdef finds it, and it remains after preprocessing, when source.py rewrites
+// it.
 #define __global__ __global__
 #define __device__ __device__
 #define __host__ __host__
@@ -67,7 +67,7 @@ inline int __syncthreads_count(int predicate) { return hearth::block_sync(hearth
 inline int __syncthreads_and(int predicate) { return hearth::block_sync(hearth::Vote::all, predicate); }
 inline int __syncthreads_or(int predicate) { return hearth::block_sync(hearth::Vote::any, predicate); }
 
-// A fence may stand in a loop that waits for another thread.
+// A fence may be part of a loop that waits for another thread.
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST), hearth::relax(); }
@@ -97,7 +97,7 @@ template <class T>
 inline T __ldcs(const T *p) { return *p; }
 template <class T>
 inline T __ldlu(const T *p) { return *p; }
-// Read anew each time; a barrier for the compiler, since a class cannot be copied from a volatile one.
+// Read again each time. Uses a compiler barrier, because a class cannot be copied from a volatile object.
 template <class T>
 inline T __ldcv(const T *p) {
     __asm__ __volatile__("" ::: "memory");

@@ -1,13 +1,13 @@
 // Meetings of the threads of a block, or of the lanes of a warp, in which they see each other's local variables: all of
-// them run in one address space, so that a record on the caller's stack is handed over by its address.
+// them run in one address space, so that a record on the caller's stack is passed by its address.
 #pragma once
 
 namespace hearth {
 
 static __thread void *block_records[1024];  // of the threads of the block, by rank
 
-// While it lives, the records of all threads are readable. Each thread has stored its own before the first reads it,
-// and none leaves before the last has read.
+// The records of all threads are readable during its lifetime. Each thread has stored its own before the first thread
+// reads it, and no thread leaves before the last has read.
 template <unsigned Threads, class Record>
 class BlockMeeting {
 public:
@@ -24,7 +24,7 @@ public:
     static Record &of(unsigned rank) { return *static_cast<Record *>(block_records[rank]); }
 };
 
-// A part of a warp whose size need not be a power of two; one of such a size begins at lane 0.
+// A logical warp. If its size is no power of two, it begins at lane 0.
 template <unsigned Size>
 struct LogicalWarp {
     static_assert(Size >= 1 && Size <= 32, "a logical warp has 1 to 32 lanes");

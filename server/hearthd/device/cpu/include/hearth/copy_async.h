@@ -1,9 +1,9 @@
-// cuda::memcpy_async as a copy that is complete when the call returns: no barrier or pipeline has to hear of it.
+// cuda::memcpy_async as a copy that is complete when the call returns: no barrier or pipeline needs to be notified.
 #pragma once
 
 namespace hearth {
 
-// The part of a group's copy that this thread does.
+// The part of a group's copy that belongs to this thread.
 template <class Group>
 inline void copy_share(const Group &group, void *to, const void *from, size_t bytes) {
     const size_t members = group.size(), rank = group.thread_rank();
@@ -47,13 +47,13 @@ inline size_t checked_size(const void *to, const void *from, const aligned_size_
     return size.value;
 }
 
-// What a copy may end in: barriers and pipelines.
+// The objects that can track a copy: barriers and pipelines.
 template <class T>
 struct is_completion : std::false_type {};
 
 }  // namespace hearth_details
 
-// Of a group, each member of which does its part, and of a single thread.
+// Copies by a group, each member of which copies its part, and by a single thread.
 template <class Group, class Size, class Completion,
           class = std::enable_if_t<hearth_details::is_completion<Completion>::value>>
 inline async_contract_fulfillment memcpy_async(

@@ -38,8 +38,8 @@ struct __attribute__((aligned(1))) HEARTH_F8 {
     explicit operator bool() const { return HEARTH_F8_DECODE(__x) != 0; }
 
 private:
-    // A double cannot hold every integer of 64 bits. The low bits only say on which side of a number of this format the
-    // integer is, so all of them together become one.
+    // A double cannot hold every integer of 64 bits. The low bits only determine on which side of a number of this
+    // format the integer is, so they are combined to one bit.
     template <class Integer>
     static double of_integer(Integer i) {
         const bool negative = i < 0;

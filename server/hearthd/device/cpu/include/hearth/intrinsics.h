@@ -87,9 +87,9 @@ inline To bits_of(From from) {
     __builtin_memcpy(&to, &from, sizeof to);
     return to;
 }
-// Out-of-range values saturate and a NaN becomes zero (with 64 bits on either side: the top bit alone), as PTX's cvt
-// has it and C++ leaves undefined. That is so for the intrinsics and for half and bfloat16; a plain cast of a float is
-// the host processor's: on x86 all that is out of range becomes the lowest value.
+// Out-of-range values saturate and a NaN becomes zero (with 64 bits on either side: the top bit alone), as in PTX's
+// cvt; in C++ both are undefined. This applies to the intrinsics and to half and bfloat16. A plain cast of a float is
+// that of the host processor: on x86 every out-of-range value becomes the lowest value.
 template <class To, class From>
 inline To saturating(From v) {
     if (v != v) return sizeof(To) == 8 || sizeof(From) == 8 ? static_cast<To>(1ull << (8 * sizeof(To) - 1)) : To(0);
@@ -103,7 +103,7 @@ inline From rounded(From v) {
     return way == Rounding::rn ? std::rint(v) : way == Rounding::rz ? std::trunc(v)
          : way == Rounding::ru ? std::ceil(v) : std::floor(v);
 }
-// To a narrower floating type, rounded to the named side.
+// Converts to a narrower floating type, rounded in the named direction.
 template <Rounding way, class From>
 inline float to_float(From v) {
     const float nearest = static_cast<float>(v);

@@ -1,5 +1,5 @@
-// From a kernel's C++ signature to what a launch needs: the layout of its parameter block, and functions that take
-// such a block and run the threads of a block.
+// Derives from a kernel's C++ signature the layout of its parameter block, and functions that take such a block and run
+// the threads of a thread block.
 #pragma once
 
 namespace hearth {
@@ -46,7 +46,7 @@ template <class... A, void (*F)(A...)>
 struct Trampoline<F> {
     using Parameters = Layout<A...>;
 
-    // The arguments by value: in registers or on this stack they are out of reach of the kernel's stores.
+    // Passes the arguments by value: in registers or on this stack, the kernel's stores do not reach them.
     static inline __attribute__((always_inline)) uint32_t threads(Index first, A... arguments) {
         const Index dim = hearth_tls.block_dim;
         if ((first.x | first.y | first.z) == 0) {  // the block begins

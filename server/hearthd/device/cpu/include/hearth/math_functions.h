@@ -19,7 +19,7 @@ HEARTH_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 HEARTH_MIN_MAX(unsigned long long, long long, unsigned long long)
 HEARTH_MIN_MAX(unsigned long long, unsigned long long, long long)
 #undef HEARTH_MIN_MAX
-// A NaN loses against a number, as fminf and fmaxf define it.
+// If one operand is a NaN, the result is the other one, as for fminf and fmaxf.
 inline float min(float a, float b) { return __builtin_fminf(a, b); }
 inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
 inline double min(double a, double b) { return __builtin_fmin(a, b); }
@@ -64,7 +64,7 @@ inline double normal_quantile(double p) {
     for (int i = 0; i < 2; ++i) {
         const double e = 0.5 * ::erfc(-x * M_SQRT1_2) - p;
         const double u = e * 2.50662827463100050242 * ::exp(x * x / 2.0);
-        if (!(u - u == 0.0)) break;  // so deep in the tail that exp overflows: the approximation has to do
+        if (!(u - u == 0.0)) break;  // exp overflows this far in the tail: the approximation is the result
         x -= u / (1.0 + x * u / 2.0);
     }
     return x;
@@ -121,7 +121,7 @@ inline double bessel_i(int order, double x) {
 
 }  // namespace hearth
 
-// A name without suffix is double, and by overload float too, as CUDA's C++ headers have it; with f it is float.
+// A name without suffix takes a double or, by overload, a float, as in CUDA's C++ headers; a name with f takes a float.
 #define HEARTH_UNARY(name, expression) \
     inline double name(double x) { return expression; } \
     inline float name(float x_) { const double x = x_; return static_cast<float>(expression); } \
@@ -183,8 +183,8 @@ inline float __frsqrt_rn(float x) { return static_cast<float>(1.0 / ::sqrt(doubl
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 inline float saturate(float x) { return __saturatef(x); }
 
-// --- arithmetic with a named rounding. To nearest is what the processor does; the other three are derived from the
-// exact error of the nearest result, one step towards the side that was asked for.
+// --- arithmetic with a named rounding. The processor rounds to nearest. The other three modes are derived from the
+// exact error of the nearest result, by one step in the requested direction.
 namespace hearth {
 template <class T>
 inline T step(T x, bool up) {
@@ -244,7 +244,7 @@ HEARTH_ROUNDED(up, ru)
 HEARTH_ROUNDED(down, rd)
 #undef HEARTH_ROUNDED
 
-// The nearest forms must not be contracted into a fused multiply-add: that is what programs use them for.
+// The nearest forms must not be contracted into a fused multiply-add: programs use them to prevent that.
 namespace hearth {
 template <class T>
 inline T unfused(T v) {

@@ -4,15 +4,15 @@
 
 namespace hearth {
 
-// The code of m * 2^e rounded as `way` says, its exponent unbounded above: the caller compares with the format's
-// largest finite code. One rounding, whatever the source was.
+// Returns the code of m * 2^e rounded in the mode `way`, with an unbounded exponent: the caller compares it with the
+// format's largest finite code. Rounds once, whatever the source is.
 template <int Exponent, int Mantissa>
 inline unsigned narrow_code(bool negative, unsigned long long m, int e, Rounding way) {
     if (m == 0) return 0;
     constexpr int lowest = 2 - (1 << (Exponent - 1));  // exponent of the smallest normal number
     const int exponent = 63 - __builtin_clzll(m) + e;
     const int field = exponent < lowest ? lowest : exponent;
-    const int dropped = field - Mantissa - e;  // low bits of m that the format has no place for
+    const int dropped = field - Mantissa - e;  // number of low bits of m that do not fit the format
     unsigned long long kept = 0;
     bool half = false, rest = true;
     if (dropped <= 0) {
@@ -31,7 +31,7 @@ inline unsigned narrow_code(bool negative, unsigned long long m, int e, Rounding
     return (static_cast<unsigned>(field - lowest) << Mantissa) + static_cast<unsigned>(kept);
 }
 
-// For a finite double: its code.
+// Returns the code of a finite double.
 template <int Exponent, int Mantissa>
 inline unsigned narrow_code(double v, Rounding way) {
     const unsigned long long bits = bits_of<unsigned long long>(v), fraction = bits & ((1ull << 52) - 1);
@@ -41,7 +41,7 @@ inline unsigned narrow_code(double v, Rounding way) {
                        : narrow_code<Exponent, Mantissa>(negative, fraction | 1ull << 52, biased - 1075, way);
 }
 
-// All sixteen bits, for the formats that have infinities. NaN becomes CUDA's canonical one, 0x7fff.
+// Returns all sixteen bits, for formats with infinities. A NaN becomes CUDA's canonical NaN, 0x7fff.
 template <int Exponent, int Mantissa>
 inline unsigned short sixteen_bits(bool negative, unsigned code, Rounding way) {
     constexpr unsigned infinity = ((1u << Exponent) - 1) << Mantissa;
@@ -65,7 +65,8 @@ inline unsigned short narrow_bits(Integer v, Rounding way) {
     return sixteen_bits<Exponent, Mantissa>(negative, narrow_code<Exponent, Mantissa>(negative, magnitude, 0, way), way);
 }
 
-// To float rounded to odd, so that a second rounding, to a format narrower by two bits or more, is the only one in effect.
+// Converts to float, rounded to odd, so that the result of a second rounding, to a format narrower by two bits or more,
+// is that of rounding once.
 inline float float_to_odd(double d) {
     const float nearest = static_cast<float>(d);
     if (static_cast<double>(nearest) == d || d != d || nearest - nearest != 0) return nearest;

@@ -1,7 +1,7 @@
 // Arithmetic and comparisons that half and bfloat16 have in common. Included once for each type, so it has no guard.
 // The includer defines HEARTH_N and HEARTH_N2 (the types), HEARTH_N_RAW (the bits), HEARTH_N_OF (rounds a float or a
-// double to nearest), HEARTH_N_OPERATORS and HEARTH_N2_OPERATORS (whether the program wants operators), and
-// in namespace hearth `wide`, `product` and `fused` for HEARTH_N.
+// double to nearest), HEARTH_N_OPERATORS and HEARTH_N2_OPERATORS (true if the program uses operators), and in namespace
+// hearth `wide`, `product` and `fused` for HEARTH_N.
 
 namespace hearth {
 
@@ -10,7 +10,7 @@ inline unsigned short bits_from(HEARTH_N v) { return static_cast<HEARTH_N_RAW>(v
 inline bool is_nan(HEARTH_N v) { return wide(v) != wide(v); }
 // NaN becomes zero.
 inline HEARTH_N saturated(HEARTH_N v) { return HEARTH_N_OF(__saturatef(wide(v))); }
-// Bits as an integer that orders as the numbers do, minus zero before zero.
+// The bits as an integer with the order of the numbers, minus zero before zero.
 inline short order_of(HEARTH_N v) {
     const short bits = static_cast<short>(bits_from(v));
     return static_cast<short>(bits ^ ((bits >> 15) & 0x7fff));
@@ -44,7 +44,7 @@ HEARTH_BINARY(__hmax_nan, __hmax2_nan,
 HEARTH_BINARY(__hmin_nan, __hmin2_nan,
               hearth::is_nan(a) || hearth::is_nan(b) ? HEARTH_N_BITS(0x7fff)
                                                      : hearth::order_of(b) < hearth::order_of(a) ? b : a)
-// A NaN loses against a number.
+// If one operand is a NaN, the result is the other one.
 HEARTH_BINARY(__hmax, __hmax2, !hearth::is_nan(a) && hearth::is_nan(b) ? a : !hearth::is_nan(b) && hearth::is_nan(a) ? b : __hmax_nan(a, b))
 HEARTH_BINARY(__hmin, __hmin2, !hearth::is_nan(a) && hearth::is_nan(b) ? a : !hearth::is_nan(b) && hearth::is_nan(a) ? b : __hmin_nan(a, b))
 HEARTH_TERNARY(__hfma, __hfma2, hearth::fused(a, b, c))
@@ -69,7 +69,7 @@ inline HEARTH_N2 __hisnan2(HEARTH_N2 a) {
     return HEARTH_N2(HEARTH_N_OF(__hisnan(a.x) ? 1.0f : 0.0f), HEARTH_N_OF(__hisnan(a.y) ? 1.0f : 0.0f));
 }
 
-// --- comparisons: without u false where an operand is a NaN, with u true
+// --- comparisons: if an operand is a NaN, false for names without u, true for names with u
 #define HEARTH_COMPARE(name, expression) \
     inline bool __h##name(HEARTH_N a, HEARTH_N b) { \
         const float x = hearth::wide(a), y = hearth::wide(b); \
@@ -130,7 +130,7 @@ inline HEARTH_N operator--(HEARTH_N &a, int) {
     return before;
 }
 // The types convert both ways, so an operator with another arithmetic type needs an exact match or it is ambiguous.
-// With an integer the result is narrow; with float or double it is that, as the usual conversions would have it.
+// With an integer the result is narrow; with float or double it has that type, as by the usual conversions.
 #define HEARTH_WITH(T, R) template <class T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0> inline R
 #define HEARTH_MIXED(op, name) \
     HEARTH_WITH(T, auto) operator op(const HEARTH_N &a, T b) { \

@@ -1,5 +1,5 @@
-// The module's part of the race check (HEARTH_CPU_RACECHECK): which thread runs, and what orders the threads beside the
-// meetings that the runtime knows. Empty in other builds.
+// The module's part of the race check (HEARTH_CPU_RACECHECK): the running thread, and the synchronisations that the
+// runtime does not see itself. Empty in other builds.
 //
 // With HEARTH_RACECHECK defined, the compiler calls the runtime before each access to memory (-fsanitize=thread;
 // runtime/race_hooks.cpp).
@@ -11,12 +11,12 @@
 // Threads of a block are about to run on this stack. `record` is the module's thread-local record of the running
 // thread, `sync` the operation of __syncwarp(), which alone among the warp's operations orders memory.
 extern "C" void hearth_race_enter(const void *record, size_t bytes, hearth::WarpFinish sync);
-// A meeting that the runtime does not know of: what a thread did before it arrives comes before what another does after
-// it departs. `meeting` is an address that the meeting's threads share.
+// A meeting that the runtime does not see: orders the accesses of a thread before it arrives before the accesses of
+// another thread after it departs. `meeting` is an address that the meeting's threads share.
 extern "C" void hearth_race_arrive(const void *meeting);
 extern "C" void hearth_race_depart(const void *meeting);
 
-// For functions of these headers whose thread-local variables are no shared memory.
+// For functions of these headers whose thread-local variables are not shared memory.
 #define HEARTH_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
 
 namespace hearth {

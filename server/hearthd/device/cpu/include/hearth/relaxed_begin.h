@@ -1,5 +1,5 @@
 // CUDA's atomic functions order no other memory (CUDA C++ Programming Guide, "Atomic Functions"). Here they are
-// sequentially consistent, which costs nothing; the race check is given the order that they promise.
+// sequentially consistent, which costs nothing; the race check uses the order that CUDA promises.
 #ifdef HEARTH_RACECHECK
 #pragma push_macro("__ATOMIC_SEQ_CST")
 #undef __ATOMIC_SEQ_CST

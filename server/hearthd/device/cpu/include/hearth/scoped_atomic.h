@@ -1,6 +1,6 @@
 // cuda::atomic and cuda::atomic_ref, https://nvidia.github.io/cccl/libcudacxx/extended_api/synchronization_primitives.html.
-// One scope, the widest, serves all. Where a program may be spinning (a load, an operation that changes nothing), other
-// threads of the block get a turn.
+// All scopes are implemented by the widest one. Operations by which a program may be spinning (a load, an operation
+// that changes nothing) let other threads of the block run.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,7 @@ struct AtomicAccess {
     static constexpr bool pointer = std::is_pointer_v<T>;
     static constexpr bool integer = std::is_integral_v<T> && !std::is_same_v<std::remove_cv_t<T>, bool>;
     static constexpr bool arithmetic = integer || std::is_floating_point_v<T>;
-    // What fetch_add takes: the type itself, or a distance between pointers.
+    // The argument type of fetch_add: the type itself, or a distance between pointers.
     using Difference = std::conditional_t<pointer, ptrdiff_t, T>;
 
     static Bits *place(T *p) { return reinterpret_cast<Bits *>(p); }
@@ -96,7 +96,7 @@ struct AtomicAccess {
         if (!done) expected = value_of(seen);
         return done;
     }
-    // The value before `fn` changed it.
+    // Returns the value before `fn` changed it.
     template <class Fn>
     static T update(T *p, Fn fn) {
         Bits before = __atomic_load_n(place(p), __ATOMIC_RELAXED);
@@ -294,7 +294,7 @@ private:
 #define ATOMIC_FLAG_INIT {false}
 #define ATOMIC_VAR_INIT(value) {value}
 
-// The functions of C, on whatever has the members.
+// The functions of C, for every type with these members.
 #define HEARTH_ATOMIC_FUNCTION(name, member, order) \
     template <class A, class V> \
     inline auto name(A *object, V v) -> typename A::value_type { return object->member(v); } \

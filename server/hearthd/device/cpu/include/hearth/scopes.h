@@ -1,4 +1,4 @@
-// What the synchronisation objects of libcu++ have in common.
+// Definitions that the synchronisation objects of libcu++ share.
 #pragma once
 #include <cuda/atomic>
 #include <cuda/std/utility>

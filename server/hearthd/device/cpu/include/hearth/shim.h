@@ -1,5 +1,5 @@
-// Included ahead of every kernel source: what CUDA's compilers supply without being asked. Precompiled, so its size
-// costs a kernel's compile next to nothing.
+// Included before every kernel source: the names that CUDA's compilers define without an include. Precompiled, so that
+// its size adds little to the compile of a kernel.
 #pragma once
 
 #include <assert.h>

@@ -34,7 +34,7 @@ constexpr int clamped(int v) {
 }  // namespace hearth
 
 // Defines stem2 (two halfwords) and stem4 (four bytes). `expression` computes one lane from `a` and `b`, the lanes
-// widened to int; its low bits are the result's lane. `sign` says how lanes are widened.
+// widened to int; its low bits are the result's lane. `sign` determines how lanes are widened.
 #define HEARTH_SIMD(stem, sign, expression) \
     inline unsigned stem##2(unsigned va, unsigned vb) { \
         using Lane = sign short; \

@@ -1,8 +1,9 @@
-// Address spaces: which of CUDA's a pointer leads to, and pointers as addresses within one.
+// Address spaces: the CUDA address space of a pointer, and conversions between pointers and addresses in one space.
 //
 // Shared memory is thread-local storage of the module (static) or the block's dynamic memory; local memory is the stack
-// that the running thread is on; constant memory is what the program declares so (hearth_constants, which table.py
-// appends to a program that asks); everything else is global. A grid constant is refused by name (unsupported.py).
+// that the running thread is on; constant memory is the variables that the program declares `__constant__`
+// (hearth_constants, which table.py appends to a program that queries address spaces); everything else is global. A
+// grid constant is refused by name (unsupported.py).
 #pragma once
 #include "abi.h"
 

@@ -1,4 +1,4 @@
-// cuda::std::expected: a value or an error. A value that is not there traps where it is asked for with value().
+// cuda::std::expected: a value or an error. value() traps if there is no value.
 #pragma once
 
 #include <functional>
@@ -125,7 +125,7 @@ public:
     friend constexpr bool operator==(const expected &a, const unexpected<E> &b) { return !a.has_value() && a.error() == b.error(); }
 
 private:
-    // Apart from the value's type, which may be the same.
+    // Distinct from the value's type, which may be equal.
     struct Error {
         E value;
         constexpr explicit Error(E error) : value(::std::move(error)) {}

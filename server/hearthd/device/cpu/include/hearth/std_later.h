@@ -1,5 +1,5 @@
 // Small things of later standards that libcu++ has from C++17 on: traits, comparisons of integers of unlike signs,
-// midpoint, identity. Each is here only where the standard library has it not.
+// midpoint, identity. Each is defined only if the standard library lacks it.
 #pragma once
 
 #include <cstddef>

@@ -45,7 +45,7 @@ public:
     constexpr span(const ::std::array<U, N> &all) noexcept : data_(all.data()), size_(N) {}
     template <class U, size_t N, ::std::enable_if_t<(as_long<N> || N == dynamic_extent) && fits<U>, int> = 0>
     constexpr span(const span<U, N> &other) noexcept : data_(other.data()), size_(other.size()) {}
-    // Whatever has its elements in one piece and says how many.
+    // Any contiguous container with data() and size().
     template <class C, ::std::enable_if_t<!::std::is_array_v<C> &&
                                               fits<::std::remove_pointer_t<decltype(::std::declval<C &>().data())>> &&
                                               ::std::is_convertible_v<decltype(::std::declval<C &>().size()), size_t> && Extent == dynamic_extent,

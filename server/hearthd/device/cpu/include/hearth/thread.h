@@ -1,4 +1,4 @@
-// The running thread's record: its indices, valid in every function that the thread is in, however it got there.
+// The running thread's record: its indices, valid in every function that the thread calls.
 //
 // Each module has a separate record per operating system thread. It is written before each thread's turn and restored
 // after each meeting with other threads. Its address is never taken, so that the compiler knows that no pointer of the
@@ -12,7 +12,7 @@ namespace hearth {
 struct Thread {
     Index thread_idx, block_idx, block_dim, grid_dim;
     uint32_t rank;  // linear index within the block
-    uint32_t met;   // whether it has met others; the loop that started it has ended then
+    uint32_t met;   // 1 if it has met others; the loop that started it has then ended
 };
 
 static __thread Thread self;
@@ -57,13 +57,13 @@ inline void grid_sync() {
     const Meeting meeting;
     hearth_grid_sync(meeting.rank());
 }
-// Gives the other threads of the block a turn.
+// Lets the other threads of the block run.
 inline void yield() {
     const Meeting meeting;
     hearth_yield(meeting.rank());
 }
-// Called where a program may be spinning. A thread that has yielded needs a separate stack, so only each 16th call
-// does: a spin gets there soon, and an operation that is not part of one seldom.
+// Called by operations by which a program may be spinning. A thread that has yielded needs a separate stack, so only
+// every 16th call yields: a spin loop soon makes so many calls, other code seldom does.
 inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();
 }

@@ -1,5 +1,5 @@
-// CUDA's vector types with CUDA's alignments. Generated names are CUDA's own; no operators, since CUDA has none and
-// programs bring theirs.
+// CUDA's vector types with CUDA's alignments. Generated names are CUDA's own; no operators, because CUDA has none and
+// programs define their own.
 #pragma once
 
 #define HEARTH_VECTOR1(name, type) \

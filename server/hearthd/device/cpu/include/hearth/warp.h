@@ -1,5 +1,5 @@
 // Warp-wide functions. Every one is a meeting of the lanes named in its mask (see hearth_warp_collective): the last
-// lane to come computes all results.
+// lane to arrive computes all results.
 #pragma once
 
 namespace hearth {
@@ -90,12 +90,12 @@ inline Lanes warp_match(uint32_t mask, const T &value) {
     return lanes_of(warp_collective(mask, bits_of(value), 0, finish_match));
 }
 
-// Shuffles move registers: a type narrower than that goes as the int it is promoted to, a class type as it is.
+// Shuffles move registers: a narrower type is passed as the int to which it is promoted, a class type unchanged.
 template <class T>
 using Register = std::conditional_t<std::is_arithmetic_v<T> && (sizeof(T) < 4), int, T>;
 
 // The call site determines which lanes are converged with this one, hence a real call.
-// The compiler may give the same end of two branches one code: the number tells them apart.
+// The compiler may merge equal ends of two branches; the number distinguishes the call sites.
 __attribute__((noinline)) inline uint32_t active_here(unsigned number) {
     const uint64_t site = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(number) << 48;
     return warp_active(reinterpret_cast<const void *>(site));

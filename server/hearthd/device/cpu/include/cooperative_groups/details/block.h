@@ -3,7 +3,7 @@
 
 namespace cooperative_groups {
 
-// Memory that tiles larger than a warp need on older GPUs. Theirs is kept elsewhere here (wide_tile.h).
+// Memory that tiles larger than a warp need on older GPUs. Not used here; see wide_tile.h.
 template <unsigned MaxBlockSize = 1024>
 struct alignas(8) block_tile_memory {
 private:
@@ -17,7 +17,7 @@ public:
     explicit thread_block(details::made) : thread_group(details::made{}, details::thread_block_id) {}
 
     static void sync() { __syncthreads(); }
-    // The barrier is met as a whole in barrier_wait(), as on GPUs.
+    // All threads meet in barrier_wait(), as on GPUs.
     arrival_token barrier_arrive() const { return {}; }
     void barrier_wait(arrival_token &&) const { __syncthreads(); }
 

@@ -1,5 +1,5 @@
 // Groups of any lanes of a warp: the lanes that are converged at a place, and partitions by predicate, label or size.
-// A member's rank is its place among the set bits of the mask.
+// A member's rank is the index of its bit among the set bits of the mask.
 #pragma once
 
 namespace cooperative_groups {
@@ -18,7 +18,7 @@ public:
     unsigned meta_group_size() const { return meta_size_; }
     void sync() const { __syncwarp(mask_); }
 
-    // A rank without a member reads the warp's last lane where that is a member, as the hardware's shuffle does.
+    // A rank without a member reads the warp's last lane if that is a member, like the hardware's shuffle.
     template <class T>
     details::plain<T> shfl(T &&element, int rank) const {
         if (is_warp()) return move(element, static_cast<unsigned>(rank) % 32);

@@ -1,4 +1,4 @@
-// Reductions and scans over lanes, by the steps that GPUs take: sums of floats come out the same there.
+// Reductions and scans over lanes, in the steps that GPUs use, so that sums of floats have the same results.
 #pragma once
 #include "../../cooperative_groups.h"
 
@@ -13,14 +13,14 @@ template <class T> struct bit_xor { T operator()(const T &a, const T &b) const {
 
 namespace details {
 
-// Whether a lane may compute all lanes' results: the operation depends on its arguments only.
+// True if one lane may compute the results of all lanes: the operation depends on its arguments only.
 template <class Op, class T>
 inline constexpr bool is_plain_op =
     std::is_arithmetic_v<T> && sizeof(T) <= 8 &&
     (std::is_same_v<Op, plus<T>> || std::is_same_v<Op, less<T>> || std::is_same_v<Op, greater<T>> ||
      std::is_same_v<Op, bit_and<T>> || std::is_same_v<Op, bit_or<T>> || std::is_same_v<Op, bit_xor<T>>);
 
-// Elements in the order of their ranks, so that element i becomes the combination of elements 0 to i.
+// Inclusive scan of elements in the order of their ranks: element i becomes the combination of elements 0 to i.
 template <class T, class Op>
 inline void scan_elements(T *elements, unsigned count, Op &op) {
     for (unsigned step = 1; step < count; step *= 2) {
@@ -28,7 +28,7 @@ inline void scan_elements(T *elements, unsigned count, Op &op) {
     }
 }
 
-// A butterfly of `count` elements, a power of two.
+// Reduces `count` elements, a power of two, by a butterfly.
 template <class T, class Op>
 inline T reduce_elements(T *elements, unsigned count, unsigned rank, Op &op) {
     for (unsigned step = count / 2; step > 0; step /= 2) {
@@ -73,7 +73,7 @@ inline void finish_plain_reduce(hearth::WarpLanes &lanes, uint32_t mask) {
     give(lanes, mask, elements);
 }
 
-// Inclusive, over the lanes of `mask`: op(a lane's element, the combination of those before it).
+// Inclusive scan over the lanes of `mask`: op(a lane's element, the combination of the elements before it).
 template <class T, class Op>
 inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     if constexpr (is_plain_op<Op, T>) {
@@ -91,7 +91,7 @@ inline T scan_lanes(unsigned mask, const T &element, Op &op) {
     }
 }
 
-// `Size` is 0 for a coalesced group: its lanes are combined one way where it is a whole warp, another where it is not.
+// `Size` is 0 for a coalesced group, whose lanes are combined differently if it is a whole warp.
 template <unsigned Size, class T, class Op>
 inline T reduce_lanes(unsigned mask, const T &element, Op &op) {
     if (Size == 0 && mask != whole_warp) {
@@ -109,7 +109,7 @@ inline T reduce_lanes(unsigned mask, const T &element, Op &op) {
     }
 }
 
-// What lies before each rank; the first gets a T of no value, which is zero for numbers.
+// Exclusive: the combination of the elements before each rank. The first rank gets T(), which is zero for numbers.
 template <class Group, class T>
 inline T shifted(const Group &group, const T &inclusive) {
     const T before = group.shfl_up(inclusive, 1);
@@ -122,7 +122,7 @@ inline constexpr void check_collective() {
     static_assert(std::is_same_v<T, plain<Result>>, "the operation gives a type other than that of its arguments");
 }
 
-// Applies `op` to an atomic variable, cuda::atomic or cuda::atomic_ref; its value before.
+// Applies `op` to an atomic variable, cuda::atomic or cuda::atomic_ref; returns its previous value.
 template <class Atomic, class T, class Op>
 inline T update(Atomic &atomic, const T &element, Op &op) {
     T old = atomic.load();

@@ -1,4 +1,4 @@
-// The group of the threads of a grid. It synchronises where its blocks are all there at once: in a cooperative launch.
+// The group of the threads of a grid. It can synchronise in a cooperative launch, whose blocks are all resident.
 #pragma once
 
 namespace cooperative_groups {

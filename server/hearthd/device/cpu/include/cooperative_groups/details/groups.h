@@ -1,4 +1,5 @@
-// The group whose kind is known at run time only, into which the others convert, and the functions that take any group.
+// thread_group, to which all other groups convert, and whose kind is known at run time only; and functions for any
+// group.
 #pragma once
 
 namespace cooperative_groups {
@@ -8,7 +9,8 @@ namespace details {
 // The values of get_type().
 inline constexpr unsigned coalesced_group_id = 1, grid_group_id = 3, thread_block_id = 4;
 
-// Marks the constructors that programs do not call: groups come from this_thread_block() and its like, and partitions.
+// Tag of the constructors that programs do not call: groups are created by this_thread_block() and similar functions,
+// and by partitions.
 struct made {};
 
 template <class...>
@@ -24,8 +26,8 @@ inline unsigned block_size() {
 
 }  // namespace details
 
-// The base of the block, the grid, coalesced groups and tiles without a parent. A copy of it keeps what it needs to act
-// as the group that it was made from.
+// The base of the block, the grid, coalesced groups and tiles without a parent. A copy keeps the data that it needs to
+// act as the original group.
 class thread_group {
 public:
     unsigned get_type() const { return type_; }

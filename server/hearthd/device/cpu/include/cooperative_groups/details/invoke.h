@@ -1,4 +1,4 @@
-// A function that one thread of a group calls. The thread is the first; programs may not rely on that.
+// A function that one thread of a group calls. It is the first thread, on which programs must not rely.
 #pragma once
 
 namespace cooperative_groups {

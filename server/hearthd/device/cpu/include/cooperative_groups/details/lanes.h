@@ -4,7 +4,7 @@
 namespace cooperative_groups {
 namespace details {
 
-// For elements of more than 64 bits: a lane hands over the address of a record of where to copy from and to.
+// For elements of more than 64 bits: a lane passes the address of a record with the source and destination of the copy.
 template <class T>
 struct Moved {
     const T *own;
@@ -20,7 +20,7 @@ inline void finish_move(hearth::WarpLanes &lanes, uint32_t mask) {
     });
 }
 
-// The element of the lane `source`, which is below 32; the caller's own where that lane takes no part.
+// Returns the element of the lane `source`, which is below 32; the caller's own if that lane takes no part.
 template <class T>
 inline T move(unsigned mask, const T &element, unsigned source) {
     static_assert(std::is_trivially_copyable_v<T>, "a shuffle moves trivially copyable types only");
@@ -38,7 +38,7 @@ inline T move(unsigned mask, const T &element, unsigned source) {
 
 inline unsigned bits_below(unsigned lane) { return (1u << lane) - 1; }
 
-// The lane of the member with a rank; 32 where there is none.
+// Returns the lane of the member with this rank; 32 if there is none.
 inline unsigned lane_of(unsigned mask, unsigned rank) {
     for (; mask != 0; mask &= mask - 1) {
         if (rank-- == 0) return static_cast<unsigned>(__builtin_ctz(mask));
@@ -46,7 +46,7 @@ inline unsigned lane_of(unsigned mask, unsigned rank) {
     return 32;
 }
 
-// A set of lanes as a set of ranks.
+// Converts a set of lanes to a set of ranks.
 inline unsigned ranks_of(unsigned mask, unsigned lanes) {
     unsigned result = 0, rank = 0;
     for (unsigned rest = mask; rest != 0; rest &= rest - 1, ++rank) {

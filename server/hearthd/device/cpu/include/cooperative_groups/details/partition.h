@@ -1,4 +1,4 @@
-// Partitions of a group, and the functions of thread_group, which depend on what it was made from.
+// Partitions of a group, and the functions of thread_group, which depend on the group from which it was created.
 #pragma once
 
 namespace cooperative_groups {
@@ -42,7 +42,7 @@ inline thread_group tiles_of_block(unsigned size) {
     return thread_group(made{}, coalesced_group_id, mask, rank / size, (threads + size - 1) / size);
 }
 
-// Members of consecutive ranks, whichever lanes these are.
+// Groups of members with consecutive ranks, whatever their lanes are.
 inline coalesced_group tiles_of_lanes(const coalesced_group &parent, unsigned size) {
     check_tile_size(size);
     if (parent.size() <= size) return parent;
@@ -54,7 +54,7 @@ inline coalesced_group tiles_of_lanes(const coalesced_group &parent, unsigned si
     return coalesced_group(made{}, mask, tile, (parent.size() + size - 1) / size);
 }
 
-// Groups without a member do not count: a predicate that is the same everywhere leaves one.
+// Groups without a member do not count: if the predicate is equal in all lanes, there is one group.
 inline coalesced_group split(unsigned mask, bool predicate) {
     const unsigned yes = __ballot_sync(mask, predicate);
     if (yes == mask || yes == 0) return coalesced_group(made{}, mask);

@@ -9,7 +9,7 @@ class thread_block_tile;
 namespace details {
 
 // A tile of up to a warp. Source lanes follow the PTX definition of shfl: a lane whose source is out of bounds keeps
-// its own element, and of a distance the lowest five bits count.
+// its own element, and only the lowest five bits of a distance are used.
 template <unsigned Size>
 class warp_tile : public tile_ranks<Size> {
     static_assert(Size != 0 && (Size & (Size - 1)) == 0, "the size of a tile is a power of two");
@@ -62,7 +62,7 @@ private:
 template <unsigned Size>
 using tile_of_size = std::conditional_t<(Size <= 32), warp_tile<Size>, wide_tile<Size>>;
 
-// A tile that keeps its place in a parent of any kind as numbers.
+// A tile that stores its position in its parent, of any kind, as numbers.
 template <unsigned Size, bool Wide = (Size > 32)>
 class placed_tile : public warp_tile<Size>, public thread_group {
 public:
@@ -88,7 +88,7 @@ private:
     unsigned meta_rank_, meta_size_;
 };
 
-// The size of a tile, 0 of a coalesced group; of any other group there is none.
+// The size of a tile; 0 for a coalesced group. Not defined for other groups.
 template <class Group>
 inline constexpr unsigned tile_size = ~0u;
 template <unsigned Size, class Parent>

@@ -1,5 +1,5 @@
-// Tiles of more than a warp. In an operation of the tile the lanes of each warp meet, then one of each, its
-// leader, meets the other leaders and hands the outcome to the other lanes of its warp.
+// Tiles of more than a warp. In an operation of the tile, the lanes of each warp meet. Then one lane of each warp, the
+// leader, meets the other leaders and passes the result to the other lanes of its warp.
 #pragma once
 
 namespace cooperative_groups {
@@ -7,24 +7,25 @@ namespace details {
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
 
-// A leader's part in a meeting: an element, and room for those of all leaders in the order of their warps.
+// The record of a leader in a meeting: its element, and room for the elements of all leaders in the order of their
+// warps.
 struct Leader {
     const void *own;
     void *all;
 };
 
-// One per block that runs, as a block stays on its thread. All counts are back at zero when a block ends.
+// One for each running block, because a block stays on its thread. All counts are 0 again when a block ends.
 struct LeadersMeetings {
     struct Place {
         uint8_t arrived, phase;
     };
     Leader leaders[32];
-    Place places[5][16];  // for tiles of 64 to 1024 threads, by the tile's place in the block
+    Place places[5][16];  // for tiles of 64 to 1024 threads, by the index of the tile in the block
 };
 inline __thread LeadersMeetings leaders_meetings;
 
-// The leaders of `count` warps from `first` on wait for each other; the last to come hands out the elements of `size`
-// bytes.
+// The leaders of `count` warps from `first` on wait for each other. The last to arrive distributes the elements, which
+// have `size` bytes.
 HEARTH_UNCHECKED inline void meet_leaders(unsigned first, unsigned count, const Leader &own, size_t size) {
     LeadersMeetings &meetings = leaders_meetings;
     LeadersMeetings::Place &place = meetings.places[__builtin_ctz(count) - 1][first / count];

@@ -1,4 +1,4 @@
-// cub::BlockDiscontinuity: flags items that differ, by an operator, from the one before or behind.
+// cub::BlockDiscontinuity: flags items that differ, by an operator, from the previous or the next item.
 #pragma once
 #include <cub/hearth_neighbours.cuh>
 

@@ -15,7 +15,7 @@ class BlockExchange {
     };
 
     static int thread() { return static_cast<int>(hearth::thread_rank()); }
-    // The i-th item of a thread is, of all items, the one at `to`, and `from` says where each lies.
+    // The i-th item of a thread is the item at index `to` of all items; `from` gives the present location of each item.
     template <class Out, class From, class To>
     static void gather(const T (&input)[Items], Out (&output)[Items], From from, To to) {
         Record<Out> own;

@@ -1,4 +1,4 @@
-// cub::BlockLoad. Those that transpose meet, as on a GPU, before the items can be used.
+// cub::BlockLoad. The transposing algorithms synchronise, as on a GPU, before the items can be used.
 #pragma once
 #include <cub/hearth_arrangement.cuh>
 

@@ -28,7 +28,7 @@ struct KeyBits {
     }
 };
 
-// Fills `order` with the places of the keys in ascending order; a counting sort a byte.
+// Fills `order` with the indices of the keys in ascending order, by one counting sort for each byte.
 inline void radix_order(const uint64_t *keys, uint32_t *order, uint32_t *room, uint32_t count, int begin, int end) {
     for (uint32_t i = 0; i < count; ++i) order[i] = i;
     for (int bit = begin; bit < end; bit += 8) {

@@ -20,7 +20,7 @@ class BlockScan {
     };
     using Meeting = hearth::BlockMeeting<Threads, Record>;
 
-    // Returns the aggregate of all inputs. Without `Output` nothing is written but that.
+    // Returns the aggregate of all inputs. Without `Output`, no other result is written.
     template <bool Inclusive, bool Output, class Op>
     static T scan(const T *input, T *output, int items, const T *initial, Op &op) {
         Record own{input, output, items, initial, *input};

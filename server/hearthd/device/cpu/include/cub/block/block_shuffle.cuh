@@ -1,4 +1,4 @@
-// cub::BlockShuffle. An item that would come from beyond the block is left as it is.
+// cub::BlockShuffle. An item whose source is outside the block is not changed.
 #pragma once
 #include <cub/hearth_neighbours.cuh>
 

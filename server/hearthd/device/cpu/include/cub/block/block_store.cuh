@@ -1,4 +1,4 @@
-// cub::BlockStore. Those that transpose meet, as on a GPU, before the first item is stored.
+// cub::BlockStore. The transposing algorithms synchronise, as on a GPU, before the first item is stored.
 #pragma once
 #include <cub/hearth_arrangement.cuh>
 

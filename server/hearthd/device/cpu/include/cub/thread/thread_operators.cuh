@@ -1,4 +1,4 @@
-// Function objects for reductions and scans; those that later releases dropped in favour of cuda::std's are here too.
+// Function objects for reductions and scans; includes those that later releases replaced by cuda::std's.
 #pragma once
 #include <cub/util_type.cuh>
 #include <cuda/functional>
@@ -65,7 +65,7 @@ struct SwizzleScanOp {
     template <class T>
     T operator()(const T &a, const T &b) { return op(b, a); }
 };
-// Pairs of a segment's head flag and a value: the sum starts anew at each head.
+// Pairs of a segment's head flag and a value: the sum restarts at each head.
 template <class Op>
 struct ReduceBySegmentOp {
     Op op;

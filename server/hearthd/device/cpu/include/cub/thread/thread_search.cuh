@@ -32,7 +32,7 @@ inline Offset UpperBound(Iterator input, Offset count, T value) {
     }
     return first;
 }
-// Where the diagonal crosses the path that merges `a` and `b`.
+// Returns the point at which the diagonal crosses the path that merges `a` and `b`.
 template <class A, class B, class Offset, class Coordinate>
 inline void MergePathSearch(Offset diagonal, A a, B b, Offset a_count, Offset b_count, Coordinate &crossing) {
     Offset low = diagonal > b_count ? diagonal - b_count : 0, high = diagonal < a_count ? diagonal : a_count;
