@@ -85,7 +85,7 @@ class Stream(BaseStream):
 
         Args:
             mode: ``"thread_local"`` (also ``"global"``, and None): launches, copies and fills of this task on streams
-                outside the capture raise an error. ``"relaxed"``: they run at once. CUDA's numbers 0 (global), 1
+                outside the capture raise an error. ``"relaxed"``: they run immediately. CUDA's numbers 0 (global), 1
                 (thread-local) and 2 (relaxed) are accepted as well.
 
         Raises:

@@ -46,7 +46,7 @@ class KernelOutput:
                 self._lost += len(oldest)
 
     def call_later(self, warn: Callable[[], None]) -> None:
-        """Queues a call for `deliver`, behind the text that is queued. Never blocks, never raises.
+        """Queues a call for `deliver`, after the text that is queued. Never blocks, never raises.
 
         Args:
             warn: Gives a warning; its exceptions are raised by the call that waits for the device.

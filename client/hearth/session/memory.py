@@ -16,8 +16,7 @@ from hearth.codec import encode
 from hearth_proto.later import commands_pb2
 
 FREES = 50_000
-"""Maximum number of buffers that one Free command gives back, so that the command fits a batch however many buffers
-were dropped."""
+"""Maximum number of buffers that one Free command frees, so that the command fits in a batch."""
 _MAX_PLAIN = 64
 """Maximum number of buffers that are encoded without protobuf, which is faster for more buffers than that."""
 

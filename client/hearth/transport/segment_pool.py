@@ -1,6 +1,6 @@
 """Pool of segments for arrays, reused after an array was garbage-collected.
 
-A new segment has to be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
+A new segment must be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
 Memory that existed at a fork is not reused by either process, because each may still have arrays in it.
 """
 
